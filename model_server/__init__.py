@@ -1,0 +1,1 @@
+"""A small model server whose prefix cache, scheduler and metrics behave like vLLM's."""
