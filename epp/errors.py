@@ -1,0 +1,64 @@
+"""Errors that reach a client: one type, each carrying its HTTP status and a short label for metrics.
+
+Raised wherever the fault is found, mapped to an answer once, in `extproc`.
+"""
+
+from __future__ import annotations
+
+
+class PickError(Exception):
+    """A request that gets no endpoint. The message is shown to the client, so it says what to do next."""
+
+    status = 500
+    reason = "internal"
+    """Label of the metric; short, from a fixed set."""
+    error_type = "internal_server_error"
+    """`error.type` in the OpenAI-shaped body."""
+
+
+class BadRequestError(PickError):
+    """The body is not what its API asks for."""
+
+    status = 400
+    error_type = "invalid_request_error"
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class BodyTooLargeError(PickError):
+    status = 413
+    reason = "body_too_large"
+    error_type = "invalid_request_error"
+
+
+class NoEndpointError(PickError):
+    """No ready endpoint, or none in the subset that the data plane allows."""
+
+    status = 503
+    error_type = "service_unavailable"
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class SaturatedError(PickError):
+    """Every endpoint is over its limit and the policy says to refuse."""
+
+    status = 429
+    reason = "saturated"
+    error_type = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DrainingError(PickError):
+    """The picker's drain has ended and it takes no more streams."""
+
+    status = 503
+    reason = "draining"
+    error_type = "service_unavailable"

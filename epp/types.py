@@ -1,0 +1,117 @@
+"""The vocabulary of the picker: values that cross its packages.
+
+Everything here is immutable and knows no other module. Units are in the names; times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+ChunkHash = NewType("ChunkHash", int)
+"""xxh3_64 of a chunk, seeded with the hash of the chunk before it: it names the whole prefix up to its end."""
+
+EndpointName = NewType("EndpointName", str)
+"""One serving port of one model server, unique in the pool: `pod` or `pod:port`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An IP address and port, written `10.0.0.1:8000` or `[fd00::1]:8000`."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `ip:port`, IPv6 in brackets. ValueError on anything else, host names included."""
+        host, _, port = text.strip().rpartition(":")
+        if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{text!r} is not ip:port (the port is missing or out of range)")
+        bracketed = host.startswith("[") and host.endswith("]")
+        try:
+            ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        except ValueError:
+            raise ValueError(f"{text!r} is not ip:port (an IPv6 address goes in brackets)") from None
+        if bracketed != (ip.version == 6):
+            raise ValueError(f"{text!r} is not ip:port (an IPv6 address goes in brackets)")
+        return cls(host=str(ip), port=int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model server as its source (file, Kubernetes) describes it."""
+
+    name: EndpointName
+    address: Address
+    model: str = ""
+    """The base model it serves; empty when the source does not say."""
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that the source declares to be on it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    incarnation: str = ""
+    """Changes when the server's process was restarted: same name, cold cache."""
+
+
+class ApiKind(enum.StrEnum):
+    """Which API a body belongs to. OTHER is routed by load alone."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    MESSAGES = "messages"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """What a request body says that matters for routing, read once."""
+
+    kind: ApiKind
+    model: str = ""
+    """The body's `model`: a base model or a LoRA adapter; the endpoints know which."""
+    prompt: bytes = b""
+    """Canonical prompt, UTF-8 (token ids: four little-endian bytes each); empty when there is none."""
+    more_prompt_bytes: int = 0
+    """Size of a batch's other prompts; they count as work and are not matched."""
+    token_ids: bool = False
+    """The prompt came as token ids, so four bytes are exactly one token."""
+    cache_salt: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMetrics:
+    """One scrape of one server, in the field's units. None: the server does not say."""
+
+    scraped_at: float
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
+    capacity_tokens: int | None = None
+    block_size: int | None = None
+    prompt_tokens: float | None = None
+    """Counter: tokens of all prompts whose prefill has finished."""
+    cached_prompt_tokens: float | None = None
+    """Counter: the part of `prompt_tokens` that came from the prefix cache."""
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    finished: float | None = None
+    """Counter: requests finished."""
+    ttft_sum_s: float | None = None
+    ttft_count: float | None = None
+    prefill_sum_s: float | None = None
+    prefill_count: float | None = None
+    max_lora: int | None = None
+    active_adapters: frozenset[str] = frozenset()
+    """Adapters with requests running or waiting; an idle loaded adapter is not listed."""
