@@ -62,3 +62,7 @@ class DrainingError(PickError):
     status = 503
     reason = "draining"
     error_type = "service_unavailable"
+
+
+class ConfigError(Exception):
+    """A configuration, policy or endpoints file that cannot be used; the message names the file and the field."""

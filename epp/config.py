@@ -1,0 +1,156 @@
+"""The program's own configuration: one YAML file into frozen structs, with the defaults here and nowhere else.
+
+What may change while it runs is not here: the policy and the endpoints have files (or Kubernetes objects) of their own.
+Called by `cli` and `app`; every other module gets the struct it needs through its constructor.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from epp.errors import ConfigError
+from epp.types import Address
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Common settings of every section: frozen, camelCase, unknown fields refused."""
+
+
+class Tls(_Section):
+    """Certificates as PEM files, read at start and again when they change."""
+
+    cert_file: str
+    key_file: str
+    client_ca_file: Annotated[
+        str, Meta(description="Set: clients must show a certificate it signed (mTLS).")
+    ] = ""
+
+
+class Listen(_Section):
+    """Where Envoy reaches the picker."""
+
+    address: Annotated[
+        str,
+        Meta(
+            description="`ip:port`, or `unix:/path`; of several workers each has its own: `.N` is appended."
+        ),
+    ] = "127.0.0.1:9002"
+    tls: Tls | None = None
+
+
+class Admin(_Section):
+    """Metrics, health, decisions; never exposed to clients of the gateway."""
+
+    address: Annotated[
+        str, Meta(description="`ip:port`; workers after the first add their number to the port.")
+    ] = "127.0.0.1:9090"
+    keep_decisions: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="How many of the last picks can be asked about.")
+    ] = 1000
+
+
+class Envoy(_Section):
+    """What `epp envoy-config` writes into the bootstrap, and where endpoints are told to Envoy."""
+
+    listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
+    admin: Annotated[str, Meta(description="`ip:port` of Envoy's own admin page.")] = "127.0.0.1:9901"
+    eds_file: Annotated[
+        str, Meta(description="File through which Envoy learns the endpoints; empty: written nowhere.")
+    ] = ""
+    max_body_bytes: Annotated[
+        int, Meta(ge=65536, le=2**30, description="A larger request body gets 413.")
+    ] = 32 * 2**20
+    fail_open: Annotated[
+        bool, Meta(description="Serve round robin while the picker is away, rather than fail.")
+    ] = True
+    message_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=60, description="Longest wait for a hung picker.")
+    ] = 1.0
+    stream_idle_timeout_seconds: Annotated[float, Meta(ge=0, le=86400, description="0: none.")] = 3600.0
+    num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
+    http2_cleartext: Annotated[
+        bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) beside HTTP/1.1.")
+    ] = True
+    tls: Tls | None = None
+    access_log: bool = True
+
+
+class Log(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "json"
+
+
+class Config(_Section):
+    """One endpoint picker process and its workers."""
+
+    endpoints_file: Annotated[
+        str, Meta(description="YAML list of model servers, read again when it changes.")
+    ]
+    policy_file: Annotated[
+        str, Meta(description="A PrefixRoutingPolicy; read again when it changes; empty: defaults.")
+    ] = ""
+    listen: Listen = Listen()
+    workers: Annotated[int, Meta(ge=1, le=64, description="Processes; each with a socket of its own.")] = 1
+    hold_streams: Annotated[
+        bool,
+        Meta(
+            description="Keep ext_proc streams until the answer ends: exact load. False where the gateway fails closed."
+        ),
+    ] = True
+    drain_seconds: Annotated[
+        float, Meta(ge=0, le=86400, description="Longest wait for streams in flight at SIGTERM.")
+    ] = 30.0
+    conformance_headers: Annotated[
+        bool,
+        Meta(
+            description="Obey `test-epp-endpoint-selection`. For conformance runs only: clients then choose."
+        ),
+    ] = False
+    scores_metadata: Annotated[bool, Meta(description="Add the scores to the dynamic metadata.")] = False
+    admin: Admin = Admin()
+    envoy: Envoy = Envoy()
+    log: Log = Log()
+
+    def validate(self) -> None:
+        """Check what types cannot. ConfigError with the field at fault."""
+        for field, text in (
+            ("admin.address", self.admin.address),
+            ("envoy.listen", self.envoy.listen),
+            ("envoy.admin", self.envoy.admin),
+        ):
+            _check_address(text, field=field)
+        if self.listen.address.startswith("unix:"):
+            if not self.listen.address.startswith("unix:/"):
+                raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
+            if self.listen.tls:
+                raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
+        else:
+            _check_address(self.listen.address, field="listen.address")
+        if self.hold_streams and not self.envoy.fail_open:
+            raise ConfigError(
+                "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "
+                "set holdStreams to false"
+            )
+
+
+def _check_address(text: str, *, field: str) -> None:
+    try:
+        Address.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}") from error
+
+
+def load_config(path: Path) -> Config:
+    """Read and check the configuration. ConfigError names the file and the field."""
+    try:
+        config = msgspec.yaml.decode(path.read_bytes(), type=Config)
+        config.validate()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return config

@@ -1,0 +1,212 @@
+"""The routing policy: the `spec` of a PrefixRoutingPolicy object, from a file or from Kubernetes.
+
+Owns every default of routing. The structs are frozen; a changed policy is a new object, and whoever holds the old
+one finishes with it. Units are in the names. The reference page and the Kubernetes schema are generated from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from epp.errors import ConfigError
+
+API_VERSION = "prefix-gateway.dev/v1alpha1"
+KIND = "PrefixRoutingPolicy"
+
+RuleName = Literal["least-cost", "affinity", "round-robin", "random", "least-load", "power-of-two", "session"]
+
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Common settings of every policy struct: frozen, camelCase, unknown fields refused."""
+
+
+class Chunks(_Spec):
+    """How a prompt is cut before hashing. A change starts the table anew: old hashes mean nothing then."""
+
+    size_bytes: Annotated[
+        int, Meta(ge=16, le=65536, description="Size of a chunk at the start of a prompt, in bytes of UTF-8.")
+    ] = 256
+    later_size_bytes: Annotated[
+        int, Meta(ge=16, le=65536, description="Size of a chunk further on, where precision matters less.")
+    ] = 1024
+    later_from_bytes: Annotated[
+        int, Meta(ge=0, le=2**30, description="Where the larger chunks begin: a position, never a length.")
+    ] = 16384
+
+
+class Gain(_Spec):
+    """When the expected saving is too small to bother: prefixes are then ignored for that pick."""
+
+    min_match_tokens: Annotated[
+        int, Meta(ge=0, le=10**7, description="A best match under this many tokens is ignored.")
+    ] = 64
+    min_match_ratio: Annotated[
+        Ratio, Meta(description="A best match under this share of the prompt is ignored.")
+    ] = 0.0
+
+
+class Load(_Spec):
+    """Endpoints over a threshold are left out while any other remains."""
+
+    max_waiting: Annotated[
+        int, Meta(ge=0, le=10**6, description="Requests waiting in the server's queue, scraped.")
+    ] = 128
+    max_kv_usage: Annotated[Ratio, Meta(description="Share of the KV cache held by running requests.")] = 0.97
+    max_undone_tokens: Annotated[
+        int, Meta(ge=0, le=10**9, description="Prompt tokens sent there and not yet computed; 0: no limit.")
+    ] = 0
+    when_saturated: Annotated[
+        Literal["LeastLoaded", "Reject"],
+        Meta(description="What to do when every endpoint is over: send anyway, or answer 429."),
+    ] = "LeastLoaded"
+    retry_after_seconds: Annotated[int, Meta(ge=1, le=3600, description="Retry-After of a 429.")] = 1
+
+
+class Lora(_Spec):
+    """Adapters: requests stay where their adapter is loaded."""
+
+    slots_per_endpoint: Annotated[
+        int, Meta(ge=1, le=1024, description="Adapters a server holds at once where its metrics do not say.")
+    ] = 4
+    load_seconds: Annotated[
+        float, Meta(ge=0, le=600, description="What loading an adapter costs; enters the score.")
+    ] = 0.5
+
+
+class Cost(_Spec):
+    """Weights of the least-cost rule: score = (B + w U) / V + c L + T_lora, in seconds; the least wins."""
+
+    uncached_token_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="w: price of computing one token of this prompt; above 1 since it displaces cache.",
+        ),
+    ] = 3.0
+    running_request_tokens: Annotated[
+        float, Meta(ge=0, le=10**6, description="c: price of one request in flight, as prompt tokens.")
+    ] = 120.0
+    prefill_tokens_per_second: Annotated[
+        float, Meta(gt=0, le=10**7, description="V before a server's own rate is learned.")
+    ] = 8000.0
+    near_tie_ratio: Annotated[
+        Ratio, Meta(description="Scores this close to the best count as equal: most cached, then random.")
+    ] = 0.05
+
+
+class Table(_Spec):
+    """The approximate mirror of the servers' prefix caches."""
+
+    max_entries: Annotated[
+        int,
+        Meta(ge=1000, le=10**8, description="Bound of (server, chunk) pairs; about 200 bytes each at most."),
+    ] = 1_000_000
+    default_capacity_tokens: Annotated[
+        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say.")
+    ] = 200_000
+    ttl_seconds: Annotated[
+        float, Meta(ge=1, le=10**7, description="An entry unused for so long is forgotten.")
+    ] = 3600.0
+    bytes_per_token: Annotated[
+        float, Meta(gt=0.1, le=64, description="Bytes of prompt text to a token, before it is learned.")
+    ] = 4.0
+
+
+class Scrape(_Spec):
+    """Reading the servers' /metrics, off the pick path."""
+
+    path: Annotated[str, Meta(pattern="^/", max_length=256)] = "/metrics"
+    interval_seconds: Annotated[float, Meta(ge=0.05, le=60, description="Jittered by a tenth.")] = 1.0
+    timeout_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    stale_after_seconds: Annotated[
+        float, Meta(ge=0.1, le=600, description="Older metrics are not believed; own bookings still count.")
+    ] = 5.0
+    failures_to_eject: Annotated[
+        int,
+        Meta(ge=1, le=100, description="Scrapes failed in a row before an endpoint leaves the candidates."),
+    ] = 3
+    max_page_bytes: Annotated[
+        int, Meta(ge=1024, le=2**28, description="A larger page is a failed scrape.")
+    ] = 4 * 2**20
+
+
+class Sampling(_Spec):
+    """Requests whose answer is streamed to the picker, to learn from."""
+
+    share: Annotated[
+        Ratio, Meta(description="Share of requests; the answers of all others never pass here.")
+    ] = 0.01
+    max_text_bytes: Annotated[int, Meta(ge=0, le=2**24)] = 262_144
+
+
+class PolicySpec(_Spec):
+    """How requests are routed."""
+
+    rule: Annotated[RuleName, Meta(description="Which rule chooses among the candidates.")] = "least-cost"
+    max_destinations: Annotated[
+        int, Meta(ge=1, le=8, description="Length of the ordered fallback list handed to Envoy.")
+    ] = 3
+    session_header: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z0-9-]+$",
+            max_length=64,
+            description="Header that names a session, for rule `session`.",
+        ),
+    ] = "x-session-id"
+    debug_header: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z0-9-]*$",
+            max_length=64,
+            description="A request with it gets its decision in a response header; empty: never.",
+        ),
+    ] = ""
+    chunks: Chunks = Chunks()
+    gain: Gain = Gain()
+    load: Load = Load()
+    lora: Lora = Lora()
+    cost: Cost = Cost()
+    table: Table = Table()
+    scrape: Scrape = Scrape()
+    sampling: Sampling = Sampling()
+
+    def __post_init__(self) -> None:
+        if self.chunks.later_size_bytes < self.chunks.size_bytes:
+            raise ValueError(
+                "chunks.laterSizeBytes is under chunks.sizeBytes: later chunks may only be larger"
+            )
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of a Kubernetes object's metadata that is read; the rest is let pass."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    namespace: str = ""
+    generation: int = 0
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A PrefixRoutingPolicy object."""
+
+    api_version: Literal["prefix-gateway.dev/v1alpha1"]
+    kind: Literal["PrefixRoutingPolicy"]
+    metadata: Metadata
+    spec: PolicySpec = PolicySpec()
+
+
+def load_policy(text: str | bytes, *, source: str) -> Policy:
+    """Decode and check one policy document. ConfigError names `source` and the field at fault."""
+    try:
+        return msgspec.yaml.decode(text, type=Policy)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+DEFAULT_POLICY = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="default"))
