@@ -20,7 +20,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     """Common settings of every section: frozen, camelCase, unknown fields refused."""
 
 
-class Tls(_Section):
+class Tls(_Section, frozen=True):
     """Certificates as PEM files, read at start and again when they change."""
 
     cert_file: str
@@ -30,7 +30,7 @@ class Tls(_Section):
     ] = ""
 
 
-class Listen(_Section):
+class Listen(_Section, frozen=True):
     """Where Envoy reaches the picker."""
 
     address: Annotated[
@@ -42,7 +42,7 @@ class Listen(_Section):
     tls: Tls | None = None
 
 
-class Admin(_Section):
+class Admin(_Section, frozen=True):
     """Metrics, health, decisions; never exposed to clients of the gateway."""
 
     address: Annotated[
@@ -53,7 +53,7 @@ class Admin(_Section):
     ] = 1000
 
 
-class Envoy(_Section):
+class Envoy(_Section, frozen=True):
     """What `epp envoy-config` writes into the bootstrap, and where endpoints are told to Envoy."""
 
     listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
@@ -79,12 +79,12 @@ class Envoy(_Section):
     access_log: bool = True
 
 
-class Log(_Section):
+class Log(_Section, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
 
 
-class Config(_Section):
+class Config(_Section, frozen=True):
     """One endpoint picker process and its workers."""
 
     endpoints_file: Annotated[

@@ -25,7 +25,7 @@ class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
     """Common settings of every policy struct: frozen, camelCase, unknown fields refused."""
 
 
-class Chunks(_Spec):
+class Chunks(_Spec, frozen=True):
     """How a prompt is cut before hashing. A change starts the table anew: old hashes mean nothing then."""
 
     size_bytes: Annotated[
@@ -39,7 +39,7 @@ class Chunks(_Spec):
     ] = 16384
 
 
-class Gain(_Spec):
+class Gain(_Spec, frozen=True):
     """When the expected saving is too small to bother: prefixes are then ignored for that pick."""
 
     min_match_tokens: Annotated[
@@ -50,7 +50,7 @@ class Gain(_Spec):
     ] = 0.0
 
 
-class Load(_Spec):
+class Load(_Spec, frozen=True):
     """Endpoints over a threshold are left out while any other remains."""
 
     max_waiting: Annotated[
@@ -67,7 +67,7 @@ class Load(_Spec):
     retry_after_seconds: Annotated[int, Meta(ge=1, le=3600, description="Retry-After of a 429.")] = 1
 
 
-class Lora(_Spec):
+class Lora(_Spec, frozen=True):
     """Adapters: requests stay where their adapter is loaded."""
 
     slots_per_endpoint: Annotated[
@@ -78,7 +78,7 @@ class Lora(_Spec):
     ] = 0.5
 
 
-class Cost(_Spec):
+class Cost(_Spec, frozen=True):
     """Weights of the least-cost rule: score = (B + w U) / V + c L + T_lora, in seconds; the least wins."""
 
     uncached_token_weight: Annotated[
@@ -100,7 +100,7 @@ class Cost(_Spec):
     ] = 0.05
 
 
-class Table(_Spec):
+class Table(_Spec, frozen=True):
     """The approximate mirror of the servers' prefix caches."""
 
     max_entries: Annotated[
@@ -118,7 +118,7 @@ class Table(_Spec):
     ] = 4.0
 
 
-class Scrape(_Spec):
+class Scrape(_Spec, frozen=True):
     """Reading the servers' /metrics, off the pick path."""
 
     path: Annotated[str, Meta(pattern="^/", max_length=256)] = "/metrics"
@@ -136,7 +136,7 @@ class Scrape(_Spec):
     ] = 4 * 2**20
 
 
-class Sampling(_Spec):
+class Sampling(_Spec, frozen=True):
     """Requests whose answer is streamed to the picker, to learn from."""
 
     share: Annotated[
@@ -145,7 +145,7 @@ class Sampling(_Spec):
     max_text_bytes: Annotated[int, Meta(ge=0, le=2**24)] = 262_144
 
 
-class PolicySpec(_Spec):
+class PolicySpec(_Spec, frozen=True):
     """How requests are routed."""
 
     rule: Annotated[RuleName, Meta(description="Which rule chooses among the candidates.")] = "least-cost"
