@@ -6,15 +6,15 @@ one finishes with it. Units are in the names. The reference page and the Kuberne
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from epp.errors import ConfigError
 
-API_VERSION = "prefix-gateway.dev/v1alpha1"
-KIND = "PrefixRoutingPolicy"
+API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
+KIND: Final = "PrefixRoutingPolicy"
 
 RuleName = Literal["least-cost", "affinity", "round-robin", "random", "least-load", "power-of-two", "session"]
 

@@ -1,0 +1,116 @@
+"""What is asked of the picker, what it answers, and what it tells about it.
+
+`PickRequest` goes in, `Pick` comes out and is handed back at each later event of the same HTTP request; its `Decision`
+is the record shown to people. `Observer` is how the edges report events to whoever counts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from epp.errors import PickError
+from epp.types import Address, EndpointName, InferenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PickRequest:
+    """One HTTP request that needs an endpoint."""
+
+    request_id: str
+    inference: InferenceRequest
+    body_bytes: int = 0
+    subset: frozenset[Address] | None = None
+    """Addresses that the data plane allows; None: all."""
+    session: str = ""
+    prescribed: tuple[Address, ...] = ()
+    """Conformance runs only: addresses that the test names, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One endpoint as the rule saw it."""
+
+    name: EndpointName
+    address: Address
+    matched_tokens: int
+    uncached_tokens: int
+    backlog_tokens: int
+    in_flight: int
+    waiting: int
+    kv_usage: float
+    prefill_tokens_per_s: float
+    score_s: float
+    """Predicted cost in seconds, the least wins; 0 where the rule does not score."""
+    parts_s: dict[str, float]
+    """What the score is the sum of: backlog, prefill, in_flight, lora."""
+    excluded: str = ""
+    """Why it was left out: subset, lora, waiting, kv_usage, undone; empty: considered."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """Why a request went where it went. Filled in as its answer comes."""
+
+    request_id: str
+    at_unix_s: float
+    kind: str
+    model: str
+    adapter: str
+    rule: str
+    policy: str
+    prompt_tokens: int
+    prompt_chunks: int
+    matched_tokens: int
+    reason: str
+    """A short label: prefix, load, lora, session, turn, chance, near_tie, prescribed, saturated."""
+    chosen: EndpointName
+    destinations: tuple[Address, ...]
+    candidates: tuple[Candidate, ...]
+    """The chosen one first, then by score, the left-out last; at most ten."""
+    served: Address | None = None
+    status: int | None = None
+    outcome: str = ""
+    """ended, aborted, failed or detached, once it is over."""
+    ttft_s: float | None = None
+    cached_tokens: int | None = None
+    """What the server itself said, where the answer was sampled."""
+
+
+@dataclass(slots=True, eq=False)
+class Pick:
+    """The ticket of one pick: where to send it, and the bookings to release. Opaque but for its public fields."""
+
+    decision: Decision
+    destinations: tuple[Address, ...]
+    """Ordered fallback list, best first, never empty."""
+    sampled: bool
+    """Ask Envoy for the body of the answer."""
+    ended: bool = field(default=False)
+
+    @property
+    def explanation(self) -> str:
+        """The decision in one line of printable ASCII, for a response header."""
+        d = self.decision
+        scores = " ".join(f"{c.name}={c.score_s * 1000:.1f}ms/{c.matched_tokens}" for c in d.candidates[:4])
+        text = f"rule={d.rule} reason={d.reason} chosen={d.chosen} matched={d.matched_tokens}/{d.prompt_tokens} {scores}"
+        return text.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ").strip()
+
+
+class Observer(Protocol):
+    """Counts and shows what happened; called by the edges, never waits."""
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
+
+    def picked(self, pick: Pick, *, seconds: float) -> None: ...
+
+    def refused(self, request_id: str, error: PickError) -> None: ...
+
+    def responded(self, pick: Pick, *, mismatch: bool) -> None:
+        """Response headers came; mismatch: another endpoint than the first choice served."""
+
+    def ended(self, pick: Pick) -> None:
+        """The HTTP request is over; the decision's `outcome` says how."""
+
+    def protocol_error(self, reason: str) -> None:
+        """The data plane sent something that the stream could not make sense of."""
