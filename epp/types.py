@@ -104,6 +104,8 @@ class EndpointMetrics:
     """Counter: tokens of all prompts whose prefill has finished."""
     cached_prompt_tokens: float | None = None
     """Counter: the part of `prompt_tokens` that came from the prefix cache."""
+    generated_tokens: float | None = None
+    """Counter: tokens of all answers; they take cache as prompts do."""
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     finished: float | None = None

@@ -1,0 +1,109 @@
+"""Undone prefill work at one server, in prompt tokens: the B of the least-cost rule.
+
+Each pick books the tokens that the server will have to compute. The server computes in order of arrival, so work done
+is taken from the oldest booking first. Between scrapes the backlog drains at the server's prefill rate, as an estimate;
+a scrape's counters then confirm what was really computed, and the estimate keeps only what cannot have been counted
+yet: servers count a prompt when its prefill has finished, so at most the oldest booking is half done and uncounted.
+
+Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """Tokens of one request that its server has yet to compute."""
+
+    tokens: int
+    booked_at: float
+
+
+class Backlog:
+    """Bookings of one server, oldest first."""
+
+    __slots__ = ("_at", "_bookings", "_drained", "_total")
+
+    def __init__(self, *, now: float) -> None:
+        self._bookings: OrderedDict[Booking, None] = OrderedDict()
+        self._total = 0
+        self._drained = 0.0
+        self._at = now
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def undone_tokens(self, *, now: float, rate: float) -> float:
+        """Estimate of the tokens still to compute, at `rate` tokens a second since the last event."""
+        return max(0.0, self._total - self._drained - rate * max(0.0, now - self._at))
+
+    def book(self, booking: Booking, *, now: float, rate: float) -> None:
+        """Add work. Time before it was idle time: it drains nothing of the new booking."""
+        self._advance(now, rate)
+        self._bookings[booking] = None
+        self._total += booking.tokens
+
+    def release(self, booking: Booking, *, now: float, rate: float) -> None:
+        """The request is over, or known to be computed: whatever it still held is gone. Idempotent."""
+        self._advance(now, rate)
+        if booking in self._bookings:
+            # A drain estimate was made against the oldest booking first; if that is this one, it goes along.
+            if next(iter(self._bookings)) is booking:
+                self._drained = max(0.0, self._drained - booking.tokens)
+            del self._bookings[booking]
+            self._total -= booking.tokens
+            booking.tokens = 0
+            self._drained = min(self._drained, self._total)
+
+    def confirm(self, tokens: float, *, now: float, rate: float) -> None:
+        """The server's counters say it computed `tokens` since the last call."""
+        self._advance(now, rate)
+        self._drained = max(0.0, self._drained - tokens)
+        self._take(tokens)
+        oldest = next(iter(self._bookings), None)
+        self._drained = min(self._drained, oldest.tokens if oldest else 0.0)
+
+    def settle(self, *, now: float, rate: float) -> None:
+        """No counters to confirm with: believe the drain estimate."""
+        self._advance(now, rate)
+        self._take(self._drained)
+        self._drained = 0.0
+
+    def clear_before(self, when: float, *, now: float, rate: float) -> None:
+        """Everything booked before `when` is done: the server was idle then, or the booking is long lost."""
+        self._advance(now, rate)
+        while self._bookings:
+            oldest = next(iter(self._bookings))
+            if oldest.booked_at >= when:
+                break
+            self._drop(oldest)
+        self._drained = min(self._drained, self._total)
+
+    def _advance(self, now: float, rate: float) -> None:
+        self._drained = min(float(self._total), self._drained + rate * max(0.0, now - self._at))
+        self._at = max(self._at, now)
+
+    def _take(self, tokens: float) -> None:
+        left = int(tokens)
+        while left > 0 and self._bookings:
+            oldest = next(iter(self._bookings))
+            if oldest.tokens > left:
+                oldest.tokens -= left
+                self._total -= left
+                return
+            left -= oldest.tokens
+            self._drop(oldest)
+
+    def _drop(self, booking: Booking) -> None:
+        del self._bookings[booking]
+        self._total -= booking.tokens
+        booking.tokens = 0
+
+    def check_integrity(self) -> None:
+        """Assert the invariants named in the module's docstring."""
+        assert self._total == sum(b.tokens for b in self._bookings)
+        assert 0 <= self._drained <= self._total
+        assert all(b.tokens >= 0 for b in self._bookings)

@@ -1,0 +1,97 @@
+"""The set of endpoints: follows its source, keeps each one's state, and tells which may be picked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from epp.endpoints.state import EndpointState
+from epp.policy import PolicySpec
+from epp.types import Address, Endpoint, EndpointName
+
+
+@dataclass(frozen=True, slots=True)
+class FleetChange:
+    """What a new list of endpoints changed."""
+
+    added: tuple[EndpointName, ...]
+    removed: tuple[EndpointName, ...]
+    restarted: tuple[EndpointName, ...]
+    """Same name, another process or address: nothing that was known of its cache holds."""
+
+
+class Fleet:
+    """States by name. Names and addresses are unique; the source checks that."""
+
+    def __init__(self) -> None:
+        self._states: dict[EndpointName, EndpointState] = {}
+        self._by_address: dict[Address, EndpointState] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def states(self) -> Iterable[EndpointState]:
+        return self._states.values()
+
+    def get(self, name: EndpointName) -> EndpointState | None:
+        return self._states.get(name)
+
+    def at(self, address: Address) -> EndpointState | None:
+        return self._by_address.get(address)
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint], *, spec: PolicySpec, now: float) -> FleetChange:
+        """Follow the source's new list; states of endpoints that stay are kept."""
+        wanted = {e.name: e for e in endpoints}
+        removed = tuple(name for name in self._states if name not in wanted)
+        added: list[EndpointName] = []
+        restarted: list[EndpointName] = []
+        for name in removed:
+            del self._states[name]
+        for name, endpoint in wanted.items():
+            state = self._states.get(name)
+            if state is None:
+                self._states[name] = EndpointState.new(endpoint, spec=spec, now=now)
+                added.append(name)
+                continue
+            old = state.endpoint
+            state.endpoint = endpoint
+            if (old.address, old.incarnation) != (endpoint.address, endpoint.incarnation):
+                state.forget_server(now=now)
+                state.failures = 0
+                restarted.append(name)
+        self._by_address = {s.endpoint.address: s for s in self._states.values()}
+        return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
+
+    def healthy(self, *, failures_to_eject: int) -> list[EndpointState]:
+        """Endpoints that may be picked.
+
+        When every endpoint's scrapes fail, the scrapes are the likelier fault: all stay, and Envoy's retries sort them.
+        """
+        states = list(self._states.values())
+        healthy = [s for s in states if s.failures < failures_to_eject]
+        return healthy or states
+
+    def adapter(self, model: str) -> str:
+        """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
+        for state in self._states.values():
+            endpoint = state.endpoint
+            if model in endpoint.adapters or (model != endpoint.model and state.has_adapter(model)):
+                return model
+        return ""
+
+    def serving(self, states: list[EndpointState], model: str) -> list[EndpointState]:
+        """Those that can serve `model`: as base model or adapter, where any endpoint says so; else all."""
+        able = [
+            s
+            for s in states
+            if s.endpoint.model == model or model in s.endpoint.adapters or s.has_adapter(model)
+        ]
+        return able or states
+
+    def check_integrity(self) -> None:
+        """Assert that the indexes agree and every state is sound."""
+        assert set(self._by_address.values()) == set(self._states.values())
+        for name, state in self._states.items():
+            assert state.endpoint.name == name
+            assert state.in_flight >= 0
+            state.backlog.check_integrity()

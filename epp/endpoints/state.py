@@ -1,0 +1,125 @@
+"""One endpoint as the picker knows it: what its source says, what its metrics say, what we sent there.
+
+Load is scraped, then corrected by our own picks and ends since the scrape; without fresh metrics our own bookings are
+all there is, and the type says so (`fresh` returns None). Mutated only by `Fleet` and the picker, on one thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from epp.endpoints.backlog import Backlog, Booking
+from epp.endpoints.learning import CounterWindow, PrefillRate, computed_growth
+from epp.policy import PolicySpec
+from epp.types import Endpoint, EndpointMetrics
+
+_LOST_BOOKING_S = 600.0
+"""A booking this old was lost (its stream was let go): no prefill takes so long."""
+
+
+@dataclass(slots=True, eq=False)
+class EndpointState:
+    """Everything that is known about one endpoint. Times are monotonic seconds."""
+
+    endpoint: Endpoint
+    backlog: Backlog
+    rate: PrefillRate
+    window: CounterWindow
+    metrics: EndpointMetrics | None = None
+    failures: int = 0
+    """Scrapes failed in a row."""
+    in_flight: int = 0
+    """Our own requests whose streams are open."""
+    picks_since_scrape: int = 0
+    ends_since_scrape: int = 0
+    hits_predicted_tokens: int = 0
+    adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    """Adapters we sent there, by last use; bounded by the server's slots."""
+
+    @classmethod
+    def new(cls, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
+        return cls(
+            endpoint=endpoint,
+            backlog=Backlog(now=now),
+            rate=PrefillRate(start=spec.cost.prefill_tokens_per_second),
+            window=CounterWindow(),
+        )
+
+    def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
+        """The last metrics, unless there are none or they are too old to be believed."""
+        metrics = self.metrics
+        return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
+
+    def load(self, metrics: EndpointMetrics | None) -> int:
+        """Requests in flight there: scraped plus own picks less own ends since; never under our own."""
+        if metrics is None:
+            return self.in_flight
+        scraped = metrics.running + metrics.waiting + self.picks_since_scrape - self.ends_since_scrape
+        return max(self.in_flight, scraped)
+
+    def slots(self, *, spec: PolicySpec) -> int:
+        """Adapters the server holds at once."""
+        stated = self.metrics.max_lora if self.metrics else None
+        return stated or spec.lora.slots_per_endpoint
+
+    def has_adapter(self, adapter: str) -> bool:
+        return adapter in self.adapters or (
+            self.metrics is not None and adapter in self.metrics.active_adapters
+        )
+
+    def loaded_adapters(self) -> set[str]:
+        return set(self.adapters) | (self.metrics.active_adapters if self.metrics else frozenset())
+
+    def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> None:
+        """Remember that the server holds `adapter` now; it drops the least recently used one beyond its slots."""
+        self.adapters[adapter] = now
+        self.adapters.move_to_end(adapter)
+        while len(self.adapters) > self.slots(spec=spec):
+            self.adapters.popitem(last=False)
+
+    def observe(self, after: EndpointMetrics, *, now: float) -> None:
+        """Take in one good scrape."""
+        before, rate = self.metrics, self.rate.tokens_per_s
+        if before is not None:
+            busy = before.waiting > 0 and after.waiting > 0
+            self.rate.observe(before, after, busy=busy)
+        if after.prompt_tokens is None:
+            self.backlog.settle(now=now, rate=rate)
+        elif before is not None:
+            self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
+        idle = after.running == 0 and after.waiting == 0
+        # A request can be on its way to the server while the page is written: only what the scrape before this one
+        # could have seen is known to be done.
+        done_before = before.scraped_at if idle and before is not None else now - _LOST_BOOKING_S
+        self.backlog.clear_before(done_before, now=now, rate=rate)
+        self.metrics = after
+        self.failures = 0
+        self.picks_since_scrape = 0
+        self.ends_since_scrape = 0
+
+    def book(self, booking: Booking, *, now: float) -> None:
+        self.in_flight += 1
+        self.picks_since_scrape += 1
+        self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
+
+    def release(self, booking: Booking, *, now: float) -> None:
+        """The request is over here."""
+        self.in_flight -= 1
+        self.ends_since_scrape += 1
+        self.computed(booking, now=now)
+
+    def detach(self) -> None:
+        """The stream is let go while the answer runs on: from here on the scrapes count it, and its booking drains."""
+        self.in_flight -= 1
+
+    def computed(self, booking: Booking, *, now: float) -> None:
+        """The request's prefill is done, as far as we know."""
+        self.backlog.release(booking, now=now, rate=self.rate.tokens_per_s)
+
+    def forget_server(self, *, now: float) -> None:
+        """Another process serves under this name: metrics, adapters and backlog were the old one's."""
+        self.metrics = None
+        self.adapters.clear()
+        self.window = CounterWindow()
+        self.backlog.clear_before(now, now=now, rate=self.rate.tokens_per_s)

@@ -1,0 +1,441 @@
+"""The join: one request in, one endpoint out, and everything that is remembered in between.
+
+Owns the fleet, the prefix table and the rule. Every method is synchronous and runs on one thread, so that between
+reading state and booking a place nothing else can happen; nothing here waits, logs or reads a clock. Callers: `extproc` for
+requests, the composition root for endpoints, scrapes and policy, the simulator for all of them.
+
+Invariants: every `Pick` that was handed out holds exactly one booking until `end` or `detach`, and those may be
+called any number of times, in any order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from epp.decision import Candidate, Decision, Pick, PickRequest
+from epp.endpoints.backlog import Booking
+from epp.endpoints.fleet import Fleet
+from epp.endpoints.learning import BytesPerToken, growth, restarted
+from epp.endpoints.state import EndpointState
+from epp.errors import NoEndpointError, SaturatedError
+from epp.policy import Policy, PolicySpec
+from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
+from epp.prefix.table import PrefixTable, Recorded
+from epp.request.response import ResponseFeedback, next_turn_prompt
+from epp.scheduling.candidates import View, gate
+from epp.scheduling.rules import RULES, Rule, cost_parts_s
+from epp.types import Address, ChunkHash, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+
+_SHOWN_CANDIDATES = 10
+_RESIZE_RATIO = 0.02
+"""A capacity that moved by less than this is left as it is."""
+_TOKEN_ID_BYTES = 4
+
+Outcome = Literal["ended", "aborted", "failed"]
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket(Pick):
+    """A pick with what must be undone, moved or learned from later."""
+
+    state: EndpointState
+    booking: Booking
+    request: InferenceRequest
+    chain: list[ChunkHash]
+    prompt_bytes: int
+    recorded: Recorded | None
+    table: PrefixTable
+    responded: bool = False
+    prefix_lost: bool = False
+    """Its server did not compute the prompt: the table forgot it."""
+
+
+class Picker:
+    """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read."""
+
+    def __init__(self, policy: Policy, *, rng: random.Random, unix_offset_s: float = 0.0) -> None:
+        self._rng = rng
+        self._unix_offset_s = unix_offset_s
+        self._fleet = Fleet()
+        self._bytes_per_token: dict[str, BytesPerToken] = {}
+        self._apply(policy)
+        self._table = self._new_table()
+
+    # -- what the sources say ------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def fleet(self) -> Fleet:
+        """For reading: the state of every endpoint."""
+        return self._fleet
+
+    @property
+    def table(self) -> PrefixTable:
+        """For reading: sizes and evictions."""
+        return self._table
+
+    def endpoints(self) -> list[Endpoint]:
+        return [s.endpoint for s in self._fleet.states()]
+
+    def set_policy(self, policy: Policy, *, now: float) -> None:
+        """Route by another policy from the next pick on. The table is kept, unless chunks are cut differently now."""
+        old = self._spec
+        self._apply(policy)
+        if old.chunks != self._spec.chunks:
+            self._table = self._new_table()
+            for state in self._fleet.states():
+                self._table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
+        else:
+            self._table.set_bounds(max_entries=self._spec.table.max_entries, ttl_s=self._spec.table.ttl_seconds)
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> None:
+        """Follow the source's list of endpoints."""
+        change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now)
+        for name in change.removed:
+            self._table.drop_endpoint(name)
+        for name in change.restarted:
+            self._table.clear_endpoint(name)
+        for name in change.added:
+            state = self._fleet.get(name)
+            assert state is not None
+            self._table.add_endpoint(name, capacity_bytes=self._capacity_bytes(state))
+
+    def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
+        """Take in one scrape; None: it failed."""
+        state = self._fleet.get(name)
+        if state is None:
+            return
+        if metrics is None:
+            state.failures += 1
+            return
+        before = state.metrics
+        if before is not None and restarted(before, metrics):
+            state.forget_server(now=now)
+            self._table.clear_endpoint(name)
+            before = None
+        state.observe(metrics, now=now)
+        tokenizer = self._tokenizer(state.endpoint.model)
+        sample = state.window.observe(metrics)
+        if sample:
+            tokenizer.learn(*sample)
+        if before is not None:
+            answered = growth(before.generated_tokens, metrics.generated_tokens)
+            if answered:
+                self._table.charge(name, size_bytes=int(answered * tokenizer.ratio), now=now)
+        capacity, had = self._capacity_bytes(state), self._table.capacity_bytes(name)
+        if abs(capacity - had) > _RESIZE_RATIO * had:
+            self._table.resize(name, capacity_bytes=capacity)
+
+    def housekeep(self, *, now: float) -> None:
+        """Work that no request should wait for: eviction, in bounded portions."""
+        self._table.evict(now)
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def pick(self, request: PickRequest, *, now: float) -> Pick:
+        """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
+        inference, spec = request.inference, self._spec
+        adapter = self._fleet.adapter(inference.model) if inference.model else ""
+        states = self._candidates(request)
+        tokenizer = self._tokenizer(states[0].endpoint.model)
+        prompt_tokens = _prompt_tokens(inference, tokenizer, body_bytes=request.body_bytes)
+        chain = self._chain(inference)
+        matches = self._table.match(chain) if chain else {}
+        scale = _TOKEN_ID_BYTES if inference.token_ids else tokenizer.ratio
+        views = []
+        for state in states:
+            chunks = matches.get(state.endpoint.name, 0)
+            cached = self._cached_tokens(state, chunks, scale, prompt_tokens) if chunks else 0
+            views.append(self._view(state, cached, prompt_tokens=prompt_tokens, adapter=adapter, now=now))
+        self._apply_gain(views, prompt_tokens)
+        ordered, reason = self._rank(views, request=request, adapter=adapter)
+
+        # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
+        chosen = ordered[0]
+        state = self._fleet.get(chosen.name)
+        assert state is not None
+        booking = Booking(tokens=prompt_tokens - chosen.cached_tokens, booked_at=now)
+        state.book(booking, now=now)
+        if adapter:
+            state.use_adapter(adapter, spec=spec, now=now)
+        recorded = self._table.record(chosen.name, chain, now=now) if chain else None
+        decision = self._decision(request, ordered, adapter=adapter, reason=reason, now=now)
+        decision.prompt_tokens, decision.prompt_chunks = prompt_tokens, len(chain)
+        return _Ticket(
+            decision=decision,
+            destinations=decision.destinations,
+            sampled=spec.sampling.share > 0 and self._rng.random() < spec.sampling.share,
+            state=state,
+            booking=booking,
+            request=inference,
+            chain=chain,
+            prompt_bytes=len(inference.prompt) + inference.more_prompt_bytes,
+            recorded=recorded,
+            table=self._table,
+        )
+
+    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
+        """The answer begins. True if another endpoint than the first choice served it: booking and entry move there."""
+        ticket = _own(pick)
+        if ticket.ended:
+            return False
+        ticket.responded = True
+        ticket.decision.status = status
+        ticket.decision.served = served
+        mismatch = served is not None and served != ticket.state.endpoint.address
+        if mismatch:
+            assert served is not None
+            self._move(ticket, self._fleet.at(served), now=now)
+        if status >= 400:
+            self._forget_prefix(ticket)
+        if not ticket.request.stream:
+            # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
+            ticket.state.computed(ticket.booking, now=now)
+        return mismatch
+
+    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
+        """Learn from a sampled answer."""
+        ticket = _own(pick)
+        decision = ticket.decision
+        decision.cached_tokens = feedback.cached_tokens
+        if feedback.first_token_at is not None:
+            decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
+        if feedback.prompt_tokens and not ticket.request.token_ids:
+            self._tokenizer(ticket.state.endpoint.model).learn(ticket.prompt_bytes, feedback.prompt_tokens)
+        if not feedback.complete or not feedback.text or not ticket.chain or ticket.prefix_lost:
+            return
+        grown = next_turn_prompt(ticket.request, feedback.text)
+        if grown is not None:
+            chain = hash_chain(grown, seed=self._seed(ticket.request), schedule=self._schedule)
+            if len(chain) > len(ticket.chain) and chain[: len(ticket.chain)] == ticket.chain:
+                self._table.record(ticket.state.endpoint.name, chain, now=now)
+
+    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
+        """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
+        ticket = _own(pick)
+        if ticket.ended:
+            return
+        ticket.ended = True
+        ticket.decision.outcome = outcome
+        ticket.state.release(ticket.booking, now=now)
+        if outcome == "ended" and ticket.decision.status is not None and ticket.decision.status < 400:
+            ticket.state.window.ended(ticket.prompt_bytes)
+        if not ticket.responded:
+            self._forget_prefix(ticket)
+        if ticket.chain and not ticket.prefix_lost and self._registered(ticket.state):
+            # Servers order their blocks by when they are freed, which is now.
+            self._table.touch(ticket.state.endpoint.name, ticket.chain, now=now)
+
+    def detach(self, pick: Pick, *, now: float) -> None:  # noqa: ARG002 - one shape for all request events
+        """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
+        ticket = _own(pick)
+        if not ticket.ended:
+            ticket.ended = True
+            ticket.decision.outcome = "detached"
+            ticket.state.detach()
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, policy: Policy) -> None:
+        self._policy = policy
+        self._spec: PolicySpec = policy.spec
+        chunks = policy.spec.chunks
+        self._schedule = ChunkSchedule(
+            chunk_bytes=chunks.size_bytes,
+            later_chunk_bytes=chunks.later_size_bytes,
+            later_from_bytes=chunks.later_from_bytes,
+        )
+        self._rule: Rule = RULES[policy.spec.rule](policy.spec, self._rng)
+
+    def _new_table(self) -> PrefixTable:
+        table = self._spec.table
+        return PrefixTable(schedule=self._schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds)
+
+    def _tokenizer(self, model: str) -> BytesPerToken:
+        known = self._bytes_per_token.get(model)
+        if known is None:
+            known = self._bytes_per_token[model] = BytesPerToken(start=self._spec.table.bytes_per_token)
+        return known
+
+    def _capacity_bytes(self, state: EndpointState) -> int:
+        stated = state.metrics.capacity_tokens if state.metrics else None
+        tokens = stated or self._spec.table.default_capacity_tokens
+        return int(tokens * self._tokenizer(state.endpoint.model).ratio)
+
+    def _seed(self, inference: InferenceRequest) -> int:
+        return root_seed(schedule=self._schedule, model=inference.model, cache_salt=inference.cache_salt)
+
+    def _chain(self, inference: InferenceRequest) -> list[ChunkHash]:
+        if not inference.prompt:
+            return []
+        return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self._schedule)
+
+    def _candidates(self, request: PickRequest) -> list[EndpointState]:
+        """Endpoints that may serve the request at all. NoEndpointError if there are none."""
+        states = self._fleet.healthy(failures_to_eject=self._spec.scrape.failures_to_eject)
+        if not states:
+            raise NoEndpointError(
+                "no model server is ready; check the endpoints file or the InferencePool's pods",
+                reason="no_ready_endpoint",
+            )
+        if request.subset is not None:
+            states = [s for s in states if s.endpoint.address in request.subset]
+            if not states:
+                raise NoEndpointError(
+                    "none of the endpoints that the data plane allows is ready", reason="subset_empty"
+                )
+        if request.inference.model:
+            states = self._fleet.serving(states, request.inference.model)
+        return states
+
+    def _cached_tokens(self, state: EndpointState, chunks: int, scale: float, prompt_tokens: int) -> int:
+        """Tokens of the first `chunks` chunks that the server would take from its cache: whole blocks, never all.
+
+        A server computes at least the last token, to have something to sample from.
+        """
+        tokens = min(int(self._schedule.end_bytes(chunks) / scale), prompt_tokens - 1)
+        block = (state.metrics.block_size if state.metrics else None) or 1
+        return max(0, tokens // block * block)
+
+    def _view(
+        self, state: EndpointState, cached: int, *, prompt_tokens: int, adapter: str, now: float
+    ) -> View:
+        spec = self._spec
+        metrics = state.fresh(now=now, stale_after_s=spec.scrape.stale_after_seconds)
+        rate = state.rate.tokens_per_s
+        return View(
+            name=state.endpoint.name,
+            address=state.endpoint.address,
+            cached_tokens=cached,
+            matched_tokens=cached,
+            uncached_tokens=prompt_tokens - cached,
+            backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
+            in_flight=state.load(metrics),
+            waiting=metrics.waiting if metrics else 0,
+            kv_usage=metrics.kv_usage if metrics else 0.0,
+            metrics_fresh=metrics is not None,
+            rate=rate,
+            has_adapter=bool(adapter) and state.has_adapter(adapter),
+            free_slot=bool(adapter) and len(state.loaded_adapters()) < state.slots(spec=spec),
+        )
+
+    def _apply_gain(self, views: list[View], prompt_tokens: int) -> None:
+        """Gate two: where even the best match saves too little, the rule sees no matches at all."""
+        gain = self._spec.gain
+        if max(v.matched_tokens for v in views) < max(
+            gain.min_match_tokens, gain.min_match_ratio * prompt_tokens
+        ):
+            for view in views:
+                view.matched_tokens = 0
+                view.uncached_tokens = prompt_tokens
+
+    def _rank(self, views: list[View], *, request: PickRequest, adapter: str) -> tuple[list[View], str]:
+        """All views, best first, the left-out last; and the reason of the choice. SaturatedError if so configured."""
+        gated = gate(views, adapter=adapter, spec=self._spec)
+        if gated.saturated and self._spec.load.when_saturated == "Reject":
+            retry_after_s = self._spec.load.retry_after_seconds
+            raise SaturatedError(
+                f"every model server is over its load limit; try again in {retry_after_s} s",
+                retry_after_s=retry_after_s,
+            )
+        if request.prescribed:
+            wanted = [v for address in request.prescribed for v in views if v.address == address]
+            if not wanted:
+                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+            return wanted, "prescribed"
+        considered = gated.views if self._rule.gated else views
+        ordered, reason = self._rule.rank(considered, session=request.session, adapter=adapter)
+        if not self._rule.gated:
+            for view in views:
+                view.excluded = ""
+        rest = sorted((v for v in views if v.excluded), key=lambda v: v.in_flight)
+        return ordered + rest, "saturated" if gated.saturated and self._rule.gated else reason
+
+    def _decision(
+        self, request: PickRequest, ordered: list[View], *, adapter: str, reason: str, now: float
+    ) -> Decision:
+        spec, chosen = self._spec, ordered[0]
+        candidates = tuple(
+            Candidate(
+                name=v.name,
+                address=v.address,
+                matched_tokens=v.cached_tokens,
+                uncached_tokens=v.uncached_tokens,
+                backlog_tokens=int(v.backlog_tokens),
+                in_flight=v.in_flight,
+                waiting=v.waiting,
+                kv_usage=v.kv_usage,
+                prefill_tokens_per_s=v.rate,
+                score_s=v.score_s,
+                parts_s=cost_parts_s(v, spec=spec, adapter=adapter),
+                excluded=v.excluded,
+            )
+            for v in ordered[:_SHOWN_CANDIDATES]
+        )
+        return Decision(
+            request_id=request.request_id,
+            at_unix_s=now + self._unix_offset_s,
+            kind=request.inference.kind,
+            model=request.inference.model,
+            adapter=adapter,
+            rule=spec.rule,
+            policy=self._policy.metadata.name,
+            prompt_tokens=0,
+            prompt_chunks=0,
+            matched_tokens=chosen.cached_tokens,
+            reason=reason,
+            chosen=chosen.name,
+            destinations=tuple(v.address for v in ordered[: spec.max_destinations]),
+            candidates=candidates,
+        )
+
+    def _registered(self, state: EndpointState) -> bool:
+        """Whether the table still mirrors this very server: it may have been removed, or another taken its name."""
+        return self._fleet.get(state.endpoint.name) is state
+
+    def _forget_prefix(self, ticket: _Ticket) -> None:
+        """The server did not compute the prompt: what only this request recorded is taken back."""
+        if ticket.recorded is not None and not ticket.prefix_lost:
+            ticket.table.undo(ticket.recorded)  # a later policy may have started another table
+        ticket.prefix_lost = True
+
+    def _move(self, ticket: _Ticket, served: EndpointState | None, *, now: float) -> None:
+        """Booking and table entry go from the first choice to the endpoint that really served."""
+        ticket.state.release(ticket.booking, now=now)
+        self._forget_prefix(ticket)
+        if served is None:
+            # An endpoint that just left the fleet: keep the ticket's books balanced against the old state.
+            ticket.booking = Booking(tokens=0, booked_at=now)
+            ticket.state.book(ticket.booking, now=now)
+            return
+        name = served.endpoint.name
+        chunks = self._table.match(ticket.chain).get(name, 0) if ticket.chain else 0
+        prompt_tokens = ticket.decision.prompt_tokens
+        scale = _TOKEN_ID_BYTES if ticket.request.token_ids else self._tokenizer(served.endpoint.model).ratio
+        cached = self._cached_tokens(served, chunks, scale, prompt_tokens) if chunks else 0
+        ticket.state = served
+        ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
+        served.book(ticket.booking, now=now)
+        if ticket.decision.adapter:
+            served.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
+        if ticket.chain:
+            ticket.table = self._table
+            ticket.recorded = self._table.record(name, ticket.chain, now=now)
+            ticket.prefix_lost = False
+
+
+def _own(pick: Pick) -> _Ticket:
+    assert isinstance(pick, _Ticket), "a pick comes back to the picker that made it"
+    return pick
+
+
+def _prompt_tokens(inference: InferenceRequest, tokenizer: BytesPerToken, *, body_bytes: int) -> int:
+    """Tokens of the whole request's prompts; a body that could not be read counts by its size."""
+    size = len(inference.prompt) + inference.more_prompt_bytes
+    return size // _TOKEN_ID_BYTES if inference.token_ids else tokenizer.tokens(size or body_bytes)

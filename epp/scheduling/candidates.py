@@ -1,0 +1,84 @@
+"""What a rule may know about an endpoint at pick time, and the gates that narrow the choice before a rule decides.
+
+Gate order is the design's: LoRA affinity first, so that requests for an adapter meet where it is loaded and prefixes
+match within it; then the load thresholds. (The gain threshold, gate two, is applied by the picker to the matches.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epp.policy import PolicySpec
+from epp.types import Address, EndpointName
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """One endpoint at one pick. Tokens are estimates; `metrics_fresh` tells whether waiting and kv_usage are real."""
+
+    name: EndpointName
+    address: Address
+    cached_tokens: int
+    """Prompt tokens that it holds, by our table."""
+    matched_tokens: int
+    """The same as far as the rule may count it: 0 where the gain is too small."""
+    uncached_tokens: int
+    """U: prompt tokens that this endpoint would have to compute."""
+    backlog_tokens: float
+    """B: tokens booked there and not yet computed."""
+    in_flight: int
+    """L: requests running or waiting there."""
+    waiting: int
+    kv_usage: float
+    metrics_fresh: bool
+    rate: float
+    """V: tokens it computes in a second."""
+    has_adapter: bool
+    free_slot: bool
+    """It can take one more adapter without dropping one."""
+    score_s: float = 0.0
+    excluded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """Outcome of the gates."""
+
+    views: Sequence[View]
+    saturated: bool
+    """Every endpoint is over a load threshold; all are in `views` then."""
+
+
+def over_threshold(view: View, spec: PolicySpec) -> str:
+    """Name of the first load threshold that the endpoint is over, or the empty string."""
+    load = spec.load
+    if view.waiting > load.max_waiting:
+        return "waiting"
+    if view.kv_usage > load.max_kv_usage:
+        return "kv_usage"
+    if 0 < load.max_undone_tokens < view.backlog_tokens:
+        return "undone"
+    return ""
+
+
+def gate(views: Sequence[View], *, adapter: str, spec: PolicySpec) -> Gated:
+    """Leave out endpoints by LoRA affinity and load; `View.excluded` says why. Never leaves nothing."""
+    light = []
+    for view in views:
+        view.excluded = over_threshold(view, spec)
+        if not view.excluded:
+            light.append(view)
+    if not light:
+        for view in views:
+            view.excluded = ""
+        return Gated(views=views, saturated=True)
+    if not adapter:
+        return Gated(views=light, saturated=False)
+    chosen = [v for v in light if v.has_adapter] or [v for v in light if v.free_slot] or light
+    if len(chosen) < len(light):
+        kept = set(map(id, chosen))
+        for view in light:
+            if id(view) not in kept:
+                view.excluded = "lora"
+    return Gated(views=chosen, saturated=False)

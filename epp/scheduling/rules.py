@@ -1,0 +1,169 @@
+"""The routing rules: each puts the candidates in order, best first, and says in a word why the first is first.
+
+A rule is one class and one line in `RULES`. Rules keep no reference to endpoints between picks; ties are broken by
+chance, since a fixed order is a bias that feeds itself. Called by `picker` alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import xxhash
+
+from epp.policy import PolicySpec, RuleName
+from epp.scheduling.candidates import View
+
+
+class Rule(Protocol):
+    """Order the candidates. `views` is never empty; the result is a permutation of it, and a reason label."""
+
+    gated: ClassVar[bool]
+    """Whether LoRA affinity and load thresholds narrow the candidates first; the plain rules go without."""
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]: ...
+
+
+def _by_load(views: Sequence[View], rng: random.Random) -> list[View]:
+    return sorted(views, key=lambda v: (v.in_flight, rng.random()))
+
+
+def cost_parts_s(view: View, *, spec: PolicySpec, adapter: str) -> dict[str, float]:
+    """The terms of the least-cost score, in seconds, for people to read; their sum is the score."""
+    return {
+        "backlog": view.backlog_tokens / view.rate,
+        "prefill": spec.cost.uncached_token_weight * view.uncached_tokens / view.rate,
+        "in_flight": spec.cost.running_request_tokens * view.in_flight / view.rate,
+        "lora": spec.lora.load_seconds if adapter and not view.has_adapter else 0.0,
+    }
+
+
+class LeastCost:
+    """Least predicted cost in seconds: (B + w U) / V + c L / V + T_lora.
+
+    Scores within `near_tie_ratio` of the best count as equal; among them the most cached wins, then chance.
+    """
+
+    gated: ClassVar[bool] = True
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._cost = spec.cost
+        self._load_s = spec.lora.load_seconds
+        self._rng = rng
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        weight, per_request = self._cost.uncached_token_weight, self._cost.running_request_tokens
+        for v in views:
+            tokens = v.backlog_tokens + weight * v.uncached_tokens + per_request * v.in_flight
+            v.score_s = tokens / v.rate + (self._load_s if adapter and not v.has_adapter else 0.0)
+        ordered = sorted(views, key=lambda v: v.score_s)
+        limit = ordered[0].score_s * (1 + self._cost.near_tie_ratio)
+        ties = [v for v in ordered if v.score_s <= limit]
+        if len(ties) > 1:
+            ties.sort(key=lambda v: (-v.matched_tokens, self._rng.random()))
+            ordered[: len(ties)] = ties
+        best = ordered[0]
+        if best.matched_tokens:
+            return ordered, "prefix"
+        if adapter and best.has_adapter:
+            return ordered, "lora"
+        return ordered, "load" if len(ties) == 1 else "near_tie"
+
+
+class Affinity:
+    """The 0602 proposal's plain rule: after the gates, the longest match; without one, the least load."""
+
+    gated: ClassVar[bool] = True
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        ordered = sorted(views, key=lambda v: (-v.matched_tokens, v.in_flight, self._rng.random()))
+        return ordered, "prefix" if ordered[0].matched_tokens else "load"
+
+
+class RoundRobin:
+    """Each in turn, by name."""
+
+    gated: ClassVar[bool] = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._last = ""
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        ordered = sorted(views, key=lambda v: v.name)
+        first = next((i for i, v in enumerate(ordered) if v.name > self._last), 0)
+        ordered = ordered[first:] + ordered[:first]
+        self._last = ordered[0].name
+        return ordered, "turn"
+
+
+class Random:
+    """Any, each as likely as another."""
+
+    gated: ClassVar[bool] = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        return self._rng.sample(views, len(views)), "chance"
+
+
+class LeastLoad:
+    """Fewest requests in flight."""
+
+    gated: ClassVar[bool] = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        return _by_load(views, self._rng), "load"
+
+
+class PowerOfTwo:
+    """Two by chance, the less loaded of them first, the other second."""
+
+    gated: ClassVar[bool] = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        shuffled = self._rng.sample(views, len(views))
+        shuffled[:2] = sorted(shuffled[:2], key=lambda v: v.in_flight)
+        return shuffled, "load"
+
+
+class Session:
+    """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
+
+    Endpoints that come or go move only their own share of the sessions. A request without a session goes by load.
+    """
+
+    gated: ClassVar[bool] = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
+        if not session:
+            return _by_load(views, self._rng), "load"
+        seed = xxhash.xxh3_64_intdigest(session.encode())
+        ordered = sorted(views, key=lambda v: xxhash.xxh3_64_intdigest(v.name.encode(), seed), reverse=True)
+        return ordered, "session"
+
+
+RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
+    "least-cost": LeastCost,
+    "affinity": Affinity,
+    "round-robin": RoundRobin,
+    "random": Random,
+    "least-load": LeastLoad,
+    "power-of-two": PowerOfTwo,
+    "session": Session,
+}
+"""By the policy's name for it."""
