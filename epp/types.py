@@ -78,7 +78,7 @@ class InferenceRequest:
     model: str = ""
     """The body's `model`: a base model or a LoRA adapter; the endpoints know which."""
     prompt: bytes = b""
-    """Canonical prompt, UTF-8 (token ids: four little-endian bytes each); empty when there is none."""
+    """Canonical prompt: UTF-8 text between separator bytes (token ids: four little-endian bytes each); empty when there is none."""
     more_prompt_bytes: int = 0
     """Size of a batch's other prompts; they count as work and are not matched."""
     token_ids: bool = False

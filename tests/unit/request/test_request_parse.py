@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from epp.errors import BadRequestError
+from epp.request.parse import parse_request
+from epp.types import ApiKind, InferenceRequest
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
+MESSAGES = "/v1/messages"
+KNOWN = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES)
+
+
+def parse(path: str, **body: Any) -> InferenceRequest:
+    return parse_request(path, json.dumps({"model": "base", **body}).encode())
+
+
+def chat(content: Any, **more: Any) -> bytes:
+    return parse(CHAT, messages=[{"role": "user", "content": content, **more}]).prompt
+
+
+def refusal(path: str, body: bytes) -> BadRequestError:
+    with pytest.raises(BadRequestError) as caught:
+        parse_request(path, body)
+    return caught.value
+
+
+# Which API
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", ApiKind.CHAT),
+        ("/openai/v1/chat/completions?api-version=1", ApiKind.CHAT),
+        ("/v1/chat/completions/", ApiKind.CHAT),
+        ("/tenant/a/v1/messages", ApiKind.MESSAGES),
+        ("/v1/messages/count_tokens", ApiKind.OTHER),
+        ("/v1/responses/resp_1/cancel", ApiKind.OTHER),
+        ("/chat/completions", ApiKind.OTHER),
+        ("/tokenize?next=/v1/chat/completions", ApiKind.OTHER),
+        ("", ApiKind.OTHER),
+    ],
+)
+def test_the_end_of_the_path_names_the_api(path: str, kind: ApiKind) -> None:
+    body = b'{"model":"base","messages":[{"role":"user","content":"hi"}]}'
+    request = parse_request(path, body)
+    assert (request.kind, request.model) == (kind, "base")
+
+
+@pytest.mark.parametrize("path", [*KNOWN, "/v1/models", ""])
+def test_an_empty_body_is_routed_by_load_and_never_an_error(path: str) -> None:
+    assert parse_request(path, b"") == InferenceRequest(kind=ApiKind.OTHER)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"--form\r\n",
+        b"\xff\xfe",
+        b"[1]",
+        b"7",
+        b'{"model":5}',
+        b'{"x":' + b"[" * 5000,
+        b'{"model":"\\ud800"}',
+        b"{",
+        b"NaN",
+    ],
+)
+def test_whatever_comes_on_an_unknown_path_passes_without_a_model(body: bytes) -> None:
+    assert parse_request("/v1/audio/transcriptions", body) == InferenceRequest(kind=ApiKind.OTHER)
+
+
+# Refusals say what to fix
+
+
+@pytest.mark.parametrize("path", KNOWN)
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "bad_json"),
+        (b" ", "bad_json"),
+        (b'{"model":"m"} x', "bad_json"),
+        (b'{"model":"m","temperature":NaN}', "bad_json"),
+        (b"[]", "bad_json"),
+        (b'"text"', "bad_json"),
+        (b'{"model":"caf\xe9"}', "bad_json"),
+        (b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad_json"),
+        (b'{"model":"m","x":' + b'{"a":' * 100_000, "bad_json"),
+        (b"{}", "no_model"),
+        (b'{"model":""}', "no_model"),
+        (b'{"model":null}', "no_model"),
+        (b'{"model":7}', "no_model"),
+        (b'{"model":["m"]}', "no_model"),
+        (b'{"model":"m","stream":"perhaps"}', "bad_field"),
+        (b'{"model":"m","cache_salt":1}', "bad_field"),
+        (b'{"model":"m","stream_options":[]}', "bad_field"),
+    ],
+)
+def test_a_body_that_no_api_takes_is_refused_with_its_reason(path: str, body: bytes, reason: str) -> None:
+    assert refusal(path, body).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "reason"),
+    [
+        (CHAT, "messages", "no_messages"),
+        (MESSAGES, "messages", "no_messages"),
+        (COMPLETIONS, "prompt", "no_prompt"),
+        (RESPONSES, "input", "no_input"),
+        (EMBEDDINGS, "input", "no_input"),
+    ],
+)
+@pytest.mark.parametrize("value", ["", ',"FIELD":null', ',"FIELD":[]'])
+def test_a_missing_or_empty_prompt_is_named(path: str, field: str, reason: str, value: str) -> None:
+    fault = refusal(path, b'{"model":"m"' + value.replace("FIELD", field).encode() + b"}")
+    assert fault.reason == reason
+    assert f"`{field}`" in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        (CHAT, {"messages": "hi"}, "`messages`"),
+        (CHAT, {"messages": [5]}, "`messages[0]`"),
+        (CHAT, {"messages": [{"content": "x"}]}, "`role`"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "`messages[0].content`"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "`messages[0].content[0].text`",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": 3}]}]}, "`messages[0].content[0].type`"),
+        (CHAT, {"messages": [{"role": "user"}], "max_tokens": "many"}, "`max_tokens`"),
+        (CHAT, {"messages": [{"role": "user"}], "max_tokens": -1}, "`max_tokens`"),
+        (CHAT, {"messages": [{"role": "user"}], "max_completion_tokens": -1}, "`max_completion_tokens`"),
+        (COMPLETIONS, {"prompt": 5}, "`prompt`"),
+        (COMPLETIONS, {"prompt": [True]}, "`prompt[0]`"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "`prompt`"),
+        (COMPLETIONS, {"prompt": ["a", [1]]}, "`prompt`"),
+        (COMPLETIONS, {"prompt": [-1]}, "`prompt`"),
+        (COMPLETIONS, {"prompt": [[1], [2**32]]}, "`prompt[1]`"),
+        (EMBEDDINGS, {"input": [2**32]}, "`input`"),
+        (RESPONSES, {"input": [5]}, "`input[0]`"),
+        (RESPONSES, {"input": [{"content": "x"}]}, "`input[0].role`"),
+        (RESPONSES, {"input": [{"role": "user", "content": 1}]}, "`input[0].content`"),
+        (RESPONSES, {"input": [{"role": "user", "content": [1]}]}, "`input[0].content[0]`"),
+        (RESPONSES, {"input": [{"type": 1}]}, "`input[0].type`"),
+        (MESSAGES, {"messages": [{"role": "user", "content": "x"}], "system": 1}, "`system`"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named_by_its_path(path: str, body: dict[str, Any], where: str) -> None:
+    fault = refusal(path, json.dumps({"model": "m", **body}).encode())
+    assert fault.reason == "bad_field"
+    assert where in str(fault)
+    assert fault.status == 400
+
+
+def test_a_refusal_names_an_ill_typed_messages_list_as_a_field_of_the_body() -> None:
+    assert str(refusal(CHAT, b'{"model":"m","messages":"hi"}')).startswith("Field `messages` ")
+
+
+# JSON as it really arrives
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b" \r\n\t", b"\xef\xbb\xbf\n "])
+def test_a_byte_order_mark_and_leading_white_space_do_no_harm(before: bytes) -> None:
+    assert parse_request(COMPLETIONS, before + b'{"model":"m","prompt":"hi"}\n').prompt == b"hi"
+
+
+def test_of_two_equal_keys_the_last_counts_as_for_the_model_servers() -> None:
+    request = parse_request(COMPLETIONS, b'{"model":"a","prompt":"x","model":"b","prompt":"y"}')
+    assert (request.model, request.prompt) == ("b", b"y")
+
+
+def test_integers_of_any_length_in_fields_that_are_not_read_pass() -> None:
+    request = parse_request(COMPLETIONS, b'{"model":"m","prompt":"x","seed":' + b"9" * 6000 + b"}")
+    assert request.prompt == b"x"
+
+
+def test_an_integer_too_long_for_a_field_that_is_read_is_refused() -> None:
+    fault = refusal(COMPLETIONS, b'{"model":"m","prompt":"x","max_tokens":' + b"9" * 6000 + b"}")
+    assert fault.reason == "bad_field"
+
+
+@pytest.mark.parametrize(
+    ("escaped", "expected"),
+    [
+        (rb"a\ud800b", "a\ufffdb"),
+        (rb"\udc00", "\ufffd"),
+        (rb"\uD83D\uD83D\uDE00", "\ufffd\U0001f600"),
+        (rb"\ud83d\ude00\ude00", "\U0001f600\ufffd"),
+        (rb"\\ud800\ud800", "\\ud800\ufffd"),
+        (rb"\\\ud800", "\\\ufffd"),
+        (rb"\ud800\n\udfff\u0041", "\ufffd\n\ufffdA"),
+    ],
+)
+def test_a_lone_surrogate_is_read_as_the_replacement_character(escaped: bytes, expected: str) -> None:
+    body = b'{"model":"m","prompt":"' + escaped + b'"}'
+    assert parse_request(COMPLETIONS, body).prompt == expected.encode()
+
+
+def test_strings_that_look_like_other_values_stay_strings() -> None:
+    assert chat("null") == b"\xffuser\xfenull"
+    assert parse(COMPLETIONS, prompt=["5", "true"]).prompt == b"5"
+
+
+# Fields beside the prompt
+
+
+def test_fields_of_routing_are_read() -> None:
+    request = parse(
+        CHAT,
+        messages=[{"role": "user", "content": "hi"}],
+        cache_salt="tenant",
+        stream=True,
+        stream_options={"include_usage": True},
+        max_tokens=5,
+        max_completion_tokens=7,
+    )
+    assert request.cache_salt == "tenant"
+    assert request.stream
+    assert request.include_usage
+    assert request.max_tokens == 7
+
+
+@pytest.mark.parametrize("salt", [{"extra_body": {"cache_salt": "x"}}, {"cache_salt": None}, {}])
+def test_only_a_cache_salt_at_the_top_counts(salt: dict[str, Any]) -> None:
+    assert parse(COMPLETIONS, prompt="x", **salt).cache_salt == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 3}, 3),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": "16"}, 16),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 16.0}, 16),
+        (COMPLETIONS, {"prompt": "x"}, None),
+        (RESPONSES, {"input": "x", "max_output_tokens": 4, "max_tokens": 9}, 4),
+        (MESSAGES, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}, 5),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 6}, 6),
+    ],
+)
+def test_each_api_names_its_limit_of_tokens(path: str, body: dict[str, Any], expected: int | None) -> None:
+    assert parse(path, **body).max_tokens == expected
+
+
+# Completions and embeddings
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETIONS, "prompt"), (EMBEDDINGS, "input")])
+def test_a_batch_matches_its_first_prompt_and_counts_the_others(path: str, field: str) -> None:
+    request = parse(path, **{field: ["first", "zwö", "x"]})
+    assert (request.prompt, request.more_prompt_bytes, request.token_ids) == (b"first", 5, False)
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETIONS, "prompt"), (EMBEDDINGS, "input")])
+def test_token_ids_are_four_little_endian_bytes_each(path: str, field: str) -> None:
+    request = parse(path, **{field: [1, 0, 2**32 - 1]})
+    assert (request.prompt, request.more_prompt_bytes, request.token_ids) == (
+        struct.pack("<3I", 1, 0, 2**32 - 1),
+        0,
+        True,
+    )
+    batch = parse(path, **{field: [[1], [2, 3]]})
+    assert (batch.prompt, batch.more_prompt_bytes, batch.token_ids) == (struct.pack("<I", 1), 8, True)
+
+
+def test_an_empty_string_is_a_prompt() -> None:
+    assert parse(COMPLETIONS, prompt="").prompt == b""
+
+
+def test_prompt_embeds_stand_in_for_a_prompt_by_their_hash() -> None:
+    one, other = (parse(COMPLETIONS, prompt_embeds=data * 4000).prompt for data in ("a", "b"))
+    assert one != other
+    assert len(one) < 100
+    assert parse(COMPLETIONS, prompt="text", prompt_embeds="a").prompt == b"text"
+
+
+def test_embeddings_of_messages_render_as_a_chat() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert parse(EMBEDDINGS, messages=messages).prompt == parse(CHAT, messages=messages).prompt
+
+
+# The canonical prompt
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "héllo",
+        [{"type": "text", "text": "héllo"}],
+        ["héllo"],
+        [{"type": "text", "text": "héllo", "cache_control": {"type": "ephemeral"}}],
+        [{"text": "héllo"}],
+        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "héllo"}],
+    ],
+)
+def test_a_string_and_one_text_part_are_equal(content: Any) -> None:
+    assert chat(content) == b"\xffuser\xfe" + "héllo".encode()
+    assert parse(MESSAGES, messages=[{"role": "user", "content": content}]).prompt == chat(content)
+
+
+def test_no_content_reads_as_empty() -> None:
+    assert chat(None) == chat("") == chat([]) == b"\xffuser\xfe"
+
+
+def test_where_the_text_is_divided_counts() -> None:
+    def two(*contents: str) -> bytes:
+        return parse(CHAT, messages=[{"role": "user", "content": each} for each in contents]).prompt
+
+    rendered = {
+        two("ab", "c"),
+        two("a", "bc"),
+        two("abc"),
+        chat(["ab", "c"]),
+        chat(["a", "bc"]),
+        chat("a\nbc"),
+    }
+    assert len(rendered) == 6
+
+
+def test_role_name_and_tool_call_id_count() -> None:
+    rendered = {chat("x"), chat("x", name="ann"), chat("x", name="bob"), chat("x", tool_call_id="ann")}
+    assert len(rendered) == 4
+    assert parse(CHAT, messages=[{"role": "custom", "content": "x"}]).prompt == b"\xffcustom\xfex"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            {"type": "image_url", "image_url": {"url": "http://a/1.png"}},
+            {"type": "image_url", "image_url": {"url": "http://a/2.png"}},
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 9000}},
+            {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 8999}},
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}},
+            {"type": "input_audio", "input_audio": {"data": "QUJE", "format": "wav"}},
+        ),
+        ({"type": "file", "file": {"file_id": "1"}}, {"type": "file", "file": {"file_id": "2"}}),
+        (
+            {"type": "image", "source": {"type": "base64", "data": "QQ=="}},
+            {"type": "image", "source": {"type": "base64", "data": "Qg=="}},
+        ),
+    ],
+)
+def test_media_is_told_apart_by_hash_and_never_copied(one: dict[str, Any], other: dict[str, Any]) -> None:
+    text = {"type": "text", "text": "what is this?"}
+    assert chat([one, text]) != chat([other, text])
+    assert len(chat([one, text])) < 100
+    assert chat([dict(reversed(one.items())), text]) == chat([one, text])
+    assert chat([one | {"cache_control": {"type": "ephemeral"}}, text]) == chat([one, text])
+
+
+def test_tools_stand_first_and_an_empty_list_is_none() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "f", "description": "…"}}
+    plain = parse(CHAT, messages=messages).prompt
+    with_tools = parse(CHAT, messages=messages, tools=[tool]).prompt
+    assert with_tools.endswith(plain)
+    assert json.dumps([tool]).encode() in with_tools
+    assert (
+        parse(CHAT, messages=messages, tools=[]).prompt
+        == parse(CHAT, messages=messages, tools=None).prompt
+        == plain
+    )
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "function_call"])
+def test_a_tool_call_follows_the_content_and_none_leaves_no_trace(field: str) -> None:
+    call = [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]
+    assert chat("x", **{field: call}).startswith(chat("x"))
+    assert chat("x", **{field: call}) != chat("x")
+    assert chat("x", **{field: None}) == chat("x")
+
+
+def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
+    def prompt(result: Any, given: int) -> bytes:
+        use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": given}}
+        answer = {"type": "tool_result", "tool_use_id": "1", "content": result}
+        messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}]
+        return parse(MESSAGES, messages=messages).prompt
+
+    assert prompt("sunny", 1) == prompt([{"type": "text", "text": "sunny"}], 1)
+    assert prompt("sunny", 1).endswith(b"sunny")
+    assert len({prompt("sunny", 1), prompt("sunny", 2), prompt("rain", 1), prompt(None, 1)}) == 4
+
+
+def test_tool_results_nested_without_end_are_refused() -> None:
+    part = '{"type":"tool_result","content":['
+    body = '{"model":"m","messages":[{"role":"user","content":[' + part * 400 + "]}" * 400 + "]}]}"
+    assert refusal(MESSAGES, body.encode()).reason == "bad_json"
+
+
+def test_anthropic_system_stands_between_tools_and_messages() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    blocks = [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}]
+    rendered = parse(MESSAGES, messages=messages, system=blocks, tools=[{"name": "f"}]).prompt
+    assert rendered.endswith(b"\xffsystem\xfebe kind\xffuser\xfehi")
+    as_chat = [{"role": "system", "content": "be kind"}, *messages]
+    assert parse(MESSAGES, messages=messages, system="be kind").prompt == parse(CHAT, messages=as_chat).prompt
+
+
+# Responses
+
+
+def test_a_responses_string_is_one_user_message_after_the_instructions() -> None:
+    as_items = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    assert (
+        parse(RESPONSES, input="hi", instructions="be kind").prompt == b"\xffsystem\xfebe kind\xffuser\xfehi"
+    )
+    assert (
+        parse(RESPONSES, input=as_items, instructions="be kind").prompt
+        == parse(RESPONSES, input="hi", instructions="be kind").prompt
+    )
+
+
+def test_responses_items_other_than_messages_are_told_apart() -> None:
+    def prompt(**item: Any) -> bytes:
+        return parse(RESPONSES, input=[item]).prompt
+
+    call = {"type": "function_call", "name": "f", "arguments": '{"a":1}'}
+    rendered = {
+        prompt(**call),
+        prompt(**(call | {"name": "g"})),
+        prompt(**(call | {"arguments": "{}"})),
+        prompt(type="function_call_output", call_id="1", output="sunny"),
+        prompt(type="function_call_output", call_id="1", output=[{"type": "input_text", "text": "rain"}]),
+        prompt(type="web_search_call", action={"query": "a"}),
+        prompt(type="web_search_call", action={"query": "b"}),
+        prompt(role="function_call", content="f"),
+    }
+    assert len(rendered) == 8
+    assert prompt(**call, id="fc_1", status="completed") == prompt(**call)
+    assert prompt(type="reasoning", summary=[]) == b""
+
+
+def test_a_previous_response_is_an_unknown_prefix_that_nothing_else_matches() -> None:
+    plain = parse(RESPONSES, input="hi", instructions="be kind").prompt
+    later = parse(RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_1").prompt
+    other = parse(RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_2").prompt
+    assert later.endswith(plain)
+    assert len({later[:20], other[:20], plain[:20]}) == 3
+    assert parse(RESPONSES, previous_response_id="resp_1").kind is ApiKind.RESPONSES
