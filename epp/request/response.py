@@ -1,0 +1,273 @@
+"""Reads the answer to a sampled request as it streams by: first token's time, the text, and the usage that it reports.
+
+Understands server-sent events and plain JSON of each API; compressed bodies and other types are passed over. Nothing that a
+server sends makes it raise, and what it holds is bounded: `max_text_bytes` of text and MAX_EVENT_BYTES of one event.
+The same bytes give the same feedback in whatever pieces they come, except for the time, which is that of the piece in which
+the first event with generated text was complete. Time comes in as an argument.
+
+Called by the ext_proc state machine for the sampled share of requests; `canonical.next_turn_prompt` uses the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from epp.request.sse import EventSplitter
+from epp.request.surrogates import replace_lone
+from epp.types import ApiKind
+
+MAX_EVENT_BYTES = 1 << 20
+"""Of one event, or of a whole answer in plain JSON; a larger one is passed over."""
+
+_DECODER = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFeedback:
+    """What a sampled answer taught. None: it did not say."""
+
+    first_token_at: float | None = None
+    """When the first generated text was here, reasoning and tool calls included. None for plain JSON, where all comes at once."""
+    text: str = ""
+    """The start of the first choice's text, up to the limit: what the next turn will hold as the assistant's message."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    complete: bool = False
+    """The answer's own end was seen; `text` may still have been cut at the limit."""
+
+
+class ResponseReader:
+    def __init__(
+        self, *, kind: ApiKind, content_type: str, content_encoding: str, max_text_bytes: int
+    ) -> None:
+        media_type = content_type.partition(";")[0].strip().lower()
+        plain = content_encoding.strip().lower() in ("", "identity") and kind is not ApiKind.OTHER
+        self._kind = kind
+        self._max_text_bytes = max_text_bytes
+        self._events = (
+            EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
+            if media_type == "text/event-stream" and plain
+            else None
+        )
+        self._json = (
+            bytearray()
+            if plain and (media_type == "application/json" or media_type.endswith("+json"))
+            else None
+        )
+        self._text = bytearray()
+        self._text_closed = False
+        """No more text belongs to the start of the next turn: cut at the limit, or a tool call came."""
+        self._block: object = None
+        """Which block or output the text is from, where the API has several."""
+        self._generated = False
+        self._complete = False
+        self._first_token_at: float | None = None
+        self._prompt_tokens: int | None = None
+        self._cached_tokens: int | None = None
+        self._completion_tokens: int | None = None
+        self._fresh_tokens: int | None = None
+        self._stored_tokens: int | None = None
+
+    def feed(self, piece: bytes, *, now: float) -> None:
+        if self._events is not None:
+            for data in self._events.feed(piece):
+                self._on_event(data)
+            if self._generated and self._first_token_at is None:
+                self._first_token_at = now
+        elif self._json is not None:
+            if len(self._json) + len(piece) > MAX_EVENT_BYTES:
+                self._json = None
+            else:
+                self._json += piece
+
+    def finish(self) -> ResponseFeedback:
+        """What was learned; call once, when the answer has ended or was cut."""
+        if self._events is not None:
+            for data in self._events.finish():
+                self._on_event(data)
+        elif self._json is not None:
+            self._on_json(bytes(self._json))
+        return ResponseFeedback(
+            first_token_at=self._first_token_at,
+            text=self._text.decode(
+                "utf-8", "ignore"
+            ),  # Only a letter cut in two at the limit can be ignored.
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            completion_tokens=self._completion_tokens,
+            complete=self._complete,
+        )
+
+    def check_integrity(self) -> None:
+        assert len(self._text) <= self._max_text_bytes
+        assert self._events is None or self._json is None
+        assert self._json is None or len(self._json) <= MAX_EVENT_BYTES
+        assert self._first_token_at is None or self._generated
+        if self._events is not None:
+            self._events.check_integrity()
+
+    # Events
+
+    def _on_event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self._complete = True
+            return
+        event = _decoded(data)
+        match self._kind:
+            case ApiKind.CHAT:
+                self._on_chat_chunk(event)
+            case ApiKind.COMPLETIONS:
+                self._on_completion_chunk(event)
+            case ApiKind.RESPONSES:
+                self._on_responses_event(event)
+            case ApiKind.MESSAGES:
+                self._on_messages_event(event)
+            case ApiKind.EMBEDDINGS | ApiKind.OTHER:
+                pass  # Neither streams an answer's text.
+
+    def _on_chat_chunk(self, chunk: dict[str, object]) -> None:
+        self._on_usage(chunk)
+        for choice in _objects(chunk.get("choices")):
+            delta = _object(choice.get("delta"))
+            if any(delta.get(key) for key in _GENERATED_KEYS):
+                self._generated = True
+            if _count(choice.get("index", 0)) == 0:
+                self._take(delta.get("content"))
+                self._text_closed = self._text_closed or bool(delta.get("tool_calls"))
+
+    def _on_completion_chunk(self, chunk: dict[str, object]) -> None:
+        self._on_usage(chunk)
+        for choice in _objects(chunk.get("choices")):
+            text = choice.get("text")
+            self._generated = self._generated or bool(text)
+            if _count(choice.get("index", 0)) == 0:
+                self._take(text)
+
+    def _on_responses_event(self, event: dict[str, object]) -> None:
+        kind = str(event.get("type"))
+        if kind.endswith(".delta") and event.get("delta"):
+            self._generated = True
+            if kind == "response.output_text.delta":
+                self._take_block(
+                    (_count(event.get("output_index")), _count(event.get("content_index"))),
+                    event.get("delta"),
+                )
+        elif kind in ("response.completed", "response.incomplete"):
+            self._complete = True
+            self._on_usage(_object(event.get("response")))
+
+    def _on_messages_event(self, event: dict[str, object]) -> None:
+        kind = event.get("type")
+        if kind == "content_block_delta":
+            delta = _object(event.get("delta"))
+            if any(delta.get(key) for key in ("text", "thinking", "partial_json")):
+                self._generated = True
+            if delta.get("type") == "text_delta":
+                self._take_block(_count(event.get("index")), delta.get("text"))
+        elif kind == "content_block_start":
+            block = _object(event.get("content_block"))
+            self._text_closed = self._text_closed or block.get("type") == "tool_use"
+        elif kind == "message_start":
+            self._on_usage(_object(event.get("message")))
+        elif kind == "message_delta":
+            self._on_usage(event)
+        elif kind == "message_stop":
+            self._complete = True
+
+    # Plain JSON
+
+    def _on_json(self, body: bytes) -> None:
+        answer = _decoded(body)
+        if not answer or answer.get("error"):
+            return
+        self._complete = True
+        self._on_usage(answer)
+        for choice in _objects(answer.get("choices")):
+            if _count(choice.get("index", 0)) == 0:
+                self._take(choice.get("text"))
+                self._take(_object(choice.get("message")).get("content"))
+        for position, item in enumerate(_objects(answer.get("output"))):
+            self._take_blocks(item.get("content") if item.get("type") == "message" else None, owner=position)
+        self._take_blocks(answer.get("content"), owner=0)
+
+    def _take_blocks(self, blocks: object, *, owner: int) -> None:
+        for position, block in enumerate(_objects(blocks)):
+            if block.get("type") in ("text", "output_text"):
+                self._take_block((owner, position), block.get("text"))
+            self._text_closed = self._text_closed or block.get("type") == "tool_use"
+
+    # What is kept
+
+    def _take_block(self, block: object, text: object) -> None:
+        """Text of the first block that has any: what a later block adds stands behind a separator in the next turn."""
+        if text and self._block is None:
+            self._block = block
+        if self._block == block:
+            self._take(text)
+
+    def _take(self, text: object) -> None:
+        if self._text_closed or not isinstance(text, str):
+            return
+        encoded = text.encode("utf-8", "replace")
+        room = self._max_text_bytes - len(self._text)
+        self._text += encoded[:room]
+        self._text_closed = len(encoded) > room
+
+    def _on_usage(self, holder: dict[str, object]) -> None:
+        usage = _object(holder.get("usage"))
+        if not usage:
+            return
+        if self._kind is ApiKind.MESSAGES:
+            self._on_messages_usage(usage)
+            return
+        details = _object(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
+        self._prompt_tokens = _first(
+            usage.get("prompt_tokens"), usage.get("input_tokens"), self._prompt_tokens
+        )
+        self._cached_tokens = _first(details.get("cached_tokens"), self._cached_tokens)
+        self._completion_tokens = _first(
+            usage.get("completion_tokens"), usage.get("output_tokens"), self._completion_tokens
+        )
+
+    def _on_messages_usage(self, usage: dict[str, object]) -> None:
+        """Anthropic counts the prompt in three parts: read from the cache, written to it, and neither."""
+        self._fresh_tokens = _first(usage.get("input_tokens"), self._fresh_tokens)
+        self._cached_tokens = _first(usage.get("cache_read_input_tokens"), self._cached_tokens)
+        self._stored_tokens = _first(usage.get("cache_creation_input_tokens"), self._stored_tokens)
+        if self._fresh_tokens is not None:
+            self._prompt_tokens = self._fresh_tokens + (self._cached_tokens or 0) + (self._stored_tokens or 0)
+        self._completion_tokens = _first(usage.get("output_tokens"), self._completion_tokens)
+
+
+_GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")
+
+
+def _decoded(data: bytes) -> dict[str, object]:
+    """A JSON object; empty for anything else. A lone surrogate's escape is read as U+FFFD, as in requests."""
+    try:
+        try:
+            return _object(_DECODER.decode(data))
+        except msgspec.DecodeError:
+            return _object(_DECODER.decode(replace_lone(data)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _object(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _first(*values: object) -> int | None:
+    return next((count for count in map(_count, values) if count is not None), None)

@@ -1,0 +1,89 @@
+"""Splits a stream of server-sent events, in whatever pieces it arrives, into each event's data.
+
+Owns the unfinished line and event, never more than `max_event_bytes` of either: a longer event is dropped whole and the next
+one is read again. Lines end in LF, CRLF or CR. Knows nothing of what the data means. Called by `response`.
+"""
+
+from __future__ import annotations
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventSplitter:
+    def __init__(self, *, max_event_bytes: int) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._line = bytearray()
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._too_long = False
+        """The event under way passed the limit: nothing of it is kept."""
+        self._after_cr = False
+        """The last piece ended in CR, so an LF at the start of the next one belongs to it."""
+        self._at_start = True
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of each event that ends in this piece."""
+        if self._after_cr and piece:
+            piece = piece.removeprefix(b"\n")
+            self._after_cr = False
+        events: list[bytes] = []
+        for line in piece.splitlines(keepends=True):
+            ended = line.endswith((b"\n", b"\r"))
+            self._append(line.rstrip(b"\r\n") if ended else line)
+            if ended:
+                self._end_line(events)
+        self._after_cr = self._after_cr or piece.endswith(b"\r")
+        return events
+
+    def finish(self) -> list[bytes]:
+        """The event that the stream ended in, if any: some servers leave out the last blank line."""
+        events: list[bytes] = []
+        if self._line:
+            self._end_line(events)
+        self._end_event(events)
+        return events
+
+    def check_integrity(self) -> None:
+        assert len(self._line) <= self._max_event_bytes
+        assert self._data_bytes == sum(map(len, self._data))
+        assert self._data_bytes <= self._max_event_bytes
+        assert not (self._too_long and self._data)
+
+    def _append(self, text: bytes) -> None:
+        if len(self._line) + len(text) > self._max_event_bytes:
+            self._drop()
+            # What stays of the line makes it neither blank, which would end the event here, nor a data line.
+            self._line[:] = b":"
+        elif not (self._too_long and self._line):
+            self._line += text
+
+    def _end_line(self, events: list[bytes]) -> None:
+        line = bytes(self._line)
+        self._line.clear()
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(_BOM)
+        if not line:
+            self._end_event(events)
+            return
+        name, _, value = line.partition(b":")
+        if name != b"data" or self._too_long:
+            return
+        value = value.removeprefix(b" ")
+        if self._data_bytes + len(value) > self._max_event_bytes:
+            self._drop()
+        else:
+            self._data.append(value)
+            self._data_bytes += len(value)
+
+    def _end_event(self, events: list[bytes]) -> None:
+        if self._data:
+            events.append(b"\n".join(self._data))
+        self._data.clear()
+        self._data_bytes = 0
+        self._too_long = False
+
+    def _drop(self) -> None:
+        self._too_long = True
+        self._data.clear()
+        self._data_bytes = 0

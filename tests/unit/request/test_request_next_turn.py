@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from epp.request.canonical import next_turn_prompt
+from epp.types import ApiKind, InferenceRequest
+
+
+@pytest.mark.parametrize("kind", [ApiKind.CHAT, ApiKind.MESSAGES])
+def test_an_answer_becomes_the_assistants_message(kind: ApiKind) -> None:
+    request = InferenceRequest(kind=kind, prompt=b"\xffuser\xfehi")
+    assert next_turn_prompt(request, "hé") == b"\xffuser\xfehi\xffassistant\xfeh\xc3\xa9"
+
+
+def test_a_completion_goes_on_where_it_ended() -> None:
+    assert next_turn_prompt(InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"a "), "b") == b"a b"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"\0\0\0\1", token_ids=True),
+        InferenceRequest(kind=ApiKind.RESPONSES, prompt=b"a"),
+        InferenceRequest(kind=ApiKind.EMBEDDINGS, prompt=b"a"),
+        InferenceRequest(kind=ApiKind.OTHER),
+    ],
+)
+def test_elsewhere_the_next_turn_cannot_be_foreseen(request_: InferenceRequest) -> None:
+    assert next_turn_prompt(request_, "b") is None
+
+
+def test_an_answer_with_a_lone_surrogate_is_still_bytes() -> None:
+    assert next_turn_prompt(InferenceRequest(kind=ApiKind.COMPLETIONS), "a\ud800") == b"a?"

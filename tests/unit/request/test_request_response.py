@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from epp.request.response import MAX_EVENT_BYTES, ResponseFeedback, ResponseReader
+from epp.types import ApiKind
+
+SSE = "text/event-stream; charset=utf-8"
+EMPTY = ResponseFeedback()
+
+
+def reader(
+    kind: ApiKind = ApiKind.CHAT, *, content_type: str = SSE, encoding: str = "", limit: int = 1000
+) -> ResponseReader:
+    return ResponseReader(
+        kind=kind, content_type=content_type, content_encoding=encoding, max_text_bytes=limit
+    )
+
+
+def read(pieces: list[bytes], reading: ResponseReader) -> ResponseFeedback:
+    """Feeds one piece at each second from 1.0 on."""
+    for number, piece in enumerate(pieces, start=1):
+        reading.feed(piece, now=float(number))
+        reading.check_integrity()
+    return reading.finish()
+
+
+def event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def delta(index: int = 0, **fields: Any) -> bytes:
+    return event({"choices": [{"index": index, "delta": fields}]})
+
+
+def named(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\n".encode() + event({"type": kind, **fields})
+
+
+USAGE = {"prompt_tokens": 90, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 64}}
+DONE = b"data: [DONE]\n\n"
+
+
+# Streams
+
+
+def test_a_chat_stream_tells_its_first_token_text_and_usage() -> None:
+    pieces = [
+        delta(role="assistant", content=""),
+        delta(content="Hel"),
+        delta(content="lo"),
+        event({"choices": [], "usage": USAGE}),
+        DONE,
+    ]
+    assert read(pieces, reader()) == ResponseFeedback(
+        first_token_at=2.0,
+        text="Hello",
+        prompt_tokens=90,
+        cached_tokens=64,
+        completion_tokens=3,
+        complete=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}],
+)
+def test_thinking_and_tool_calls_are_first_tokens_but_no_text(fields: dict[str, Any]) -> None:
+    feedback = read([delta(role="assistant"), delta(**fields)], reader())
+    assert (feedback.first_token_at, feedback.text) == (2.0, "")
+
+
+def test_only_the_first_choice_gives_text() -> None:
+    feedback = read([delta(1, content="other"), delta(0, content="mine")], reader())
+    assert (feedback.first_token_at, feedback.text) == (1.0, "mine")
+
+
+def test_a_completion_stream_is_read() -> None:
+    pieces = [
+        event({"choices": [{"index": 0, "text": ""}]}),
+        event({"choices": [{"index": 1, "text": "x"}, {"index": 0, "text": "yes"}], "usage": None}),
+        event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}),
+        DONE,
+    ]
+    assert read(pieces, reader(ApiKind.COMPLETIONS)) == ResponseFeedback(
+        first_token_at=2.0, text="yes", prompt_tokens=5, completion_tokens=1, complete=True
+    )
+
+
+def test_a_responses_stream_is_read() -> None:
+    text = "response.output_text.delta"
+    pieces = [
+        named("response.created", response={"usage": None}),
+        named("response.reasoning_text.delta", delta="hm"),
+        named(text, delta="Hel", output_index=1, content_index=0),
+        named(text, delta="lo", output_index=1, content_index=0),
+        named(text, delta="later", output_index=2, content_index=0),
+        named(
+            "response.completed",
+            response={
+                "usage": {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
+            },
+        ),
+    ]
+    assert read(pieces, reader(ApiKind.RESPONSES)) == ResponseFeedback(
+        first_token_at=2.0, text="Hello", prompt_tokens=9, cached_tokens=4, completion_tokens=2, complete=True
+    )
+
+
+def test_an_anthropic_stream_is_read_and_its_prompt_counted_in_three_parts() -> None:
+    usage = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 64,
+        "cache_creation_input_tokens": 6,
+        "output_tokens": 1,
+    }
+    pieces = [
+        named("message_start", message={"usage": usage}),
+        named("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        named("content_block_delta", index=0, delta={"type": "text_delta", "text": "Hello"}),
+        named("content_block_delta", index=1, delta={"type": "text_delta", "text": "apart"}),
+        named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 7}),
+        named("message_stop"),
+    ]
+    assert read(pieces, reader(ApiKind.MESSAGES)) == ResponseFeedback(
+        first_token_at=3.0,
+        text="Hello",
+        prompt_tokens=80,
+        cached_tokens=64,
+        completion_tokens=7,
+        complete=True,
+    )
+
+
+def test_text_behind_a_tool_call_is_not_taken_for_the_start_of_the_next_turn() -> None:
+    anthropic = [
+        named("content_block_start", index=0, content_block={"type": "tool_use"}),
+        named("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": "{"}),
+        named("content_block_delta", index=1, delta={"type": "text_delta", "text": "late"}),
+    ]
+    feedback = read(anthropic, reader(ApiKind.MESSAGES))
+    assert (feedback.first_token_at, feedback.text) == (2.0, "")
+    chat = [delta(content="a"), delta(tool_calls=[{"index": 0}]), delta(content="b")]
+    assert read(chat, reader()).text == "a"
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_every_line_ending_comments_and_data_over_several_lines_are_understood(newline: bytes) -> None:
+    lines = [
+        b"\xef\xbb\xbf: hello",
+        b"retry: 3",
+        b"",
+        b'data:{"choices":[{"delta":',
+        b'data: {"content":"hi"}}]}',
+        b"",
+        b"data: [DONE]",
+        b"",
+    ]
+    feedback = read([newline.join(lines) + newline], reader())
+    assert (feedback.text, feedback.complete) == ("hi", True)
+
+
+def test_an_end_without_its_blank_line_counts() -> None:
+    assert read([delta(content="a"), b"data: [DONE]"], reader()).complete
+
+
+def test_a_stream_cut_in_the_middle_is_not_complete() -> None:
+    feedback = read([delta(content="a"), b'data: {"choi'], reader())
+    assert (feedback.text, feedback.complete) == ("a", False)
+
+
+def test_text_is_cut_at_the_limit_between_letters() -> None:
+    feedback = read([delta(content="aé"), delta(content="éé"), DONE], reader(limit=4))
+    assert (feedback.text, feedback.complete) == ("aé", True)
+    assert read([delta(content="abcd"), delta(content="e")], reader(limit=4)).text == "abcd"
+
+
+def test_a_lone_surrogate_is_read_as_in_requests_and_pairs_stay() -> None:
+    chunk = rb'data: {"choices":[{"delta":{"content":"\ud83d\ude00\ud83d"}}]}' + b"\n\n"
+    assert read([chunk], reader()).text == "\U0001f600\ufffd"
+
+
+def test_an_event_over_the_limit_is_passed_over_and_the_next_one_read() -> None:
+    huge = b"data: " + b"x" * MAX_EVENT_BYTES
+    lines = (b"data: " + b"x" * (MAX_EVENT_BYTES // 2 + 1) + b"\n") * 2
+    pieces = [huge, b"more\n", b"data: {}\n", b"\n", lines, b": note\n\n", delta(content="after")]
+    assert read(pieces, reader()).text == "after"
+
+
+def test_a_stream_without_any_line_end_stays_small() -> None:
+    reading = reader()
+    for _ in range(40):
+        reading.feed(b"y" * 65536, now=1.0)
+        reading.check_integrity()
+    assert reading.finish() == EMPTY
+
+
+# Plain JSON
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        (
+            ApiKind.CHAT,
+            {"choices": [{"message": {"content": "hi"}}], "usage": USAGE},
+            ResponseFeedback(
+                text="hi", prompt_tokens=90, cached_tokens=64, completion_tokens=3, complete=True
+            ),
+        ),
+        (
+            ApiKind.CHAT,
+            {"choices": [{"message": {"content": None, "tool_calls": []}}]},
+            ResponseFeedback(complete=True),
+        ),
+        (
+            ApiKind.COMPLETIONS,
+            {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]},
+            ResponseFeedback(text="a", complete=True),
+        ),
+        (
+            ApiKind.EMBEDDINGS,
+            {"data": [], "usage": {"prompt_tokens": 4}},
+            ResponseFeedback(prompt_tokens=4, complete=True),
+        ),
+        (
+            ApiKind.RESPONSES,
+            {
+                "error": None,
+                "output": [
+                    {"type": "reasoning"},
+                    {"type": "message", "content": [{"type": "output_text", "text": "a"}]},
+                ],
+                "usage": {"input_tokens": 4, "output_tokens": 1},
+            },
+            ResponseFeedback(text="a", prompt_tokens=4, completion_tokens=1, complete=True),
+        ),
+        (
+            ApiKind.MESSAGES,
+            {
+                "content": [
+                    {"type": "thinking"},
+                    {"type": "text", "text": "a"},
+                    {"type": "text", "text": "b"},
+                ],
+                "usage": {"input_tokens": 4, "cache_read_input_tokens": None},
+            },
+            ResponseFeedback(text="a", prompt_tokens=4, complete=True),
+        ),
+        (
+            ApiKind.MESSAGES,
+            {"content": [{"type": "tool_use"}, {"type": "text", "text": "a"}]},
+            ResponseFeedback(complete=True),
+        ),
+        (ApiKind.CHAT, {"error": {"message": "no"}}, EMPTY),
+    ],
+)
+def test_plain_json_gives_text_and_usage_but_no_time(
+    kind: ApiKind, body: dict[str, Any], expected: ResponseFeedback
+) -> None:
+    whole = json.dumps(body).encode()
+    half = len(whole) // 2
+    assert read([whole[:half], whole[half:]], reader(kind, content_type="application/json")) == expected
+
+
+def test_plain_json_over_the_limit_or_cut_is_passed_over() -> None:
+    whole = json.dumps({"choices": [{"text": "a" * MAX_EVENT_BYTES}]}).encode()
+    assert (
+        read([whole[:-9], whole[-9:]], reader(ApiKind.COMPLETIONS, content_type="application/json")) == EMPTY
+    )
+    assert (
+        read([b'{"choices":[{"text":"a"}]'], reader(ApiKind.COMPLETIONS, content_type="application/json"))
+        == EMPTY
+    )
+
+
+# What is passed over
+
+
+@pytest.mark.parametrize(
+    ("kind", "content_type", "encoding"),
+    [
+        (ApiKind.CHAT, SSE, "gzip"),
+        (ApiKind.CHAT, SSE, "br, identity"),
+        (ApiKind.CHAT, "text/html", ""),
+        (ApiKind.CHAT, "", ""),
+        (ApiKind.OTHER, SSE, ""),
+        (ApiKind.EMBEDDINGS, SSE, ""),
+    ],
+)
+def test_compressed_and_unknown_answers_teach_nothing(
+    kind: ApiKind, content_type: str, encoding: str
+) -> None:
+    assert read([delta(content="a")], reader(kind, content_type=content_type, encoding=encoding)) == EMPTY
+
+
+def test_an_identity_encoding_is_none() -> None:
+    assert (
+        read([delta(content="a")], reader(content_type="TEXT/Event-Stream", encoding=" Identity")).text == "a"
+    )
+
+
+@pytest.mark.parametrize("kind", list(ApiKind))
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b"{",
+        b"\xff\xfe",
+        b'{"choices":5,"usage":5,"type":5,"output":{},"content":{}}',
+        b'{"choices":[5,{"delta":5},{"delta":{"content":5}},{"text":{}},{"index":[],"text":"a"}]}',
+        b'{"usage":{"prompt_tokens":-1,"completion_tokens":true,"input_tokens":"4","prompt_tokens_details":[]}}',
+        b'{"type":"content_block_delta","delta":[]}',
+        b'{"type":"content_block_delta","delta":{"type":"text_delta","text":[1]}}',
+        b'{"type":"message_start","message":7}',
+        b'{"type":"response.output_text.delta","delta":{"a":1}}',
+        b"[" * 100_000,
+    ],
+)
+def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) -> None:
+    for content_type, body in ((SSE, b"data: " + data + b"\n\n"), ("application/json", data)):
+        feedback = read([body], reader(kind, content_type=content_type))
+        assert feedback.text == ""
+        assert feedback.prompt_tokens is feedback.cached_tokens is feedback.completion_tokens is None
