@@ -1,0 +1,165 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finish` (append the tokens, end what has
+ended). They are apart because a step takes time: the server begins, waits as long as the runner says, and finishes,
+and in between the engine truly shows what is being computed. `step` does all three for callers with their own time.
+
+Between `begin` and `finish` only `add`, `abort` and reads may come. An aborted request's blocks are free at once; the
+step that was computing it then yields nothing for it.
+
+Everything is deterministic: same calls, same answers. Callers: the server's driver, and tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.request import FinishReason, Request, RequestId, RequestState, TokenId
+from model_server.core.scheduler import Scheduler, SchedulerLimits, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    token_ids: Sequence[TokenId | None]
+    """For each chunk of the plan the next token, or None where the chunk samples none."""
+    duration_s: float
+    """How long the step takes beyond the call itself: 0 for a runner that really computed."""
+
+
+class Runner(Protocol):
+    """What turns a plan into tokens: the cost model here, a real model elsewhere."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One new token of one request, at most one for each request and step."""
+
+    request: Request
+    token_id: TokenId
+    previous_token_s: float | None
+    """When the token before it came; None for the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    num_blocks: int = 4096
+    block_size_tokens: int = 16
+    enable_prefix_caching: bool = True
+    max_model_len_tokens: int | None = None
+    """Longest prompt plus answer; None: what the blocks hold."""
+    eos_token_id: TokenId
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1 or self.block_size_tokens < 1:
+            raise ValueError("the cache needs at least one block of at least one token")
+        if (
+            self.max_model_len_tokens is not None
+            and not 2 <= self.max_model_len_tokens <= self.capacity_tokens
+        ):
+            raise ValueError(
+                f"max model length {self.max_model_len_tokens} is not between 2 and what {self.num_blocks} blocks "
+                f"of {self.block_size_tokens} tokens hold ({self.capacity_tokens}): a longer request could never run"
+            )
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_size_tokens
+
+    @property
+    def max_len_tokens(self) -> int:
+        return self.max_model_len_tokens or self.capacity_tokens
+
+
+class Engine:
+    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+        self.config = config
+        self.runner = runner
+        self.kv_cache = KVCacheManager(
+            num_blocks=config.num_blocks,
+            block_size_tokens=config.block_size_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(self.kv_cache, config.limits)
+        self._requests: dict[RequestId, Request] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. ValueError: its prompt leaves no room for a token, or its id is in use."""
+        if request.num_prompt_tokens >= self.config.max_len_tokens:
+            raise ValueError(
+                f"the prompt has {request.num_prompt_tokens} tokens and the model takes "
+                f"{self.config.max_len_tokens} with the answer"
+            )
+        if request.request_id in self._requests:
+            raise ValueError(f"request id {request.request_id} is in use")
+        self._requests[request.request_id] = request
+        self.scheduler.add(request)
+
+    def abort(self, request_id: RequestId) -> Request | None:
+        """End a request now and free its blocks; None when it had ended already."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, FinishReason.ABORT)
+        return request
+
+    def begin(self, *, now: float) -> StepPlan:
+        """Plan the next step. Whenever a request is unfinished, the plan has at least one chunk."""
+        plan = self.scheduler.schedule(now=now)
+        assert plan.chunks or not self._requests, "requests wait and nothing can run"
+        return plan
+
+    def finish(self, plan: StepPlan, result: StepResult, *, now: float) -> list[TokenOutput]:
+        """Book a computed step. A request that ended with it has its `finish_reason` and holds no blocks."""
+        outputs: list[TokenOutput] = []
+        for chunk, token_id in zip(plan.chunks, result.token_ids, strict=True):
+            request = chunk.request
+            if request.state is not RequestState.RUNNING:
+                continue
+            request.num_computed_tokens += chunk.num_tokens
+            if chunk.samples:
+                assert token_id is not None, "the runner left out a token"
+                outputs.append(self._append(request, token_id, now=now))
+        return outputs
+
+    def step(self, *, now: float) -> tuple[list[TokenOutput], float]:
+        """One whole step that starts at `now`: the new tokens, and when the step ended."""
+        plan = self.begin(now=now)
+        result = self.runner.execute(plan)
+        end_s = now + result.duration_s
+        return self.finish(plan, result, now=end_s), end_s
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where requests, queues and blocks disagree."""
+        self.scheduler.check_integrity()
+        queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
+        assert queued == self._requests.keys()
+        assert all(request.finish_reason is None for request in self._requests.values())
+
+    def _append(self, request: Request, token_id: TokenId, *, now: float) -> TokenOutput:
+        output = TokenOutput(request, token_id, request.last_token_s)
+        request.token_ids.append(token_id)
+        request.last_token_s = now
+        if request.first_token_s is None:
+            request.first_token_s = now
+        if token_id == self.config.eos_token_id and not request.ignore_eos:
+            self._end(request, FinishReason.STOP)
+        elif (
+            request.num_output_tokens >= request.max_tokens
+            or len(request.token_ids) >= self.config.max_len_tokens
+        ):
+            self._end(request, FinishReason.LENGTH)
+        return output
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        self.scheduler.remove(request)
+        del self._requests[request.request_id]

@@ -1,0 +1,97 @@
+"""One generation request as the engine sees it: its tokens, how far they are computed, and its times.
+
+A `Request` is the one mutable record of the core. The scheduler moves its state and its computed count, the engine
+appends tokens, and nobody outside the core writes to it. Times are monotonic seconds, given by the caller.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+from typing import NewType
+
+import xxhash
+
+from model_server.core.hashing import BlockHash, extra_keys
+
+RequestId = NewType("RequestId", str)
+TokenId = NewType("TokenId", int)
+
+
+class RequestState(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended, by the names of the OpenAI API, and of vLLM's metric."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter. Another path under the same name is another adapter: their KV caches differ."""
+
+    name: str
+    path: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    request_id: RequestId
+    token_ids: list[TokenId]
+    """The prompt, then the answer so far."""
+    max_tokens: int
+    arrival_s: float
+    ignore_eos: bool = False
+    adapter: Adapter | None = None
+    cache_salt: str = ""
+    seed: int = 0
+
+    state: RequestState = RequestState.WAITING
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    """How many of `token_ids` have their KV in the cache; 0 again after a preemption."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the cache when the request was first admitted; None while it has never been."""
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    """The chain over the full blocks of `token_ids`, as far as it was needed."""
+    hash_extra: bytes = b""
+    fingerprint: int = 0
+    """Hash of prompt, adapter and seed: a runner that makes up its answer makes it from this."""
+
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise ValueError("a prompt has at least one token")
+        if self.max_tokens < 1:
+            raise ValueError("an answer has at least one token")
+        self.num_prompt_tokens = len(self.token_ids)
+        name, path = (self.adapter.name, self.adapter.path) if self.adapter else ("", "")
+        self.hash_extra = extra_keys(adapter_name=name, adapter_path=path, cache_salt=self.cache_salt)
+        prompt = struct.pack(f"<{len(self.token_ids)}I", *self.token_ids)
+        own = extra_keys(adapter_name=name, adapter_path=path)
+        self.fingerprint = xxhash.xxh3_64_intdigest(prompt + own, seed=self.seed & 0xFFFFFFFFFFFFFFFF)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def in_prefill(self) -> bool:
+        """More than the newest token is still to be computed."""
+        return self.num_uncomputed_tokens > 1 or self.num_computed_tokens < self.num_prompt_tokens

@@ -1,0 +1,187 @@
+"""Continuous batching: which requests compute how many tokens in the next step.
+
+The rule, first come first served:
+- each step has a token budget. Running requests are served first, in order of admission: one token each while they
+  decode, as much of the prompt as the budget leaves while they prefill (so long prompts come in chunks between other
+  requests' tokens);
+- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue; it starts
+  again later, with whatever of it is still in the prefix cache. The oldest running request therefore always goes on,
+  and because a request that could not fit alone is refused at the door, every request ends;
+- then waiting requests are admitted while budget, places and blocks last. One that cannot get blocks stops the
+  admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is passed over.
+
+Invariants (`check_integrity`): a request is waiting or running, never both; running ones hold blocks and waiting ones
+none; at most `max_num_seqs` run, with at most `max_loras` different adapters.
+
+Callers: the engine. No clock: `now` is only written down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_server.core.block_pool import Block
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.request import Adapter, Request, RequestId, RequestState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_loras: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_loras"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + num_tokens) of one request, to be computed in one step."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+    """The chunk ends at the newest token, so the step yields the next one."""
+    table: Sequence[Block]
+    """The request's blocks, for a runner that writes KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[RequestId, ...] = ()
+
+
+class Scheduler:
+    def __init__(self, kv_cache: KVCacheManager, limits: SchedulerLimits) -> None:
+        self._kv_cache = kv_cache
+        self._limits = limits
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return self._waiting
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self._running
+
+    def add(self, request: Request) -> None:
+        assert request.state is RequestState.WAITING
+        self._waiting.append(request)
+
+    def schedule(self, *, now: float) -> StepPlan:
+        """Decide the next step and reserve its blocks."""
+        budget = self._limits.max_num_batched_tokens
+        chunks, preempted = self._continue_running(budget)
+        budget -= sum(chunk.num_tokens for chunk in chunks)
+        if not preempted:
+            chunks += self._admit(budget, now=now)
+        return StepPlan(tuple(chunks), tuple(preempted))
+
+    def remove(self, request: Request) -> None:
+        """Take an ended request out, wherever it is; its blocks are free at once."""
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+            self._kv_cache.free(request)
+        else:
+            self._waiting.remove(request)
+        request.state = RequestState.FINISHED
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the invariants at the top of this module do not hold."""
+        self._kv_cache.check_integrity()
+        assert all(request.state is RequestState.WAITING for request in self._waiting)
+        assert all(request.num_computed_tokens == 0 for request in self._waiting)
+        assert all(request.state is RequestState.RUNNING for request in self._running)
+        assert len({r.request_id for r in (*self._waiting, *self._running)}) == len(self._waiting) + len(
+            self._running
+        )
+        held = sum(len(self._kv_cache.table(request.request_id)) for request in self._running)
+        assert held == sum(block.ref_count for block in self._kv_cache.pool.blocks), (
+            "a waiting request holds blocks"
+        )
+        assert len(self._running) <= self._limits.max_num_seqs
+        assert len({r.adapter for r in self._running if r.adapter}) <= self._limits.max_loras
+
+    def _continue_running(self, budget: int) -> tuple[list[Chunk], list[RequestId]]:
+        chunks: list[Chunk] = []
+        preempted: list[RequestId] = []
+        index = 0
+        while index < len(self._running) and budget > 0:
+            request = self._running[index]
+            num_tokens = min(request.num_uncomputed_tokens, budget)
+            while not self._kv_cache.append(request, num_new_tokens=num_tokens):
+                victim = self._running.pop()
+                self._preempt(victim)
+                preempted.append(victim.request_id)
+                if victim is request:
+                    return chunks, preempted
+            chunks.append(self._chunk(request, num_tokens))
+            budget -= num_tokens
+            index += 1
+        return chunks, preempted
+
+    def _preempt(self, request: Request) -> None:
+        self._kv_cache.free(request)
+        request.state = RequestState.WAITING
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _admit(self, budget: int, *, now: float) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        passed_over: list[Request] = []
+        adapters = {request.adapter for request in self._running if request.adapter}
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
+            request = self._waiting[0]
+            if self._needs_slot(request, adapters):
+                passed_over.append(self._waiting.popleft())
+                continue
+            chunk = self._try_admit(request, budget, now=now)
+            if chunk is None:
+                break
+            self._waiting.popleft()
+            chunks.append(chunk)
+            budget -= chunk.num_tokens
+            if request.adapter:
+                adapters.add(request.adapter)
+        self._waiting.extendleft(reversed(passed_over))
+        return chunks
+
+    def _needs_slot(self, request: Request, adapters: set[Adapter]) -> bool:
+        full = len(adapters) >= self._limits.max_loras
+        return full and request.adapter is not None and request.adapter not in adapters
+
+    def _try_admit(self, request: Request, budget: int, *, now: float) -> Chunk | None:
+        computed = self._kv_cache.get_computed(request)
+        num_hit_tokens = len(computed) * self._kv_cache.block_size_tokens
+        num_tokens = min(len(request.token_ids) - num_hit_tokens, budget)
+        if not self._kv_cache.allocate(request, computed, num_new_tokens=num_tokens):
+            return None
+        request.state = RequestState.RUNNING
+        request.num_computed_tokens = num_hit_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_hit_tokens
+            request.scheduled_s = now
+            self._kv_cache.record_admission(
+                num_tokens=request.num_prompt_tokens, num_hit_tokens=num_hit_tokens
+            )
+        self._running.append(request)
+        return self._chunk(request, num_tokens)
+
+    def _chunk(self, request: Request, num_tokens: int) -> Chunk:
+        return Chunk(
+            request=request,
+            start=request.num_computed_tokens,
+            num_tokens=num_tokens,
+            samples=num_tokens == request.num_uncomputed_tokens,
+            table=self._kv_cache.table(request.request_id),
+        )

@@ -1,0 +1,1 @@
+"""What turns a step's plan into tokens."""

@@ -1,0 +1,59 @@
+"""A stand-in for a model's tokenizer: no vocabulary file, about four characters for a token of English.
+
+Text is cut by one regular expression whose pieces are short and depend on nothing behind them, so all tokens of a
+text but the last are tokens of every longer text that starts with it: what a prefix cache lives on. (A text that ends
+inside a marker may differ from there on.) A token's id is a hash of its piece; ids cannot be turned back, except
+those of pieces that were registered (the answers' words).
+
+Markers like `<|user|>` are single tokens wherever they stand.
+"""
+
+from __future__ import annotations
+
+import re
+
+import xxhash
+
+from model_server.core.request import TokenId
+
+_PIECES = re.compile(
+    r"<\|[a-z_]{1,24}\|>"  # markers
+    r"| ?[^\W\d_]{1,6}"  # letters, with the space before them
+    r"| ?\d{1,3}"
+    r"| ?[^\w\s<]{1,3}"  # punctuation; < by itself, for it may begin a marker
+    r"|<|_{1,4}"
+    r"| {1,8}|[^\S ]{1,4}"  # runs of spaces; runs of other white space
+)
+_MAX_REMEMBERED_PIECES = 200_000
+
+
+class Tokenizer:
+    """Holds only a memo of pieces seen: bounded, and the answers do not depend on it."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, TokenId] = {}
+        self._pieces: dict[TokenId, str] = {}
+
+    def encode(self, text: str) -> list[TokenId]:
+        ids = self._ids
+        pieces: list[str] = _PIECES.findall(text)
+        if len(ids) > _MAX_REMEMBERED_PIECES:
+            ids.clear()
+        return [ids[piece] if piece in ids else self._remember(piece) for piece in pieces]
+
+    def register(self, piece: str) -> TokenId:
+        """Make one piece decodable and return its id. ValueError when the text is not exactly one piece."""
+        found = self.encode(piece)
+        if len(found) != 1:
+            raise ValueError(f"{piece!r} is {len(found)} pieces, not one")
+        self._pieces[found[0]] = piece
+        return found[0]
+
+    def decode(self, token_id: TokenId) -> str:
+        """The registered piece of this id. KeyError for any other id."""
+        return self._pieces[token_id]
+
+    def _remember(self, piece: str) -> TokenId:
+        token_id = TokenId(xxhash.xxh32_intdigest(piece.encode("utf-8", "surrogatepass")))
+        self._ids[piece] = token_id
+        return token_id

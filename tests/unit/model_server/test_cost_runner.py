@@ -1,0 +1,85 @@
+"""The cost model's shape: what makes a step longer, and by how much."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from model_server.core.request import Adapter, Request, RequestId, TokenId
+from model_server.core.scheduler import Chunk, StepPlan
+from model_server.runners.cost import CostModel, CostRunner
+
+_ids = itertools.count()
+MODEL = CostModel(
+    prefill_tokens_per_s=1000,
+    context_knee_tokens=10_000,
+    decode_step_s=0.02,
+    decode_per_request_s=0.001,
+    decode_per_context_token_s=1e-6,
+    interference=0.5,
+    lora_load_s=0.25,
+)
+
+
+def chunk(num_tokens: int, *, start: int = 0, adapter: str = "", samples: bool = True) -> Chunk:
+    request = Request(
+        request_id=RequestId(str(next(_ids))),
+        token_ids=[TokenId(0)] * (start + num_tokens),
+        max_tokens=5,
+        arrival_s=0.0,
+        adapter=Adapter(adapter) if adapter else None,
+    )
+    return Chunk(request, start=start, num_tokens=num_tokens, samples=samples, table=())
+
+
+def step_s(*chunks: Chunk) -> float:
+    return MODEL.step_s(StepPlan(chunks))
+
+
+def test_prefill_time_is_tokens_over_rate_and_rises_with_context() -> None:
+    assert step_s(chunk(1000)) == pytest.approx(1.05)
+    assert step_s(chunk(1000, start=10_000)) == pytest.approx(2.05)
+
+
+def test_chunks_of_a_prompt_cost_what_the_prompt_costs() -> None:
+    whole = MODEL.prefill_s(start=0, num_tokens=4000)
+    parts = sum(MODEL.prefill_s(start=start, num_tokens=1000) for start in range(0, 4000, 1000))
+    assert parts == pytest.approx(whole)
+
+
+def test_a_small_prefill_costs_a_whole_step() -> None:
+    assert step_s(chunk(2)) == MODEL.decode_step_s
+
+
+def test_decode_rises_with_batch_and_context() -> None:
+    assert step_s(chunk(1, start=100)) == pytest.approx(0.0201)
+    assert step_s(*[chunk(1, start=100)] * 11) == pytest.approx(0.02 + 0.010 + 0.0011)
+
+
+def test_prefill_beside_decode_costs_more_than_both() -> None:
+    both = step_s(chunk(1, start=100), chunk(1000))
+    assert both == pytest.approx(0.0201 + 1.05 * 1.5)
+
+
+def test_speed_divides_every_duration_and_adapters_load_once_while_resident() -> None:
+    fast = CostModel(decode_step_s=0.02, lora_load_s=0.25, speed=10, decode_per_context_token_s=0)
+    runner = CostRunner(fast, max_loras=2, next_token=lambda _: TokenId(7))
+
+    def took(adapter: str) -> float:
+        return runner.execute(StepPlan((chunk(1, start=1, adapter=adapter),))).duration_s
+
+    assert took("") == pytest.approx(0.002)
+    assert [took(name) for name in "aabacb"] == pytest.approx([0.027, 0.002, 0.027, 0.002, 0.027, 0.027])
+
+
+def test_only_chunks_that_sample_yield_a_token() -> None:
+    runner = CostRunner(MODEL, max_loras=2, next_token=lambda _: TokenId(7))
+    plan = StepPlan((chunk(5, samples=False), chunk(1, start=9)))
+    assert list(runner.execute(plan).token_ids) == [None, TokenId(7)]
+
+
+@pytest.mark.parametrize("wrong", [{"speed": 0}, {"prefill_tokens_per_s": -1}, {"interference": -0.1}])
+def test_costs_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"positive|negative"):
+        CostModel(**wrong)

@@ -1,0 +1,223 @@
+"""The KV cache manager and its block pool, step by step."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from model_server.core.block_pool import BlockId
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.request import Adapter, Request, RequestId, RequestState, TokenId
+
+_ids = itertools.count()
+
+
+def request_of(num_tokens: int, *, first: int = 0, adapter: Adapter | None = None, salt: str = "") -> Request:
+    return Request(
+        request_id=RequestId(f"r{next(_ids)}"),
+        token_ids=[TokenId(first + i) for i in range(num_tokens)],
+        max_tokens=100,
+        arrival_s=0.0,
+        adapter=adapter,
+        cache_salt=salt,
+    )
+
+
+def manager_of(num_blocks: int, *, block_size: int = 16, caching: bool = True) -> KVCacheManager:
+    return KVCacheManager(num_blocks=num_blocks, block_size_tokens=block_size, enable_prefix_caching=caching)
+
+
+def admit(manager: KVCacheManager, request: Request) -> int:
+    """Admit with the whole prompt at once and return the tokens found in the cache."""
+    computed = manager.get_computed(request)
+    hit_tokens = len(computed) * manager.block_size_tokens
+    assert manager.allocate(request, computed, num_new_tokens=len(request.token_ids) - hit_tokens)
+    request.state = RequestState.RUNNING
+    request.num_computed_tokens = len(request.token_ids)
+    manager.check_integrity()
+    return hit_tokens
+
+
+def decode(manager: KVCacheManager, request: Request, token: int) -> None:
+    """Sample one token and compute it."""
+    request.token_ids.append(TokenId(token))
+    assert manager.append(request, num_new_tokens=1)
+    request.num_computed_tokens += 1
+    manager.check_integrity()
+
+
+def table(manager: KVCacheManager, request: Request) -> list[int]:
+    return [block.block_id for block in manager.table(request.request_id)]
+
+
+def test_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served() -> None:
+    """Document 001's timeline: two equal prompts of 62 tokens, greedy, the second admitted one step later."""
+    manager = manager_of(10)
+    first, second = request_of(62), request_of(62)
+
+    assert admit(manager, first) == 0  # time 1
+    assert table(manager, first) == [0, 1, 2, 3]
+
+    decode(manager, first, 900)  # time 2: 15 of 16 slots of block 3
+    assert admit(manager, second) == 48
+    assert table(manager, second) == [0, 1, 2, 4]  # a partial block is not shared
+
+    decode(manager, first, 901)  # time 3: block 3 is full
+    decode(manager, second, 900)
+    assert manager.pool.find_all(first.block_hashes[3]) == (BlockId(3),)
+
+    decode(manager, second, 901)  # time 4: block 4 is full and holds the same
+    assert first.block_hashes == second.block_hashes
+    copies = [list(manager.pool.find_all(name)) for name in first.block_hashes]
+    assert copies == [[0], [1], [2], [3, 4]]
+
+    third = request_of(62)
+    third.token_ids += [TokenId(900), TokenId(901), TokenId(902)]
+    assert admit(manager, third) == 64
+    assert table(manager, third)[:4] == [0, 1, 2, 3]
+
+    manager.free(second)
+    manager.check_integrity()
+    assert manager.pool.free_in_order()[-1] == 4  # only its own copy became free
+
+
+def test_a_full_hit_leaves_one_token_to_compute() -> None:
+    manager = manager_of(10)
+    admit(manager, request_of(32))
+    assert admit(manager, request_of(32)) == 16
+    assert admit(manager, request_of(33)) == 32
+
+
+def test_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first() -> None:
+    manager = manager_of(6)
+    old, new = request_of(48), request_of(48, first=1000)
+    admit(manager, old)
+    admit(manager, new)
+    manager.free(old)
+    manager.free(new)
+    assert manager.pool.free_in_order() == [2, 1, 0, 5, 4, 3]
+    admit(manager, request_of(32, first=2000))  # evicts the two last blocks of the old sequence
+    again = request_of(49)
+    assert len(manager.get_computed(again)) == 1
+
+
+def test_a_hit_refreshes_the_prefix_when_its_holder_ends() -> None:
+    manager = manager_of(4)
+    shared, other = request_of(32), request_of(32, first=1000)
+    admit(manager, shared)
+    manager.free(shared)
+    admit(manager, other)
+    manager.free(other)
+    again = request_of(32)
+    assert admit(manager, again) == 16
+    manager.free(again)
+    assert manager.pool.free_in_order()[-1] == 0
+
+
+def test_blocks_without_content_are_evicted_before_all_others() -> None:
+    manager = manager_of(8)
+    cached = request_of(32)
+    admit(manager, cached)
+    manager.free(cached)
+    partial = request_of(20, first=1000)  # one full block, one partial
+    admit(manager, partial)
+    tail = table(manager, partial)[1]
+    manager.free(partial)
+    assert manager.pool.free_in_order()[0] == tail
+
+
+def test_hits_that_wait_in_the_free_queue_do_not_count_as_free() -> None:
+    """Document 001's reviewer: three blocks wanted, two of them cached, and only those two are free."""
+    manager = manager_of(3)
+    earlier = request_of(32)
+    admit(manager, earlier)
+    blocker = request_of(8, first=1000)
+    admit(manager, blocker)
+    manager.free(earlier)
+    assert manager.pool.num_free == 2
+
+    wanted = request_of(48)
+    computed = manager.get_computed(wanted)
+    assert len(computed) == 2
+    before = manager.pool.free_in_order()
+    assert not manager.allocate(wanted, computed, num_new_tokens=16)
+    assert manager.pool.free_in_order() == before
+    manager.check_integrity()
+
+    manager.free(blocker)
+    assert manager.allocate(wanted, computed, num_new_tokens=16)
+    assert manager.pool.num_free == 0
+    manager.check_integrity()
+
+
+def test_append_without_room_changes_nothing() -> None:
+    manager = manager_of(2)
+    request = request_of(32)
+    admit(manager, request)
+    request.token_ids.append(TokenId(7))
+    assert not manager.append(request, num_new_tokens=1)
+    assert table(manager, request) == [0, 1]
+    manager.check_integrity()
+
+
+def test_chunks_are_cached_as_far_as_they_are_scheduled() -> None:
+    manager = manager_of(8)
+    request = request_of(64)
+    assert manager.allocate(request, [], num_new_tokens=40)
+    assert len(manager.get_computed(request_of(64))) == 2
+    request.num_computed_tokens = 40
+    assert manager.append(request, num_new_tokens=24)
+    assert len(manager.get_computed(request_of(65))) == 4
+    manager.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        {"salt": "tenant-b"},
+        {"adapter": Adapter("style")},
+        {"adapter": Adapter("style", "/v2"), "salt": "tenant-a"},
+        {},
+    ],
+)
+def test_other_adapters_and_salts_share_nothing(stranger: dict[str, object]) -> None:
+    manager = manager_of(20)
+    owner = {"adapter": Adapter("style", "/v1"), "salt": "tenant-a"}
+    admit(manager, request_of(64, **owner))  # type: ignore[arg-type]  # keyword sets of the table above
+    assert admit(manager, request_of(64, **stranger)) == 0  # type: ignore[arg-type]  # as above
+    assert admit(manager, request_of(64, **owner)) == 48  # type: ignore[arg-type]  # as above
+
+
+def test_adapter_and_salt_are_not_confused() -> None:
+    manager = manager_of(20)
+    admit(manager, request_of(64, adapter=Adapter("x")))
+    assert admit(manager, request_of(64, salt="x")) == 0
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    manager = manager_of(20, caching=False)
+    admit(manager, request_of(64))
+    assert admit(manager, request_of(64)) == 0
+
+
+def test_reset_forgets_everything_and_keeps_running_requests() -> None:
+    manager = manager_of(20)
+    running = request_of(40)
+    admit(manager, running)
+    manager.reset_prefix_cache()
+    manager.check_integrity()
+    assert manager.get_computed(request_of(64)) == []
+    for token in range(900, 920):
+        decode(manager, running, token)
+    manager.free(running)
+    manager.check_integrity()
+
+
+def test_check_integrity_sees_a_leaked_reference() -> None:
+    manager = manager_of(4)
+    request = request_of(16)
+    admit(manager, request)
+    manager.pool.hold(manager.table(request.request_id))
+    with pytest.raises(AssertionError):
+        manager.check_integrity()
