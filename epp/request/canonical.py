@@ -101,15 +101,18 @@ def parts_bytes(parts: list[str | JsonObject], *, where: str) -> bytes:
             rendered.append(part.encode())
         elif not isinstance(part, dict):
             raise bad_field(f"{where}[{position}]", "must be a string or an object with a `type`")
-        elif part.get("type") not in _THINKING:
-            rendered.append(_part_bytes(part, where=f"{where}[{position}]"))
+        elif (said := _part_bytes(part, where=f"{where}[{position}]")) is not None:
+            rendered.append(said)
     return PART.join(rendered)
 
 
-def _part_bytes(part: JsonObject, *, where: str) -> bytes:
+def _part_bytes(part: JsonObject, *, where: str) -> bytes | None:
+    """None for thinking, which is no part of later prompts."""
     kind = part.get("type", "text")
     if not isinstance(kind, str):
         raise bad_field(f"{where}.type", "must be a string")
+    if kind in _THINKING:
+        return None
     text_key = _TEXT_KEYS.get(kind)
     if text_key is not None:
         text = part.get(text_key)
