@@ -1,0 +1,51 @@
+"""Fixtures that hand real vLLM servers to tests; a test module asks for them with
+`pytest_plugins = ["tests.vllm_env.fixtures"]` and marks its tests `vllm`.
+
+Two servers start once a run, about a minute after the first test asks. Where the environment is not built the tests
+are skipped with the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_VLLM=1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vllm_env import environment, server
+
+REQUIRED = "PREFIX_GATEWAY_REQUIRE_VLLM"
+
+
+@pytest.fixture(scope="session")
+def vllm_environment() -> environment.VllmEnvironment:
+    try:
+        return environment.require()
+    except environment.VllmEnvironmentError as error:
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{REQUIRED}=1, and {error}", pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def _two_servers(
+    vllm_environment: environment.VllmEnvironment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[server.VllmServer, server.VllmServer]]:
+    folder = tmp_path_factory.mktemp("vllm")
+    first, second = (
+        server.VllmServer(vllm_environment, name=name, folder=folder) for name in ("first", "second")
+    )
+    server.start_all([first, second])
+    yield first, second
+    for running in (first, second):
+        running.stop()
+
+
+@pytest.fixture
+def vllm_servers(
+    _two_servers: tuple[server.VllmServer, server.VllmServer],
+) -> tuple[server.VllmServer, server.VllmServer]:
+    """Two servers that run, one that an earlier test killed included. Their caches hold what earlier tests sent."""
+    dead = [one for one in _two_servers if not one.running]
+    server.start_all(dead)
+    return _two_servers

@@ -1,0 +1,222 @@
+"""Writes tests/contract/data: what a real vLLM says on the wire, for tests that run without one.
+
+Everything is asked with fixed prompts; times, ids and timestamps are the server's own, so a second recording differs
+in those. Refuses to write anything that names a path of the machine. Called by `python -m tests.vllm_env record`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.prompts import prose
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer, start_all
+
+DATA_FOLDER = Path(__file__).parents[1] / "contract" / "data"
+HASH_SEED = "vllm-none-hash"
+"""What vLLM seeds its first block hash with where PYTHONHASHSEED is not set."""
+EVENT_TIMEOUT_S = 60.0
+
+Event = Mapping[str, object]
+
+
+def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None]) -> None:
+    """Start two servers, ask everything, and replace the files of DATA_FOLDER."""
+    with tempfile.TemporaryDirectory(prefix="vllm-") as name:
+        folder = Path(name)
+        plain = VllmServer(environment, name="plain", folder=folder, options=_options(folder, "sha256_cbor"))
+        # A cache of 64 blocks, so that the second half of its prompts evicts the first.
+        small = VllmServer(
+            environment,
+            name="small",
+            folder=folder,
+            options=_options(folder, "sha256", cache_blocks=64, prompt_limit_tokens=1024),
+        )
+        progress("starting two servers")
+        start_all([plain, small])
+        progress(f"ready after {plain.ready_after_s:.0f} s, {plain.rss_bytes() / 1e9:.1f} GB each")
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(small.stop)
+            cleanup.callback(plain.stop)
+            files = record_pages(plain)
+            progress("recorded pages and answers; recording KV events")
+            for server in (plain, small):
+                algorithm = server.options.hash_algorithm
+                files[f"kv_events_{algorithm}.json"] = _one_item_a_line(record_kv_events(environment, server))
+    _refuse_paths(files, private=(environment.folder.parent, Path(name), Path.home()))
+    DATA_FOLDER.mkdir(parents=True, exist_ok=True)
+    for file, text in files.items():
+        (DATA_FOLDER / file).write_text(text)
+        progress(f"wrote {file}, {len(text):,} characters")
+
+
+def record_pages(server: VllmServer) -> dict[str, str]:
+    """File name -> content for metrics pages, answers, streams and errors of a fresh server."""
+    files = {"models.json": _as_json(server.get("/v1/models").json())}
+    prompt = prose("recorded prompt", words=120)
+    completion: dict[str, object] = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    messages = [
+        {"role": "system", "content": prose("recorded system prompt", words=90)},
+        {"role": "user", "content": "Which way to the river?"},
+    ]
+    chat: dict[str, object] = {"model": MODEL_NAME, "messages": messages, "max_tokens": 4, "temperature": 0}
+    streamed: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+
+    files["completion.json"] = _as_json(server.post("/v1/completions", completion).json())
+    files["completion_stream.sse"] = server.post("/v1/completions", completion | streamed).body.decode()
+    files["chat.json"] = _as_json(server.post("/v1/chat/completions", chat).json())
+    files["chat_stream.sse"] = server.post("/v1/chat/completions", chat | streamed).body.decode()
+    files["metrics_before_lora.txt"] = server.get("/metrics").body.decode()
+    for adapter in server.options.adapters:
+        server.post("/v1/completions", completion | {"model": adapter})
+    files["metrics_after_lora.txt"] = server.get("/metrics").body.decode()
+    files["errors.json"] = _as_json(record_errors(server, completion=completion, chat=chat))
+    return files
+
+
+def record_errors(
+    server: VllmServer, *, completion: dict[str, object], chat: dict[str, object]
+) -> list[dict[str, object]]:
+    """Requests that vLLM refuses, with its status and body."""
+    without_messages = {k: v for k, v in chat.items() if k != "messages"}
+    too_long = prose("too long", words=server.options.prompt_limit_tokens)
+    refused: list[tuple[str, str, Mapping[str, object] | bytes]] = [
+        ("unknown model", "/v1/completions", completion | {"model": "unheard-of"}),
+        ("not JSON", "/v1/completions", b'{"model": "tiny", "prompt": '),
+        ("no messages", "/v1/chat/completions", without_messages),
+        ("messages of a wrong type", "/v1/chat/completions", chat | {"messages": "hello"}),
+        ("no tokens wanted", "/v1/completions", completion | {"max_tokens": -1}),
+        ("prompt too long", "/v1/completions", completion | {"prompt": too_long}),
+        ("adapter loaded twice", "/v1/load_lora_adapter", {"lora_name": "alpha", "lora_path": "alpha"}),
+        ("adapter without files", "/v1/load_lora_adapter", {"lora_name": "gamma", "lora_path": "gamma"}),
+        ("adapter not loaded", "/v1/unload_lora_adapter", {"lora_name": "gamma"}),
+        ("no such path", "/v1/unheard-of", {}),
+    ]
+    records: list[dict[str, object]] = []
+    for case, path, body in refused:
+        answer = server.post(path, body)
+        records.append({"case": case, "path": path, "status": answer.status, "body": answer.body.decode()})
+    return records
+
+
+def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[str, object]:
+    """The event batches of a series of requests, and the tokens of each request."""
+    assert server.options.kv_events_socket is not None
+    requests: list[dict[str, object]] = []
+    with _tap(environment, address=f"ipc://{server.options.kv_events_socket}") as events:
+        batches = [_first_batch(server, events, requests)]
+        conversation = prose("first turn", words=200)
+        requests.append(_ask(server, conversation))
+        requests.append(_ask(server, conversation + prose("second turn", words=60)))
+        for adapter in server.options.adapters:
+            requests.append(_ask(server, conversation, model=adapter))
+        requests.append(_ask(server, conversation, cache_salt="tenant-1"))
+        for n in range(8):
+            requests.append(_ask(server, prose(f"another prompt {n}", words=200)))
+        # Ends the recording with an AllBlocksCleared event, which leaves the server with the next request's events.
+        assert server.post("/reset_prefix_cache", b"").status == 200
+        requests.append(_ask(server, conversation))
+        while b"AllBlocksCleared" not in bytes.fromhex(str(batches[-1]["payload_hex"])):
+            batches.append(events.get(timeout=EVENT_TIMEOUT_S))
+    return {
+        "hash_algorithm": server.options.hash_algorithm,
+        "hash_seed": HASH_SEED,
+        "block_tokens": BLOCK_TOKENS,
+        "requests": requests,
+        "batches": batches,
+    }
+
+
+def _first_batch(server: VllmServer, events: queue.Queue[Event], requests: list[dict[str, object]]) -> Event:
+    """Ask until an event arrives: a publisher drops what it sends before it knows its subscriber."""
+    for n in range(100):
+        requests.append(_ask(server, prose(f"is anybody listening {n}", words=40)))
+        with contextlib.suppress(queue.Empty):
+            return events.get(timeout=1)
+    raise TimeoutError(f"no KV event from vLLM {server.name}")
+
+
+def _ask(
+    server: VllmServer, prompt: str, *, model: str = MODEL_NAME, cache_salt: str | None = None
+) -> dict[str, object]:
+    body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    body |= {"return_token_ids": True, "ignore_eos": True}
+    if cache_salt is not None:
+        body["cache_salt"] = cache_salt
+    answer = server.post("/v1/completions", body)
+    assert answer.status == 200, answer.body
+    choices = answer.json()["choices"]
+    assert isinstance(choices, list)
+    [choice] = choices
+    return {
+        "model": model,
+        "cache_salt": cache_salt,
+        "prompt": prompt,
+        "prompt_token_ids": choice["prompt_token_ids"],
+        "answer_token_ids": choice["token_ids"],
+    }
+
+
+@contextlib.contextmanager
+def _tap(environment: VllmEnvironment, *, address: str) -> Iterator[queue.Queue[Event]]:
+    script = Path(__file__).with_name("kv_event_tap.py")
+    events: queue.Queue[Event] = queue.Queue()
+    command = [str(environment.python), str(script), address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def pump() -> None:
+            for line in lines:
+                events.put(json.loads(line))
+
+        reader = threading.Thread(target=pump, name="kv-event-tap")
+        reader.start()
+        try:
+            yield events
+        finally:
+            process.kill()
+            reader.join()
+
+
+def _options(
+    folder: Path, algorithm: str, *, cache_blocks: int = 2048, prompt_limit_tokens: int = 8192
+) -> ServerOptions:
+    return ServerOptions(
+        cache_blocks=cache_blocks,
+        prompt_limit_tokens=prompt_limit_tokens,
+        hash_algorithm=algorithm,
+        kv_events_socket=folder / f"{algorithm}.sock",
+        variables={"VLLM_SERVER_DEV_MODE": "1"},  # for /reset_prefix_cache
+    )
+
+
+def _refuse_paths(files: Mapping[str, str], *, private: tuple[Path, ...]) -> None:
+    for file, text in files.items():
+        # The events are binary, in hexadecimal.
+        for path in private:
+            for spelling in (str(path), str(path).encode().hex()):
+                if spelling in text:
+                    raise ValueError(f"{file} would name {path}")
+
+
+def _one_item_a_line(value: Mapping[str, object]) -> str:
+    """JSON whose lists at the first level have an item on each line: readable in a diff, and not a token a line."""
+    parts = []
+    for key, part in value.items():
+        text = json.dumps(part)
+        if isinstance(part, list):
+            text = "[\n" + ",\n".join(json.dumps(item) for item in part) + "\n]"
+        parts.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=1) + "\n"
