@@ -1,0 +1,231 @@
+"""ext_proc's protobuf messages to events, and actions to messages: the one module that knows the wire.
+
+Only what routing reads is looked at. Body messages are cut out of the wire by hand, since their bytes would otherwise be
+copied twice (once into protobuf's arena, once out of it); whatever has an unusual shape goes the ordinary way. Answers repeat
+(a fleet has few fallback lists), so their bytes are kept. Header values travel as latin-1 text inside the picker.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf.message import DecodeError
+
+from epp.extproc.events import (
+    Action,
+    Answer,
+    BodyMode,
+    Echo,
+    Event,
+    Modes,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Slot,
+    StreamProtocolError,
+)
+from epp.extproc.reading import DESTINATION
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+_LB_NAMESPACE: Final = "envoy.lb"
+_SERVED_KEY: Final = f"{DESTINATION}-served"
+_SCORES_KEY: Final = f"{DESTINATION}-scores"
+_SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+_SUBSET_KEY: Final = f"{DESTINATION}-subset"
+_UPSTREAM: Final = "upstream.address"
+
+_OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+_SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
+_STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
+
+# Wire tags: field number times eight plus the wire type.
+_REQUEST_BODY_TAG: Final = 0x22
+_BODY_TAG: Final = 0x0A
+
+
+def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool) -> Event:
+    """One ProcessingRequest. Only headers in `names` and `response_names` are taken; `first`: the message may tell the modes."""
+    if not first and data[:1] in (b"\x22", b"\x2a"):
+        event = _cut_body(data)
+        if event is not None:
+            return event
+    try:
+        message = ext_proc.ProcessingRequest.FromString(data)
+    except DecodeError as error:
+        raise StreamProtocolError("undecodable") from error
+    kind = message.WhichOneof("request")
+    if kind is None:
+        raise StreamProtocolError("empty_message")
+    modes = _modes(message) if message.HasField("protocol_config") else None
+    return _EVENTS[kind](message, names if kind == "request_headers" else response_names, modes)
+
+
+def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
+    """A body message in its usual shape: the body's bytes, perhaps the end-of-stream flag. None: not that shape."""
+    size, start = _varint(data, 1)
+    end = start + size
+    if end > len(data) or start >= end or data[start] != _BODY_TAG:
+        return None
+    size, body_start = _varint(data, start + 1)
+    body_end = body_start + size
+    rest = data[body_end:end]
+    if body_end > end or rest not in (b"", b"\x10\x00", b"\x10\x01"):
+        return None
+    body = data[body_start:body_end]
+    event = RequestBody if data[0] == _REQUEST_BODY_TAG else ResponseBody
+    return event(body, end_of_stream=rest == b"\x10\x01")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A length and where it ends. A broken one is larger than any message."""
+    value = shift = 0
+    for position in range(at, min(at + 5, len(data))):
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position + 1
+        shift += 7
+    return len(data) + 1, at
+
+
+def _modes(message: Any) -> Modes:
+    config = message.protocol_config
+    return Modes(
+        request_body=_body_mode(config.request_body_mode),
+        response_body=_body_mode(config.response_body_mode),
+        early_body=config.send_body_without_waiting_for_header_response,
+    )
+
+
+def _body_mode(number: int) -> BodyMode:
+    try:
+        return BodyMode(number)
+    except ValueError as error:
+        raise StreamProtocolError("unknown_body_mode") from error
+
+
+def _headers(header_map: Any, names: frozenset[str]) -> list[tuple[str, str]]:
+    found = []
+    for header in header_map.headers:
+        name = header.key.lower()
+        if name in names:
+            raw: bytes = header.raw_value or header.value.encode()
+            found.append((name, raw.decode("latin-1")))
+    return found
+
+
+def _request_headers(message: Any, names: frozenset[str], modes: Modes | None) -> RequestHeaders:
+    part = message.request_headers
+    return RequestHeaders(
+        _headers(part.headers, names),
+        end_of_stream=part.end_of_stream,
+        subset=_subset(message.metadata_context) if message.HasField("metadata_context") else None,
+        modes=modes,
+    )
+
+
+def _subset(metadata: Any) -> tuple[str, ...] | None:
+    """The subset hint's entries; empty where the hint is there and holds no text."""
+    if _SUBSET_NAMESPACE not in metadata.filter_metadata:
+        return None
+    fields = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
+    if _SUBSET_KEY not in fields:
+        return None
+    value = fields[_SUBSET_KEY]
+    if value.HasField("list_value"):
+        return tuple(v.string_value for v in value.list_value.values)
+    return (value.string_value,)
+
+
+def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) -> ResponseHeaders:
+    part = message.response_headers
+    return ResponseHeaders(
+        _headers(part.headers, names),
+        end_of_stream=part.end_of_stream,
+        served=_served(message),
+        modes=modes,
+    )
+
+
+def _served(message: Any) -> str:
+    """Who served: the attribute, which counts retries, before the metadata."""
+    for attributes in message.attributes.values():
+        if _UPSTREAM in attributes.fields:
+            return str(attributes.fields[_UPSTREAM].string_value)
+    metadata = message.metadata_context.filter_metadata
+    if _LB_NAMESPACE in metadata:
+        fields = metadata[_LB_NAMESPACE].fields
+        if _SERVED_KEY in fields:
+            return str(fields[_SERVED_KEY].string_value)
+    return ""
+
+
+_EVENTS: Final[dict[str, Callable[[Any, frozenset[str], Modes | None], Event]]] = {
+    "request_headers": _request_headers,
+    "request_body": lambda message, _, modes: RequestBody(
+        message.request_body.body, end_of_stream=message.request_body.end_of_stream, modes=modes
+    ),
+    "request_trailers": lambda *_: RequestTrailers(),
+    "response_headers": _response_headers,
+    "response_body": lambda message, _, modes: ResponseBody(
+        message.response_body.body, end_of_stream=message.response_body.end_of_stream, modes=modes
+    ),
+    "response_trailers": lambda *_: ResponseTrailers(),
+}
+
+
+def encode(action: Action) -> bytes:
+    """One ProcessingResponse."""
+    if isinstance(action, Answer):
+        return _encode_answer(action)
+    response = ext_proc.ProcessingResponse()
+    if isinstance(action, Echo):
+        streamed = getattr(response, action.slot.value).response.body_mutation.streamed_response
+        streamed.body = bytes(action.data)
+        streamed.end_of_stream = action.end_of_stream
+    else:
+        immediate = response.immediate_response
+        immediate.status.code = action.status
+        immediate.body = action.body
+        immediate.details = action.reason
+        _set_headers(immediate.headers, action.headers)
+    return bytes(response.SerializeToString())
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode_answer(answer: Answer) -> bytes:
+    response = ext_proc.ProcessingResponse()
+    part = getattr(response, answer.slot.value)
+    part.SetInParent()
+    if answer.set_headers or answer.remove_headers:
+        assert answer.slot not in (Slot.REQUEST_TRAILERS, Slot.RESPONSE_TRAILERS)
+        mutation = part.response.header_mutation
+        _set_headers(mutation, answer.set_headers)
+        mutation.remove_headers.extend(answer.remove_headers)
+    if answer.clear_route_cache:
+        part.response.clear_route_cache = True
+    if answer.destination:
+        fields = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
+        fields[DESTINATION].string_value = answer.destination
+        for address, score in answer.scores:
+            fields[_SCORES_KEY].struct_value.fields[address].number_value = score
+    if answer.stream_response:
+        response.mode_override.response_header_mode = _SEND
+        response.mode_override.response_body_mode = _STREAMED
+    return bytes(response.SerializeToString())
+
+
+def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode("latin-1", "replace")

@@ -1,0 +1,141 @@
+"""What the data plane tells about one HTTP request, and what is told back: plain values, no gRPC and no protobuf.
+
+The border between a transport (`codec`, `server`) and the state machine (`stream`): another transport needs only to make
+these events and carry out these actions. Header names may come in any case and more than once; values are text, one
+character a byte (latin-1), so that no header is ever undecodable.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class BodyMode(enum.IntEnum):
+    """How the data plane hands over a body; the numbers are those of ext_proc's ProcessingMode.BodySendMode."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+    GRPC = 5
+
+    @property
+    def echoed(self) -> bool:
+        """The picker must send the body itself back, for the data plane keeps no copy."""
+        return self >= BodyMode.FULL_DUPLEX_STREAMED
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """The processing mode, said by newer data planes in their first message of a stream."""
+
+    request_body: BodyMode = BodyMode.NONE
+    response_body: BodyMode = BodyMode.NONE
+    early_body: bool = False
+    """Chunks of a STREAMED body come before the headers are answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    headers: Sequence[tuple[str, str]]
+    end_of_stream: bool = False
+    subset: tuple[str, ...] | None = None
+    """Raw entries of the subset hint, each perhaps a comma list; None: no hint came."""
+    modes: Modes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    data: bytes
+    end_of_stream: bool = False
+    modes: Modes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrailers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeaders:
+    headers: Sequence[tuple[str, str]]
+    end_of_stream: bool = False
+    served: str = ""
+    """Who really served, as the data plane says it; empty: it does not."""
+    modes: Modes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    data: bytes
+    end_of_stream: bool = False
+    modes: Modes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTrailers:
+    pass
+
+
+Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
+
+
+class Slot(enum.Enum):
+    """Which message an answer belongs to; the values are the field names of ext_proc's ProcessingResponse."""
+
+    REQUEST_HEADERS = "request_headers"
+    REQUEST_BODY = "request_body"
+    REQUEST_TRAILERS = "request_trailers"
+    RESPONSE_HEADERS = "response_headers"
+    RESPONSE_BODY = "response_body"
+    RESPONSE_TRAILERS = "response_trailers"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Go on, perhaps with changes. Hashable, so that a transport may keep what it serialised."""
+
+    slot: Slot
+    set_headers: tuple[tuple[str, str], ...] = ()
+    """Overwrite or add; not for trailers."""
+    remove_headers: tuple[str, ...] = ()
+    clear_route_cache: bool = False
+    destination: str = ""
+    """For the dynamic metadata; empty: none is sent."""
+    scores: tuple[tuple[str, float], ...] = ()
+    """For the dynamic metadata: destination and its score."""
+    stream_response: bool = False
+    """Ask, for this request alone, that the answer's body be streamed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """One piece of a body that goes on as it came."""
+
+    slot: Slot
+    data: bytes | memoryview
+    end_of_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the client now, with an error; nothing goes to any server."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    reason: str
+
+
+Action = Answer | Echo | Refuse
+
+
+class StreamProtocolError(Exception):
+    """The data plane sent what cannot follow what came before. `reason` labels a metric."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,118 @@
+"""Reads what routing needs out of headers and hints, and turns an error into the client's answer. Pure functions.
+
+Names are matched in any case; a header that came several times counts as its values joined by commas, as HTTP says.
+What cannot be read is passed over here and decided on by `stream`: nothing in this module raises for a peer's bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from epp.errors import PickError, SaturatedError
+from epp.extproc.events import Refuse
+from epp.types import Address, Endpoint
+
+DESTINATION: Final = "x-gateway-destination-endpoint"
+REQUEST_ID: Final = "x-request-id"
+DECISION: Final = "x-prefix-gateway-decision"
+TEST_SELECTION: Final = "test-epp-endpoint-selection"
+TEST_SERVED: Final = "x-conformance-test-served-endpoint"
+
+RESPONSE_NAMES: Final = frozenset((":status", "content-type", "content-encoding"))
+_REQUEST_NAMES: Final = frozenset(
+    (":path", REQUEST_ID, "content-length", "content-encoding", DESTINATION, TEST_SELECTION)
+)
+_MAX_REQUEST_ID_CHARS: Final = 256
+
+
+def request_names(*, session_header: str, debug_header: str) -> frozenset[str]:
+    """The request headers that are read at all; a transport may leave out the others."""
+    return _REQUEST_NAMES | {session_header, debug_header} - {""}
+
+
+def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Lower-case names; several values of one name joined by commas."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key = name.lower()
+        found[key] = f"{found[key]},{value}" if key in found else value
+    return found
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """What the request headers say. The state machine holds one for each request."""
+
+    path: str
+    request_id: str
+    """Empty: none came."""
+    declared_bytes: int
+    """Content-Length; 0 where it is absent or no number."""
+    encoded: bool
+    """The body is compressed, so it cannot be read."""
+    client_destination: bool
+    """The client tried to name its server."""
+    session: str
+    debug: bool
+    prescribed: str
+
+
+def read_head(headers: Sequence[tuple[str, str]], *, session_header: str, debug_header: str) -> RequestHead:
+    found = collect(headers)
+    length = found.get("content-length", "")
+    return RequestHead(
+        path=found.get(":path", ""),
+        request_id=found.get(REQUEST_ID, "").strip()[:_MAX_REQUEST_ID_CHARS],
+        declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
+        encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
+        client_destination=DESTINATION in found,
+        session=found.get(session_header, ""),
+        debug=bool(debug_header) and debug_header in found,
+        prescribed=found.get(TEST_SELECTION, ""),
+    )
+
+
+def read_status(text: str) -> int:
+    """An HTTP status; 0 for what is none."""
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def read_address(text: str) -> Address | None:
+    """`ip:port`; None for anything else. Remembered, since a fleet's addresses come again with every request."""
+    try:
+        return Address.parse(text)
+    except ValueError:
+        return None
+
+
+def read_addresses(entries: Iterable[str]) -> frozenset[Address]:
+    """Every well-formed address of the entries, each of which may be a comma list."""
+    found = (read_address(part.strip()) for entry in entries for part in entry.split(","))
+    return frozenset(address for address in found if address is not None)
+
+
+def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, ...]:
+    """A test's list of addresses, in its order; one without a port means every endpoint on that host."""
+    chosen: list[Address] = []
+    for part in (p.strip() for p in text.split(",")):
+        address = read_address(part)
+        host = part.strip("[]")
+        chosen += [address] if address else [e.address for e in endpoints if e.address.host == host]
+    return tuple(dict.fromkeys(chosen))
+
+
+def refusal(error: PickError) -> Refuse:
+    """The error as OpenAI's clients read it."""
+    body = {"error": {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}}
+    headers = [("content-type", "application/json")]
+    if isinstance(error, SaturatedError):
+        headers.append(("retry-after", str(error.retry_after_s)))
+    return Refuse(
+        status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
+    )

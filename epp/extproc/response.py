@@ -1,0 +1,185 @@
+"""The second half of one HTTP request: its response, as far as the data plane shows it.
+
+Owns what is known of the response (status, whether its body comes here, whether it is over) and the reading of a sampled
+answer. `stream` decides what goes back to the data plane and when the stream ends; this part tells the picker what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from epp.decision import Observer, Pick, PickRequest
+from epp.extproc.events import (
+    Answer,
+    BodyMode,
+    Modes,
+    ResponseBody,
+    ResponseHeaders,
+    Slot,
+    StreamProtocolError,
+)
+from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
+from epp.policy import Policy
+from epp.request.response import ResponseFeedback, ResponseReader
+from epp.types import Address, ApiKind, Endpoint
+
+PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
+"""Go on without any change."""
+
+_SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+
+Outcome = Literal["ended", "aborted", "failed"]
+
+
+class PickerPort(Protocol):
+    """What a stream asks of `epp.picker.Picker`; the tests have a second implementation."""
+
+    @property
+    def policy(self) -> Policy: ...
+    def endpoints(self) -> Sequence[Endpoint]: ...
+    def pick(self, request: PickRequest, *, now: float) -> Pick: ...
+    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool: ...
+    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None: ...
+    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None: ...
+    def detach(self, pick: Pick, *, now: float) -> None: ...
+    def housekeep(self, *, now: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How streams behave in this deployment; one for all of them."""
+
+    max_body_bytes: int = 32 * 2**20
+    streamed_hold_bytes: int = 256 * 1024
+    """Of a STREAMED early body; below the smallest buffer limit that data planes are run with."""
+    hold_streams: bool = True
+    conformance_headers: bool = False
+    scores_metadata: bool = False
+    mode_override: bool = True
+    """The data plane may be asked to stream a sampled answer."""
+    clear_route_cache: bool = True
+    """Let the data plane choose the route again, now that the destination header is there."""
+    assumed_modes: Modes = _SILENT_FULL_DUPLEX
+    """The endpoint picker protocol asks for full duplex, so that is what a silent data plane is taken to do."""
+
+
+class ResponseHalf:
+    """Of one HTTP request. Begins with the response headers; what comes before them or without a pick changes nothing."""
+
+    __slots__ = (
+        "_body_seen",
+        "_observer",
+        "_pick",
+        "_picker",
+        "_reader",
+        "_settings",
+        "done",
+        "mode",
+        "status",
+    )
+
+    def __init__(self, picker: PickerPort, observer: Observer, *, settings: StreamSettings) -> None:
+        self._picker = picker
+        self._observer = observer
+        self._settings = settings
+        self._pick: Pick | None = None
+        self._reader: ResponseReader | None = None
+        self._body_seen = False
+        self.status: int | None = None
+        """None: no response headers yet; 0: they had no readable status."""
+        self.mode = BodyMode.NONE
+        """How the body comes here from now on."""
+        self.done = False
+
+    def begin(
+        self,
+        event: ResponseHeaders,
+        *,
+        pick: Pick | None,
+        modes: Modes,
+        kind: ApiKind,
+        debug: bool,
+        now: float,
+    ) -> tuple[Answer, ...]:
+        """Response headers: tell the picker who served, and answer. `debug`: the client asked how its server was chosen."""
+        if self.status is not None:
+            raise StreamProtocolError("second_response_headers")
+        found = collect(event.headers)
+        self.status = read_status(found.get(":status", ""))
+        self.done = event.end_of_stream
+        self._pick = pick
+        if pick is not None:
+            served = read_address(event.served) if event.served else None
+            mismatch = self._picker.on_response_headers(pick, status=self.status, served=served, now=now)
+            self._observer.responded(pick, mismatch=mismatch)
+        override = False
+        if not self.done:
+            self.mode = modes.response_body
+            override = self._sample(found, kind=kind, modes=modes)
+        headers = self._told(event.served, debug=debug)
+        if not headers and not override:
+            return PLAIN[Slot.RESPONSE_HEADERS]
+        return (Answer(Slot.RESPONSE_HEADERS, set_headers=headers, stream_response=override),)
+
+    def feed(self, event: ResponseBody, *, now: float) -> None:
+        if self.status is None:
+            self._observer.protocol_error("body_before_response_headers")
+        if self._reader is not None:
+            self._body_seen = True
+            self._reader.feed(event.data, now=now)
+        if event.end_of_stream:
+            self.finish(now=now)
+
+    def finish(self, *, now: float) -> None:
+        """The response is over."""
+        self.done = self.status is not None
+        self.give_feedback(now=now)
+
+    def give_feedback(self, *, now: float) -> None:
+        """Hand over what a sampled answer taught, once; where no byte of it came it taught nothing."""
+        reader, self._reader = self._reader, None
+        if reader is not None and self._body_seen and self._pick is not None:
+            self._picker.on_feedback(self._pick, reader.finish(), now=now)
+
+    def outcome(self) -> Outcome:
+        """How the HTTP request ended, if it ends now."""
+        if self.status is None:
+            return "aborted"
+        if self.status >= 500:
+            return "failed"
+        return "aborted" if self._body_seen and not self.done else "ended"
+
+    def check_integrity(self) -> None:
+        assert self.status is not None or (not self.done and self._reader is None)
+        assert not (self.done and self._reader is not None)
+        assert self._reader is None or self.mode is not BodyMode.NONE
+
+    def _sample(self, found: dict[str, str], *, kind: ApiKind, modes: Modes) -> bool:
+        """Read the answer as it streams by, if this pick is one to learn from. True: the data plane must be asked for it."""
+        if self._pick is None or not self._pick.sampled or self.status != 200:
+            return False
+        override = self.mode is BodyMode.NONE
+        ignored = (
+            modes.early_body or modes.request_body.echoed
+        )  # In these modes the data plane takes no such wish.
+        if override and (ignored or not self._settings.mode_override):
+            return False
+        self._reader = ResponseReader(
+            kind=kind,
+            content_type=found.get("content-type", ""),
+            content_encoding=found.get("content-encoding", ""),
+            max_text_bytes=self._picker.policy.spec.sampling.max_text_bytes,
+        )
+        if override:
+            self.mode = BodyMode.STREAMED
+        return override
+
+    def _told(self, served: str, *, debug: bool) -> tuple[tuple[str, str], ...]:
+        headers: list[tuple[str, str]] = []
+        if debug and self._pick is not None:
+            headers.append((DECISION, self._pick.explanation))
+        if self._settings.conformance_headers and served:
+            headers.append((TEST_SERVED, served))
+        return tuple(headers)

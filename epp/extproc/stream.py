@@ -1,0 +1,405 @@
+"""The life of one HTTP request as the data plane tells it: events in, actions out. No gRPC, no clock, no waiting.
+
+Owns the order of answers in each processing mode, the pick, and its release. When the pick is made, by request body mode:
+
+- BUFFERED: headers are answered at once, the one body message with the pick. Bodies that end in trailers too.
+- BUFFERED_PARTIAL: the same; a body cut at the data plane's limit is routed by load, since half a JSON says nothing.
+- FULL_DUPLEX_STREAMED (and GRPC): the answer to the headers waits for the whole body, then come header answer, body pieces
+  and trailers, in this order.
+- STREAMED with early body (`send_body_without_waiting_for_header_response`): the header answer waits as above, but only for
+  `streamed_hold_bytes`: the data plane stops reading at its own buffer limit, and waiting beyond it would wait for ever.
+  A longer body is routed by load.
+- STREAMED without early body: the data plane sends no body before the headers are answered, and chooses the server as
+  soon as they are. A prefix cannot be known then: routed by load. Later chunks are answered unread.
+- NONE, and requests without a body: routed by load, from the headers.
+
+A data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so there.
+What comes out of order but can be let pass is let pass and reported to the observer; StreamProtocolError is for what cannot.
+
+Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`; after a refusal nothing is answered.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from epp.decision import Observer, Pick, PickRequest
+from epp.errors import BadRequestError, BodyTooLargeError, NoEndpointError, PickError
+from epp.extproc.events import (
+    Action,
+    Answer,
+    BodyMode,
+    Echo,
+    Event,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Slot,
+    StreamProtocolError,
+)
+from epp.extproc.reading import (
+    DESTINATION,
+    REQUEST_ID,
+    RequestHead,
+    read_addresses,
+    read_head,
+    read_prescribed,
+    refusal,
+)
+from epp.extproc.response import PLAIN, Outcome, PickerPort, ResponseHalf, StreamSettings
+from epp.request.parse import parse_request
+from epp.types import Address, ApiKind, InferenceRequest
+
+MAX_PIECE_BYTES: Final = 62_000
+"""Of an echoed body; the endpoint picker protocol's limit."""
+
+_UNREAD: Final = InferenceRequest(kind=ApiKind.OTHER)
+
+
+class _Phase(enum.Enum):
+    START = enum.auto()
+    """No request headers yet."""
+    BODY = enum.auto()
+    """Headers answered, the pick waits for the body."""
+    HOLDING = enum.auto()
+    """Headers not answered, the pick waits for the body."""
+    PASSED = enum.auto()
+    """Decided, or never to be: the rest goes on as it comes."""
+    REFUSED = enum.auto()
+
+
+class HttpStream:
+    """One HTTP request. `receive` each event, carry out the actions in order, and `close` at the end, whatever happened.
+
+    `timer` measures how long parsing and picking took, for the observer; `now` is monotonic time in seconds.
+    """
+
+    __slots__ = (
+        "_body_bytes", "_chunks", "_closed", "_head", "_inference", "_made_id", "_modes", "_new_id", "_observer", "_phase",
+        "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "hold",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        picker: PickerPort,
+        observer: Observer,
+        *,
+        settings: StreamSettings,
+        new_request_id: Callable[[], str],
+        timer: Callable[[], float],
+    ) -> None:
+        self._picker = picker
+        self._observer = observer
+        self._settings = settings
+        self._new_id = new_request_id
+        self._timer = timer
+        self.hold = settings.hold_streams
+        """Stay until the HTTP request ends; a drain sets it to False. If False, `detach` as soon as `can_detach` says so."""
+        self._phase = _Phase.START
+        self._modes = settings.assumed_modes
+        self._head: RequestHead | None = None
+        self._subset: tuple[str, ...] | None = None
+        self._made_id = False
+        self._chunks: list[bytes] = []
+        self._body_bytes = 0
+        self._inference = _UNREAD
+        self._pick: Pick | None = None
+        self._request_done = False
+        self._response = ResponseHalf(picker, observer, settings=settings)
+        self._closed = False
+
+    def receive(self, event: Event, *, now: float) -> Sequence[Action]:
+        """Take one event. StreamProtocolError: the stream makes no sense any more; close it."""
+        if self._closed:
+            raise StreamProtocolError("event_after_end")
+        match event:
+            case RequestHeaders():
+                return self._on_request_headers(event, now=now)
+            case RequestBody():
+                return self._on_request_body(event, now=now)
+            case ResponseHeaders():
+                return self._on_response_headers(event, now=now)
+            case ResponseBody():
+                return self._on_response_body(event, now=now)
+            case RequestTrailers():
+                return self._on_request_trailers(now=now)
+            case ResponseTrailers():
+                return self._on_response_trailers(now=now)
+
+    @property
+    def first(self) -> bool:
+        """No event has told the modes yet."""
+        return self._phase is _Phase.START
+
+    @property
+    def picked(self) -> bool:
+        return self._pick is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whatever was held is released."""
+        return self._closed
+
+    @property
+    def can_detach(self) -> bool:
+        """Response headers are answered and no body is to come here: the stream may end without harm to the request."""
+        response = self._response
+        if response.status is None or not (response.done or response.mode is BodyMode.NONE):
+            return False
+        return self._request_done or not self._modes.request_body.echoed
+
+    def detach(self, *, now: float) -> None:
+        """Let go of the request on purpose while its answer runs on."""
+        if self._closed:
+            return
+        if self._response.done:
+            self.close(now=now)
+            return
+        self._closed = True
+        if self._pick is not None:
+            self._picker.detach(self._pick, now=now)
+            self._observer.ended(self._pick)
+
+    def close(self, *, now: float, broken: bool = False) -> None:
+        """Release what the request holds. Idempotent. broken: the picker itself failed, not the data plane or client."""
+        if self._closed:
+            return
+        self._closed = True
+        self._chunks.clear()
+        if self._pick is None:
+            return
+        self._response.give_feedback(now=now)
+        outcome: Outcome = "failed" if broken else self._response.outcome()
+        self._picker.end(self._pick, outcome=outcome, now=now)
+        self._observer.ended(self._pick)
+
+    def check_integrity(self) -> None:
+        assert self._body_bytes == 0 or self._phase is not _Phase.START
+        assert sum(map(len, self._chunks)) <= self._settings.max_body_bytes
+        assert not self._chunks or self._phase in (_Phase.BODY, _Phase.HOLDING)
+        assert self._pick is None or self._phase is _Phase.PASSED
+        assert not self._closed or self._pick is None or self._pick.ended
+        self._response.check_integrity()
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    def _on_request_headers(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
+        if self._phase is not _Phase.START or self._head is not None:
+            raise StreamProtocolError("second_request_headers")
+        self._learn(event.modes)
+        self._request_done = event.end_of_stream
+        spec = self._picker.policy.spec
+        head = read_head(event.headers, session_header=spec.session_header, debug_header=spec.debug_header)
+        if not head.request_id:
+            head.request_id, self._made_id = self._new_id(), True
+        self._head, self._subset = head, event.subset
+        mode = self._modes.request_body
+        if self._response.status is not None:
+            return self._pass_on(Slot.REQUEST_HEADERS)
+        if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
+            return self._refuse(self._too_large())
+        if event.end_of_stream or mode is BodyMode.NONE:
+            return self._decide(Slot.REQUEST_HEADERS, readable=False, now=now)
+        if mode is BodyMode.STREAMED and not self._modes.early_body:
+            return self._decide(Slot.REQUEST_HEADERS, readable=False, now=now)
+        if mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+            self._phase = _Phase.BODY
+            if head.client_destination:
+                # The pick overwrites it, but only if it is made: nothing of it may survive a picker that dies now.
+                return (Answer(Slot.REQUEST_HEADERS, remove_headers=(DESTINATION,)),)
+            return PLAIN[Slot.REQUEST_HEADERS]
+        self._phase = _Phase.HOLDING
+        return ()
+
+    def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
+        self._request_done = event.end_of_stream
+        if self._phase is _Phase.START:
+            self._learn(event.modes)
+            self._phase = _Phase.PASSED
+            self._observer.protocol_error("body_before_headers")
+        if self._phase is _Phase.REFUSED:
+            return ()
+        if self._phase is _Phase.PASSED:
+            return self._body_answers(Slot.REQUEST_BODY, event, self._modes.request_body)
+        self._body_bytes += len(event.data)
+        if self._body_bytes > self._settings.max_body_bytes:
+            return self._refuse(self._too_large())
+        self._chunks.append(event.data)
+        mode = self._modes.request_body
+        if self._phase is _Phase.BODY:
+            partial = mode is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
+            return self._decide(Slot.REQUEST_BODY, partial=partial, now=now)
+        if event.end_of_stream:
+            return self._release(end_of_stream=True, now=now)
+        if mode is BodyMode.STREAMED and self._body_bytes >= self._settings.streamed_hold_bytes:
+            return self._release(end_of_stream=False, partial=True, now=now)
+        return ()
+
+    def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
+        answer = PLAIN[Slot.REQUEST_TRAILERS]
+        self._request_done = True
+        if self._phase is _Phase.REFUSED:
+            return ()
+        if self._phase is _Phase.HOLDING:
+            released = self._release(end_of_stream=False, now=now)
+            return released if any(isinstance(a, Refuse) for a in released) else (*released, *answer)
+        if self._phase is _Phase.BODY:
+            # A body of no bytes, then trailers: only the dynamic metadata can still name the server.
+            return self._decide(Slot.REQUEST_TRAILERS, readable=False, now=now)
+        if self._phase is _Phase.START:
+            self._phase = _Phase.PASSED
+            self._observer.protocol_error("trailers_before_headers")
+        return answer
+
+    def _release(self, *, end_of_stream: bool, partial: bool = False, now: float) -> Sequence[Action]:
+        """The held answers, in order: headers, then the body as the mode wants it."""
+        chunks = self._chunks
+        first = self._decide(Slot.REQUEST_HEADERS, partial=partial, now=now)
+        if isinstance(first[0], Refuse):
+            return first
+        if self._modes.request_body.echoed:
+            return (*first, *_pieces(Slot.REQUEST_BODY, b"".join(chunks), end_of_stream=end_of_stream))
+        return (*first, *(PLAIN[Slot.REQUEST_BODY] * len(chunks)))
+
+    def _decide(
+        self, slot: Slot, *, readable: bool = True, partial: bool = False, now: float
+    ) -> Sequence[Action]:
+        """Pick, and say it in the answer to `slot`; or refuse."""
+        chunks, self._chunks = self._chunks, []
+        if self._response.status is not None:
+            # The client has its answer already (the data plane's own, perhaps): no server will see this request.
+            return self._pass_on(slot)
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        try:
+            self._pick = self._choose(body, readable=readable, partial=partial, now=now)
+        except PickError as error:
+            return self._refuse(error)
+        self._phase = _Phase.PASSED
+        return (self._routed(slot, self._pick),)
+
+    def _choose(self, body: bytes, *, readable: bool, partial: bool, now: float) -> Pick:
+        head, settings = self._known_head(), self._settings
+        started = self._timer()
+        if readable and body and not head.encoded:
+            self._inference = _parse(head.path, body, partial=partial)
+            parsed = self._timer()
+            self._observer.parsed(seconds=parsed - started, size_bytes=len(body))
+            started = parsed
+        prescribed: tuple[Address, ...] = ()
+        if settings.conformance_headers and head.prescribed:
+            prescribed = read_prescribed(head.prescribed, self._picker.endpoints())
+            if not prescribed:
+                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        request = PickRequest(
+            request_id=head.request_id,
+            inference=self._inference,
+            body_bytes=max(len(body), head.declared_bytes),
+            subset=None if self._subset is None else read_addresses(self._subset),
+            session=head.session,
+            prescribed=prescribed,
+        )
+        pick = self._picker.pick(request, now=now)
+        self._observer.picked(pick, seconds=self._timer() - started)
+        return pick
+
+    def _routed(self, slot: Slot, pick: Pick) -> Answer:
+        destination = ",".join(map(str, pick.destinations))
+        scores: tuple[tuple[str, float], ...] = ()
+        if self._settings.scores_metadata:
+            scores = tuple((str(c.address), c.score_s) for c in pick.decision.candidates if not c.excluded)
+        if slot is Slot.REQUEST_TRAILERS:
+            return Answer(slot, destination=destination, scores=scores)
+        headers = [(DESTINATION, destination)]
+        if self._made_id:
+            headers.append((REQUEST_ID, self._known_head().request_id))
+        return Answer(
+            slot,
+            set_headers=tuple(headers),
+            clear_route_cache=self._settings.clear_route_cache,
+            destination=destination,
+            scores=scores,
+        )
+
+    def _refuse(self, error: PickError) -> Sequence[Action]:
+        self._phase = _Phase.REFUSED
+        self._chunks.clear()
+        self._observer.refused(self._known_head().request_id, error)
+        return (refusal(error),)
+
+    def _pass_on(self, slot: Slot) -> Sequence[Action]:
+        """Go on without a destination, and without one that the client made up."""
+        self._phase = _Phase.PASSED
+        if slot is Slot.REQUEST_HEADERS:
+            return (Answer(slot, remove_headers=(DESTINATION,)),)
+        return PLAIN[slot]
+
+    # -- the response --------------------------------------------------------------------------------------------
+
+    def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
+        self._learn(event.modes)
+        return self._response.begin(
+            event,
+            pick=self._pick,
+            modes=self._modes,
+            kind=self._inference.kind,
+            debug=self._head is not None and self._head.debug,
+            now=now,
+        )
+
+    def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
+        self._learn(event.modes)
+        answers = self._body_answers(Slot.RESPONSE_BODY, event, self._modes.response_body)
+        self._response.feed(event, now=now)
+        return answers
+
+    def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
+        self._response.finish(now=now)
+        return PLAIN[Slot.RESPONSE_TRAILERS]
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _body_answers(
+        self, slot: Slot, event: RequestBody | ResponseBody, mode: BodyMode
+    ) -> Sequence[Action]:
+        if mode.echoed:
+            return _pieces(slot, event.data, end_of_stream=event.end_of_stream)
+        return PLAIN[slot]
+
+    def _learn(self, modes: Modes | None) -> None:
+        if modes is not None:
+            self._modes = modes
+
+    def _known_head(self) -> RequestHead:
+        assert self._head is not None, "decisions come after request headers"
+        return self._head
+
+    def _too_large(self) -> BodyTooLargeError:
+        limit = self._settings.max_body_bytes
+        return BodyTooLargeError(f"The request body is over the limit of {limit} bytes; send a shorter one.")
+
+
+def _parse(path: str, body: bytes, *, partial: bool) -> InferenceRequest:
+    try:
+        return parse_request(path, body)
+    except BadRequestError:
+        if partial:
+            return _UNREAD
+        raise
+
+
+def _pieces(slot: Slot, data: bytes, *, end_of_stream: bool) -> Sequence[Action]:
+    """The same bytes in order, in pieces that the protocol allows; an empty body is one empty piece."""
+    if len(data) <= MAX_PIECE_BYTES:
+        return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
+    view, last = memoryview(data), (len(data) - 1) // MAX_PIECE_BYTES * MAX_PIECE_BYTES
+    return tuple(
+        Echo(slot, view[start : start + MAX_PIECE_BYTES], end_of_stream=end_of_stream and start == last)
+        for start in range(0, len(data), MAX_PIECE_BYTES)
+    )
