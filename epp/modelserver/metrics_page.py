@@ -1,0 +1,294 @@
+"""Reads the few numbers that routing needs from a model server's metrics page.
+
+Owns the names of three servers: vLLM (old and new spellings), SGLang, and llm-d-inference-sim, which speaks vLLM's.
+This is a scan, not a parser of the exposition format: it jumps from one `# TYPE` line to the next and reads only the
+families that it knows, since most of a 70 KB page is histogram buckets that nobody here asks for. A page written
+without `# TYPE` lines is read by jumping from one known namespace to the next instead.
+
+Any bytes may come in. What cannot be believed is a MetricsError, never a zero: a page of another program, a load gauge
+that is not a number, more lines than any server writes. Called by `scraper` and by the contract tests.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from epp.types import EndpointMetrics
+
+
+class MetricsError(Exception):
+    """A page that says nothing to believe about a model server's load."""
+
+
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    # First spelling present wins: releases that rename a metric write both for a while.
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    "cache_config": ("vllm:cache_config_info", "sglang:cache_config_info"),
+    "pool_tokens": ("sglang:max_total_num_tokens",),
+    "page_size": ("sglang:page_size",),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "cached_prompt_tokens": ("vllm:prompt_tokens_cached_total", "sglang:cached_tokens_total"),
+    "generated_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "prefix_queries": (
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_queries",
+        "vllm:gpu_prefix_cache_queries_total",
+    ),
+    "prefix_hits": (
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_hits",
+        "vllm:gpu_prefix_cache_hits_total",
+    ),
+    "finished": ("vllm:request_success_total", "sglang:num_requests_total"),
+    "ttft_sum": ("vllm:time_to_first_token_seconds_sum", "sglang:time_to_first_token_seconds_sum"),
+    "ttft_count": ("vllm:time_to_first_token_seconds_count", "sglang:time_to_first_token_seconds_count"),
+    "prefill_sum": ("vllm:request_prefill_time_seconds_sum",),
+    "prefill_count": ("vllm:request_prefill_time_seconds_count",),
+    "lora": ("vllm:lora_requests_info",),
+    "lora_slots": ("sglang:lora_pool_slots_total",),
+}
+
+
+def _family(name: str) -> str:
+    for suffix in ("_total", "_sum", "_count"):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+_KNOWN: Final = frozenset(name.encode() for names in _NAMES.values() for name in names)
+_FAMILIES: Final = _KNOWN | {_family(name.decode()).encode() for name in _KNOWN}
+_NAMESPACES: Final = (b"vllm:", b"sglang:")
+_TYPE: Final = b"\n# TYPE "
+_SAMPLE: Final = re.compile(
+    # name, labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may follow.
+    # Possessive: a line of broken quotes costs one pass, not one for each way to split it.
+    rb'([a-z_:]++)(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
+)
+_LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
+_ESCAPE: Final = re.compile(rb"\\(.)")
+_ESCAPED: Final = {b"n": b"\n"}
+_MAX_STEPS: Final = 20_000
+"""Lines looked at in one page: thirty times what vLLM writes, and 10 ms of the event loop at the worst."""
+_MAX_VALUE: Final = 1e15
+"""No counter of tokens or seconds gets here in a server's life; larger numbers are garbage, and floats lose units."""
+_MAX_DIGITS: Final = 15
+_MAX_LINE_BYTES: Final = 65_536
+
+
+class _Sample(NamedTuple):
+    labels: bytes
+    value: float
+
+
+_Samples = dict[bytes, list[_Sample]]
+
+
+def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
+    """What `page` says, its engines added up. MetricsError when it is no model server's page or its load is unreadable."""
+    found = _Found(_collect(page))
+    block_size, capacity = found.cache()
+    max_lora, active = found.lora()
+    return EndpointMetrics(
+        scraped_at=scraped_at,
+        running=found.load("running"),
+        waiting=found.load("waiting"),
+        kv_usage=found.kv_usage(),
+        capacity_tokens=capacity,
+        block_size=block_size,
+        prompt_tokens=found.total("prompt_tokens"),
+        cached_prompt_tokens=found.total("cached_prompt_tokens"),
+        generated_tokens=found.total("generated_tokens"),
+        prefix_queries=found.total("prefix_queries"),
+        prefix_hits=found.total("prefix_hits"),
+        finished=found.total("finished"),
+        ttft_sum_s=found.total("ttft_sum"),
+        ttft_count=found.total("ttft_count"),
+        prefill_sum_s=found.total("prefill_sum"),
+        prefill_count=found.total("prefill_count"),
+        max_lora=max_lora,
+        active_adapters=active,
+    )
+
+
+class _Found:
+    """The samples of one page by meaning. Lists hold every series; unreadable values are NaN until asked for."""
+
+    def __init__(self, samples: _Samples) -> None:
+        self._by_field: dict[str, list[_Sample]] = {}
+        for field, names in _NAMES.items():
+            for name in names:
+                series = samples.get(name.encode())
+                if series is not None:
+                    self._by_field[field] = series
+                    break
+
+    def load(self, field: str) -> int:
+        """A gauge of requests, over all engines. An unreadable one fails the scrape: zero would draw every request."""
+        values = self._of_engines(field)
+        if any(math.isnan(v) for v in values):
+            raise MetricsError(f"{field} requests are not a number")
+        return int(sum(values))
+
+    def kv_usage(self) -> float:
+        """The mean of the engines: requests go to the emptier one inside the server, so one full engine is not a full server."""
+        values = self._of_engines("kv_usage")
+        if any(math.isnan(v) for v in values):
+            raise MetricsError("KV cache usage is not a number")
+        return min(1.0, sum(values) / len(values)) if values else 0.0
+
+    def total(self, field: str) -> float | None:
+        """A counter over all engines, models and reasons; None where it is absent or any part of it is unreadable."""
+        series = self._by_field.get(field)
+        if not series:
+            return None
+        total = math.fsum(sample.value for sample in series)
+        return None if math.isnan(total) else total
+
+    def cache(self) -> tuple[int | None, int | None]:
+        """(block size, capacity in tokens of all engines together), each None where the page does not say."""
+        size: int | None = None
+        engines: dict[bytes, int] = {}
+        for sample in self._by_field.get("cache_config", ()):
+            labels = _labels(sample.labels)
+            size = _whole(labels.get(b"block_size") or labels.get(b"page_size"))
+            blocks = _whole(labels.get(b"num_gpu_blocks") or labels.get(b"num_pages"))
+            tokens = _whole(labels.get(b"kv_cache_size_tokens")) or (
+                blocks * size if blocks and size else None
+            )
+            if tokens:
+                engines[_rank(labels)] = tokens
+        pages = [v for v in self._of_engines("page_size") if v >= 1]
+        pool = [v for v in self._of_engines("pool_tokens") if v >= 1]
+        capacity = int(sum(pool)) if pool else sum(engines.values())
+        return size or (int(pages[0]) if pages else None), capacity or None
+
+    def lora(self) -> tuple[int | None, frozenset[str]]:
+        """(adapter slots of one engine, adapters with requests). Old label sets stay on the page: the newest counts."""
+        newest: dict[bytes, tuple[float, dict[bytes, bytes]]] = {}
+        for sample in self._by_field.get("lora", ()):
+            labels = _labels(sample.labels)
+            engine = _rank(labels)
+            if sample.value >= newest.get(engine, (0.0, labels))[0]:
+                newest[engine] = (sample.value, labels)
+        active: set[str] = set()
+        slots = [int(v) for v in self._of_engines("lora_slots") if v >= 1]
+        for _, labels in newest.values():
+            for key in (b"running_lora_adapters", b"waiting_lora_adapters"):
+                names = labels.get(key, b"").decode("utf-8", "replace").split(",")
+                active.update(name.strip() for name in names if name.strip())
+            slots += [s for s in (_whole(labels.get(b"max_lora")),) if s]
+        return (max(slots) if slots else None), frozenset(active)
+
+    def _of_engines(self, field: str) -> list[float]:
+        """One value for each engine and model. SGLang's tensor-parallel ranks repeat their group's gauge: largest wins."""
+        series = self._by_field.get(field, ())
+        if len(series) < 2:
+            return [sample.value for sample in series]
+        engines: dict[tuple[bytes, bytes], float] = {}
+        for sample in series:
+            labels = _labels(sample.labels)
+            key = (_rank(labels), labels.get(b"model_name", b""))
+            # max() with a NaN keeps whichever came first, so a NaN is carried on by hand.
+            kept = engines.get(key, 0.0)
+            engines[key] = sample.value if math.isnan(sample.value) else max(kept, sample.value)
+            if math.isnan(kept):
+                engines[key] = kept
+        return list(engines.values())
+
+
+def _collect(page: bytes) -> _Samples:
+    """Samples of known names, by name. MetricsError when the page shows no sign of a model server."""
+    page = b"\n" + page[: page.rfind(b"\n") + 1]  # a last line without its end may be half a number
+    steps = _budget()
+    samples: _Samples = {}
+    known = False
+    for start, end in _families(page, steps):
+        known = True
+        _read_lines(page[start:end].split(b"\n", _MAX_STEPS), samples, steps)
+    if not samples:
+        for line in _namespaced_lines(page, steps):
+            known = True
+            _read_lines((line,), samples, steps)
+    if not known:
+        raise MetricsError("no vllm: or sglang: metric on the page")
+    if b"vllm:num_requests_running" not in samples and (b"\nvllm:" in page or _TYPE + b"vllm:" in page):
+        # vLLM writes this gauge from its first second, so its absence means a page cut short, not an idle server.
+        raise MetricsError("vllm:num_requests_running is missing from a page of vLLM")
+    return samples
+
+
+def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int]]:
+    """(start, end) of the lines under each known family's `# TYPE`."""
+    at = page.find(_TYPE)
+    while at >= 0:
+        steps()
+        name_at = at + len(_TYPE)
+        line_end = page.find(b"\n", name_at)
+        at = page.find(_TYPE, line_end)
+        if page[name_at:line_end].partition(b" ")[0] in _FAMILIES:
+            yield line_end + 1, at if at >= 0 else len(page)
+
+
+def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]:
+    """Lines that begin with a known namespace, for pages that carry no `# TYPE`."""
+    for namespace in _NAMESPACES:
+        at = page.find(b"\n" + namespace)
+        while at >= 0:
+            steps()
+            end = page.find(b"\n", at + 1)
+            yield page[at + 1 : end]
+            at = page.find(b"\n" + namespace, end)
+
+
+def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], None]) -> None:
+    for line in lines:
+        steps()
+        match = _SAMPLE.match(line) if len(line) <= _MAX_LINE_BYTES else None
+        if match is not None and match[1] in _KNOWN:
+            samples.setdefault(match[1], []).append(_Sample(match[2] or b"", _number(match[3])))
+
+
+def _budget() -> Callable[[], None]:
+    """A counter of steps that ends a page made to stall the event loop."""
+    left = _MAX_STEPS
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MetricsError(f"more than {_MAX_STEPS} lines of metrics")
+
+    return step
+
+
+def _number(text: bytes) -> float:
+    """A finite number from 0 to 1e15, else NaN: no metric read here can be negative or endless."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if 0 <= value <= _MAX_VALUE else math.nan
+
+
+def _whole(text: bytes | None) -> int | None:
+    return int(text) if text and text.isdigit() and len(text) <= _MAX_DIGITS else None
+
+
+def _rank(labels: dict[bytes, bytes]) -> bytes:
+    """Which engine of a data-parallel server a series is about: vLLM and SGLang name it differently."""
+    return labels.get(b"engine") or labels.get(b"dp_rank") or b""
+
+
+def _labels(text: bytes) -> dict[bytes, bytes]:
+    found = _LABEL.findall(text)
+    return {name: _ESCAPE.sub(_unescape, value) if b"\\" in value else value for name, value in found}
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    return _ESCAPED.get(match[1], match[1])
