@@ -23,6 +23,7 @@ DATA_FOLDER = Path(__file__).parents[1] / "contract" / "data"
 HASH_SEED = "vllm-none-hash"
 """What vLLM seeds its first block hash with where PYTHONHASHSEED is not set."""
 EVENT_TIMEOUT_S = 60.0
+CLEARED = b"AllBlocksCleared"
 
 Event = Mapping[str, object]
 
@@ -59,7 +60,8 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
 
 def record_pages(server: VllmServer) -> dict[str, str]:
     """File name -> content for metrics pages, answers, streams and errors of a fresh server."""
-    files = {"models.json": _as_json(server.get("/v1/models").json())}
+    files = {"metrics_fresh.txt": server.get("/metrics").body.decode()}
+    files["models.json"] = _as_json(server.get("/v1/models").json())
     prompt = prose("recorded prompt", words=120)
     completion: dict[str, object] = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 4, "temperature": 0}
     messages = [
@@ -111,7 +113,10 @@ def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[s
     assert server.options.kv_events_socket is not None
     requests: list[dict[str, object]] = []
     with _tap(environment, address=f"ipc://{server.options.kv_events_socket}") as events:
-        batches = [_first_batch(server, events, requests)]
+        _wait_for_subscriber(server, events)
+        # Empties the cache, so that the recording starts from nothing. vLLM sends the event that says so, and every
+        # other, only with the next request's.
+        assert server.post("/reset_prefix_cache", b"").status == 200
         conversation = prose("first turn", words=200)
         requests.append(_ask(server, conversation))
         requests.append(_ask(server, conversation + prose("second turn", words=60)))
@@ -120,11 +125,15 @@ def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[s
         requests.append(_ask(server, conversation, cache_salt="tenant-1"))
         for n in range(8):
             requests.append(_ask(server, prose(f"another prompt {n}", words=200)))
-        # Ends the recording with an AllBlocksCleared event, which leaves the server with the next request's events.
         assert server.post("/reset_prefix_cache", b"").status == 200
         requests.append(_ask(server, conversation))
-        while b"AllBlocksCleared" not in bytes.fromhex(str(batches[-1]["payload_hex"])):
-            batches.append(events.get(timeout=EVENT_TIMEOUT_S))
+        batches: list[Event] = []
+        clears = 0
+        while clears < 2:
+            batch = events.get(timeout=EVENT_TIMEOUT_S)
+            clears += CLEARED in bytes.fromhex(str(batch["payload_hex"]))
+            if clears:
+                batches.append(batch)
     return {
         "hash_algorithm": server.options.hash_algorithm,
         "hash_seed": HASH_SEED,
@@ -134,12 +143,13 @@ def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[s
     }
 
 
-def _first_batch(server: VllmServer, events: queue.Queue[Event], requests: list[dict[str, object]]) -> Event:
+def _wait_for_subscriber(server: VllmServer, events: queue.Queue[Event]) -> None:
     """Ask until an event arrives: a publisher drops what it sends before it knows its subscriber."""
     for n in range(100):
-        requests.append(_ask(server, prose(f"is anybody listening {n}", words=40)))
+        _ask(server, prose(f"is anybody listening {n}", words=40))
         with contextlib.suppress(queue.Empty):
-            return events.get(timeout=1)
+            events.get(timeout=1)
+            return
     raise TimeoutError(f"no KV event from vLLM {server.name}")
 
 
