@@ -1,0 +1,215 @@
+"""The two clusters of the generated bootstrap: the model servers, and the picker's workers.
+
+Pure: from the configuration to typed Envoy messages. Each setting whose default fails in silence is set here, with
+the reason beside it. Called by `bootstrap`.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+from envoy_data_plane.envoy.config.cluster.v3 import (
+    CircuitBreakers,
+    CircuitBreakersThresholds,
+    Cluster,
+    ClusterCommonLbConfig,
+    ClusterDiscoveryType,
+    ClusterEdsClusterConfig,
+    LoadBalancingPolicy,
+    LoadBalancingPolicyPolicy,
+    UpstreamConnectionOptions,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    Address as EnvoyAddress,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    ConfigSource,
+    HealthCheck,
+    HealthCheckGrpcHealthCheck,
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
+    PathConfigSource,
+    Pipe,
+    SocketAddress,
+    TcpKeepalive,
+    TypedExtensionConfig,
+    WatchedDirectory,
+)
+from envoy_data_plane.envoy.config.endpoint.v3 import (
+    ClusterLoadAssignment,
+    Endpoint,
+    LbEndpoint,
+    LocalityLbEndpoints,
+)
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import (
+    OverrideHost,
+    OverrideHostOverrideHostSource,
+)
+from envoy_data_plane.envoy.extensions.load_balancing_policies.round_robin.v3 import RoundRobin
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptions as UpstreamHttpProtocolOptions,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptionsExplicitHttpConfig,
+)
+from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPathSegment
+from envoy_data_plane.envoy.type.v3 import Percent
+from envoy_data_plane.google.protobuf import Any as AnyMessage
+
+from epp.envoy import tls
+from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, PICKER_SERVICE
+from epp.types import Address
+
+if TYPE_CHECKING:
+    from epp.config import Config, Listen
+
+UPSTREAM_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+UPSTREAM_IDLE: Final = timedelta(seconds=3)
+"""Under the 5 s after which vLLM's server closes an idle connection: a request sent into that close is lost."""
+
+
+def picker_addresses(listen: Listen, *, workers: int) -> tuple[str, ...]:
+    """Where each worker listens: a lone worker at the address itself, of several each at its own.
+
+    Of several, a unix socket gets `.N` appended, and a port N added to it.
+    """
+    if workers == 1:
+        return (listen.address,)
+    if listen.address.startswith("unix:"):
+        return tuple(f"{listen.address}.{n}" for n in range(workers))
+    first = Address.parse(listen.address)
+    return tuple(str(Address(host=first.host, port=first.port + n)) for n in range(workers))
+
+
+def envoy_address(text: str) -> EnvoyAddress:
+    """`ip:port` or `unix:/path` as Envoy writes it."""
+    if text.startswith("unix:"):
+        return EnvoyAddress(pipe=Pipe(path=text.removeprefix("unix:")))
+    address = Address.parse(text)
+    return EnvoyAddress(socket_address=SocketAddress(address=address.host, port_value=address.port))
+
+
+def model_servers(config: Config) -> Cluster:
+    """The model servers: Envoy learns them from the endpoints file, the picker chooses among them."""
+    # Absolute, since Envoy may be started from another directory than the picker.
+    eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
+    return Cluster(
+        name=MODEL_SERVERS,
+        type=ClusterDiscoveryType.EDS,
+        eds_cluster_config=ClusterEdsClusterConfig(
+            eds_config=ConfigSource(
+                path_config_source=PathConfigSource(
+                    path=eds_file,
+                    # The directory, not the file: only a rename is a whole file, and only a directory shows it.
+                    watched_directory=WatchedDirectory(path=str(PurePath(eds_file).parent)),
+                )
+            )
+        ),
+        # The default is 5 s, which a server that vanished from the network costs before the next one is tried.
+        connect_timeout=timedelta(seconds=1),
+        load_balancing_policy=_follow_the_pick(),
+        circuit_breakers=_wide_breakers(),
+        upstream_connection_options=UpstreamConnectionOptions(
+            # Finds a machine that died under an answer that has not begun; no timeout bounds such an answer.
+            tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=5)
+        ),
+        typed_extension_protocol_options={
+            UPSTREAM_HTTP: AnyMessage.pack(
+                UpstreamHttpProtocolOptions(
+                    common_http_protocol_options=HttpProtocolOptions(idle_timeout=UPSTREAM_IDLE),
+                    explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
+                        http_protocol_options=Http1ProtocolOptions()
+                    ),
+                )
+            )
+        },
+    )
+
+
+def picker(config: Config) -> Cluster:
+    """The picker's workers, each an endpoint of its own."""
+    endpoints = [
+        LbEndpoint(endpoint=Endpoint(address=envoy_address(address)))
+        for address in picker_addresses(config.listen, workers=config.workers)
+    ]
+    return Cluster(
+        name=PICKER,
+        type=ClusterDiscoveryType.STATIC,
+        connect_timeout=timedelta(seconds=1),
+        load_assignment=ClusterLoadAssignment(
+            cluster_name=PICKER, endpoints=[LocalityLbEndpoints(lb_endpoints=endpoints)]
+        ),
+        health_checks=[_grpc_health_check()],
+        common_lb_config=ClusterCommonLbConfig(
+            # By default, once half the workers are down Envoy sends to the dead ones again ("panic").
+            healthy_panic_threshold=Percent(value=0.0)
+        ),
+        circuit_breakers=_wide_breakers(),
+        transport_socket=tls.upstream(config.listen.tls) if config.listen.tls else None,
+        typed_extension_protocol_options={
+            UPSTREAM_HTTP: AnyMessage.pack(
+                UpstreamHttpProtocolOptions(
+                    explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
+                        http2_protocol_options=Http2ProtocolOptions()
+                    )
+                )
+            )
+        },
+    )
+
+
+def _follow_the_pick() -> LoadBalancingPolicy:
+    """Go down the picker's list, one address an attempt; round robin when there is none or it is used up.
+
+    From the metadata only: a header could come from a client. An address that Envoy does not hold is passed over.
+    """
+    fallback = _policy("envoy.load_balancing_policies.round_robin", AnyMessage.pack(RoundRobin()))
+    source = OverrideHostOverrideHostSource(
+        metadata=MetadataKey(key=LB_NAMESPACE, path=[MetadataKeyPathSegment(key=DESTINATION)])
+    )
+    override = OverrideHost(override_host_sources=[source], fallback_policy=fallback)
+    return _policy("envoy.load_balancing_policies.override_host", AnyMessage.pack(override))
+
+
+def _policy(name: str, config: AnyMessage) -> LoadBalancingPolicy:
+    extension = TypedExtensionConfig(name=name, typed_config=config)
+    return LoadBalancingPolicy(policies=[LoadBalancingPolicyPolicy(typed_extension_config=extension)])
+
+
+def _wide_breakers() -> CircuitBreakers:
+    """Out of the way: admission is the picker's work.
+
+    The defaults are 1,024 of each and 3 retries. Every request holds a stream at the picker until its answer ends, so
+    past 1,024 the rest would bypass it without an error; and of a burst whose first choice died, all but 3 would fail.
+    """
+    thresholds = CircuitBreakersThresholds(
+        max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
+    )
+    return CircuitBreakers(thresholds=[thresholds])
+
+
+def _grpc_health_check() -> HealthCheck:
+    """Take a dead or hung worker out, and let it back at once.
+
+    Until then its share of the requests bypasses the picker. A TCP check would not see a hung one. A killed worker is
+    out after at most 1.2 s, a hung one after about 3 s.
+    """
+    second = timedelta(seconds=1)
+    return HealthCheck(
+        timeout=second,
+        interval=second,
+        # Until the first request, the default is to check once a minute.
+        no_traffic_interval=second,
+        no_traffic_healthy_interval=second,
+        # One slow answer is no proof; a second question follows the first failure at once.
+        unhealthy_threshold=2,
+        unhealthy_edge_interval=timedelta(milliseconds=200),
+        unhealthy_interval=second,
+        healthy_threshold=1,
+        grpc_health_check=HealthCheckGrpcHealthCheck(service_name=PICKER_SERVICE),
+    )

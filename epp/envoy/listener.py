@@ -1,0 +1,263 @@
+"""The listener of the generated bootstrap: what a client of the gateway meets, up to the route.
+
+Pure: from the configuration to typed Envoy messages. Each setting whose default fails in silence is set here, with
+the reason beside it. Called by `bootstrap`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from envoy_data_plane.envoy.config.accesslog.v3 import (
+    AccessLog,
+    AccessLogFilter,
+    ComparisonFilter,
+    ComparisonFilterOp,
+    ResponseFlagFilter,
+    StatusCodeFilter,
+)
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation
+from envoy_data_plane.envoy.config.core.v3 import (
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    RuntimeUInt32,
+    SubstitutionFormatString,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
+from envoy_data_plane.envoy.config.route.v3 import (
+    RetryPolicy,
+    RetryPolicyRetryBackOff,
+    Route,
+    RouteAction,
+    RouteConfiguration,
+    RouteMatch,
+    VirtualHost,
+)
+from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ExternalProcessor,
+    MetadataOptions,
+    MetadataOptionsMetadataNamespaces,
+    ProcessingMode,
+    ProcessingModeBodySendMode,
+    ProcessingModeHeaderSendMode,
+)
+from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    HttpConnectionManager,
+    HttpConnectionManagerCodecType,
+    HttpConnectionManagerUpgradeConfig,
+    HttpFilter,
+    LocalReplyConfig,
+    RequestIdExtension,
+    ResponseMapper,
+)
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
+    HeaderMutation as EarlyHeaderMutation,
+)
+from envoy_data_plane.envoy.extensions.request_id.uuid.v3 import UuidRequestIdConfig
+from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
+from envoy_data_plane.google.protobuf import Any as AnyMessage
+from envoy_data_plane.google.protobuf import Struct
+
+from epp.envoy import tls
+from epp.envoy.clusters import envoy_address
+from epp.envoy.names import (
+    DESTINATION,
+    LB_NAMESPACE,
+    MODEL_SERVERS,
+    PICKER,
+    STAT_PREFIX,
+    SUBSET_NAMESPACE,
+)
+
+if TYPE_CHECKING:
+    from epp.config import Config
+    from epp.config import Envoy as EnvoyConfig
+
+ACCESS_LOG_FIELDS: Final = {
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "bytes_received": "%BYTES_RECEIVED%",
+    "bytes_sent": "%BYTES_SENT%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
+    "details": "%RESPONSE_CODE_DETAILS%",
+    "duration_ms": "%DURATION%",
+    "flags": "%RESPONSE_FLAGS%",
+    "headers_ms": "%RESPONSE_DURATION%",
+    "method": "%REQ(:METHOD)%",
+    "path": "%REQ(:PATH)%",
+    "picked": f"%DYNAMIC_METADATA({LB_NAMESPACE}:{DESTINATION})%",
+    "protocol": "%PROTOCOL%",
+    "request_id": "%REQ(X-REQUEST-ID)%",
+    "served_by": "%UPSTREAM_HOST%",
+    "status": "%RESPONSE_CODE%",
+    "time": "%START_TIME%",
+}
+"""An empty `picked` is a request that bypassed the picker."""
+
+OWN_FLAGS: Final = ["LR", "NC", "NR", "SI", "UC", "UF", "UH", "UMSDR", "UO", "UR", "URX", "UT"]
+"""Response flags of answers that Envoy's router makes up itself; an answer of the picker carries none of them."""
+
+
+def gateway(config: Config) -> Listener:
+    """The one listener for clients of the gateway."""
+    envoy = config.envoy
+    manager = Filter(
+        name="envoy.filters.network.http_connection_manager",
+        typed_config=AnyMessage.pack(_connection_manager(config)),
+    )
+    protocols = ["h2", "http/1.1"]
+    return Listener(
+        name=STAT_PREFIX,
+        address=envoy_address(envoy.listen),
+        filter_chains=[
+            FilterChain(
+                filters=[manager],
+                transport_socket=tls.downstream(envoy.tls, protocols=protocols) if envoy.tls else None,
+            )
+        ],
+    )
+
+
+def _connection_manager(config: Config) -> HttpConnectionManager:
+    envoy = config.envoy
+    router = HttpFilter(name="envoy.filters.http.router", typed_config=AnyMessage.pack(Router()))
+    ext_proc = HttpFilter(
+        name="envoy.filters.http.ext_proc", typed_config=AnyMessage.pack(_external_processor(envoy))
+    )
+    return HttpConnectionManager(
+        stat_prefix=STAT_PREFIX,
+        # AUTO takes HTTP/2 by prior knowledge in clear text too; with TLS the handshake says which.
+        codec_type=(
+            HttpConnectionManagerCodecType.AUTO
+            if envoy.http2_cleartext or envoy.tls
+            else HttpConnectionManagerCodecType.HTTP1
+        ),
+        # Before any filter, so also for requests that bypass the picker: no client may name its server.
+        early_header_mutation_extensions=[_strip_destination()],
+        # The gateway is an edge: `x-envoy-*` of outside clients (retries, timeouts) are not obeyed ...
+        use_remote_address=True,
+        # ... but the caller's request id is kept as it is, and told, since decisions are looked up by it.
+        preserve_external_request_id=True,
+        always_set_request_id_in_response=True,
+        request_id_extension=RequestIdExtension(
+            typed_config=AnyMessage.pack(UuidRequestIdConfig(pack_trace_reason=False))
+        ),
+        # Default 5 min: it ends answers that are not streamed, though the route has no timeout.
+        stream_idle_timeout=timedelta(seconds=envoy.stream_idle_timeout_seconds),
+        http_filters=[ext_proc, router],
+        # The picker buffers bodies, which a websocket never ends: those go round it, by the fallback policy.
+        upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router])],
+        route_config=RouteConfiguration(
+            name=STAT_PREFIX,
+            virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=[_route(envoy)])],
+        ),
+        local_reply_config=_errors_as_json(),
+        access_log=[_access_log()] if envoy.access_log else [],
+    )
+
+
+def _strip_destination() -> TypedExtensionConfig:
+    mutation = EarlyHeaderMutation(mutations=[HeaderMutation(remove=DESTINATION)])
+    return TypedExtensionConfig(
+        name="envoy.http.early_header_mutation.header_mutation", typed_config=AnyMessage.pack(mutation)
+    )
+
+
+def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
+    return ExternalProcessor(
+        # No timeout here: it would not end a stream, and the stream lives as long as the answer.
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER)),
+        processing_mode=ProcessingMode(
+            # Skipped request headers would let the router choose a server before the body was seen.
+            request_header_mode=ProcessingModeHeaderSendMode.SEND,
+            request_body_mode=ProcessingModeBodySendMode.BUFFERED,
+            response_header_mode=ProcessingModeHeaderSendMode.SEND,
+            # Answers stay between client and server; the picker asks for the few that it samples.
+            response_body_mode=ProcessingModeBodySendMode.NONE,
+            request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
+            response_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
+        ),
+        # Without it the picker's request for a sampled answer's body is ignored.
+        allow_mode_override=True,
+        failure_mode_allow=envoy.fail_open,
+        # 500 by default, where the fault is that nobody is there to choose.
+        status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
+        # Default 200 ms: a busy picker would be bypassed. A hung one costs each request this long.
+        message_timeout=timedelta(seconds=envoy.message_timeout_seconds),
+        metadata_options=MetadataOptions(
+            forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]),
+            # Metadata from the picker is dropped unless its namespace is listed.
+            receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE]),
+        ),
+        # The only word about who really served after a retry.
+        response_attributes=["upstream.address"],
+    )
+
+
+def _route(envoy: EnvoyConfig) -> Route:
+    return Route(
+        match=RouteMatch(prefix="/"),
+        # A larger body gets 413. Here and not on the listener, whose limit also bounds what a slow reader of an
+        # answer makes Envoy hold.
+        request_body_buffer_limit=envoy.max_body_bytes,
+        route=RouteAction(
+            cluster=MODEL_SERVERS,
+            # Default 15 s for the whole answer.
+            timeout=timedelta(0),
+            retry_policy=RetryPolicy(
+                # `reset` and not `reset-before-request`: a server killed after it took the request counts too.
+                # Nothing is retried once response headers came.
+                retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
+                retriable_status_codes=[503],
+                # Few, or one request that kills its server would visit all of them.
+                num_retries=envoy.num_retries,
+                retry_back_off=RetryPolicyRetryBackOff(
+                    base_interval=timedelta(milliseconds=10), max_interval=timedelta(milliseconds=100)
+                ),
+            ),
+        ),
+    )
+
+
+def _errors_as_json() -> LocalReplyConfig:
+    """Envoy's own errors in the shape that OpenAI clients parse; the picker's answers pass unchanged."""
+    too_large = AccessLogFilter(
+        status_code_filter=StatusCodeFilter(
+            comparison=ComparisonFilter(
+                op=ComparisonFilterOp.EQ,
+                value=RuntimeUInt32(default_value=413, runtime_key="gateway.too_large_status"),
+            )
+        )
+    )
+    router = AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=OWN_FLAGS))
+    return LocalReplyConfig(
+        mappers=[
+            ResponseMapper(
+                filter=too_large,
+                body_format_override=_error("the request body is too large", "invalid_request_error"),
+            ),
+            ResponseMapper(
+                filter=router, body_format_override=_error("%LOCAL_REPLY_BODY%", "service_unavailable")
+            ),
+        ]
+    )
+
+
+def _error(message: str, error_type: str) -> SubstitutionFormatString:
+    error = {"message": message, "type": error_type, "param": None, "code": "%RESPONSE_CODE%"}
+    return SubstitutionFormatString(
+        json_format=Struct.from_dict({"error": error}),
+        content_type="application/json",
+    )
+
+
+def _access_log() -> AccessLog:
+    log = StdoutAccessLog(
+        log_format=SubstitutionFormatString(
+            json_format=Struct.from_dict(dict(ACCESS_LOG_FIELDS)),
+        )
+    )
+    return AccessLog(name="envoy.access_loggers.stdout", typed_config=AnyMessage.pack(log))

@@ -1,0 +1,26 @@
+"""Names that the generated bootstrap, the endpoints file and the picker's protocol must agree on.
+
+Called by the other modules of this package; knows nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MODEL_SERVERS: Final = "model-servers"
+"""Cluster of the model servers; the endpoints file names it too."""
+
+PICKER: Final = "picker"
+"""Cluster of the picker's workers."""
+
+STAT_PREFIX: Final = "gateway"
+"""Envoy's counters of the listener are `http.gateway.*`, those of the picker `http.gateway.ext_proc.*`."""
+
+DESTINATION: Final = "x-gateway-destination-endpoint"
+"""Header and metadata key of the pick."""
+
+LB_NAMESPACE: Final = "envoy.lb"
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+
+PICKER_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+"""gRPC service of the picker, and the name under which its health is asked for."""

@@ -1,0 +1,40 @@
+"""One self-signed certificate for tests: for localhost and 127.0.0.1, valid from 2020 to 2120, its own CA.
+
+The key guards nothing; it is here so that tests need no program that makes certificates.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from epp.config import Tls
+
+CERTIFICATE: Final = """\
+-----BEGIN CERTIFICATE-----
+MIIBbTCCAROgAwIBAgIBATAKBggqhkjOPQQDAjAXMRUwEwYDVQQDDAxnYXRld2F5
+LnRlc3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBcxFTATBgNV
+BAMMDGdhdGV3YXkudGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABJsZv32/
+7UgoHIVaAih3rfL5vhFXM2m6d9vgK0kDsHJsiBLKZBkpnbKOdNuEqBlnr8v/1Wim
+OtRZ8g1ULY6Lg2ejTjBMMBoGA1UdEQQTMBGCCWxvY2FsaG9zdIcEfwAAATAPBgNV
+HRMBAf8EBTADAQH/MB0GA1UdDgQWBBQtsFbI13KYHSt99F4ELdJnsSrEGDAKBggq
+hkjOPQQDAgNIADBFAiEAmm8Efd2Rs4ZjgbqMKqvyUMBiqZrzqnYi6gVYoWRF/Q4C
+ID9Bl8wnpyUWLIZIUK6sL38akOAHbfUa371M5YhdtiK5
+-----END CERTIFICATE-----
+"""
+
+PRIVATE_KEY: Final = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgPxZRvPt2VMFqbeni
+t75WGJeixg8NLJjqI/F7HLETzguhRANCAASbGb99v+1IKByFWgIod63y+b4RVzNp
+unfb4CtJA7BybIgSymQZKZ2yjnTbhKgZZ6/L/9VopjrUWfINVC2Oi4Nn
+-----END PRIVATE KEY-----
+"""
+
+
+def write_tls(directory: Path, *, mutual: bool = False) -> Tls:
+    """The pair as files in `directory`, and the configuration that names them."""
+    cert, key = directory / "tls.crt", directory / "tls.key"
+    cert.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    return Tls(cert_file=str(cert), key_file=str(key), client_ca_file=str(cert) if mutual else "")

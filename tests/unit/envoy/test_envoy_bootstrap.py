@@ -1,0 +1,123 @@
+"""The generated bootstrap: complete, stable, valid for the real Envoy, and refused where it could not work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
+
+from epp.config import Config, Envoy, Listen
+from epp.envoy.bootstrap import bootstrap, message
+from epp.envoy.clusters import picker_addresses
+from epp.errors import ConfigError
+from tests.harness.certificate import write_tls
+
+GOLDEN = Path(__file__).parent / "golden" / "bootstrap.yaml"
+"""Written anew by: python -m tests.unit.envoy.test_envoy_bootstrap"""
+
+
+def golden_config() -> Config:
+    return Config(
+        endpoints_file="/etc/prefix-gateway/endpoints.yaml",
+        listen=Listen(address="unix:/run/prefix-gateway/picker.sock"),
+        workers=2,
+        envoy=Envoy(eds_file="/run/prefix-gateway/eds.json"),
+    )
+
+
+def config_in(directory: Path, *, envoy: Envoy | None = None, listen: Listen | None = None) -> Config:
+    eds_file = directory / "eds.json"
+    eds_file.write_text('{"version_info": "0", "resources": []}')
+    return Config(
+        endpoints_file="endpoints.yaml",
+        listen=listen or Listen(),
+        envoy=msgspec.structs.replace(envoy or Envoy(), eds_file=str(eds_file)),
+    )
+
+
+def validate(text: str, directory: Path) -> None:
+    """Ask the real Envoy; its own words are the failure. A deprecated field is one too: it will go away."""
+    path = directory / "bootstrap.yaml"
+    path.write_text(text)
+    envoy = Path(sysconfig.get_path("scripts")) / "envoy"
+    done = subprocess.run(
+        [envoy, "--mode", "validate", "--config-path", path, "--log-level", "warning"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Deprecated field" not in done.stderr
+
+
+def test_text_is_the_golden_one() -> None:
+    assert bootstrap(golden_config()) == GOLDEN.read_text()
+
+
+def test_both_outputs_say_the_same_and_read_back_as_the_message() -> None:
+    config = golden_config()
+    document = json.loads(bootstrap(config, output="json"))
+    assert document == yaml.safe_load(bootstrap(config))
+    # As dictionaries: the order of a map's keys, which says nothing, is kept in the packed bytes.
+    assert Bootstrap.from_dict(document).to_dict() == message(config).to_dict()
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize(
+    ("envoy", "listen"),
+    [
+        (Envoy(), Listen()),
+        (Envoy(listen="[::1]:8080", fail_open=False, http2_cleartext=False, access_log=False), Listen()),
+        (Envoy(stream_idle_timeout_seconds=0, num_retries=0, max_body_bytes=2**30), Listen()),
+        (Envoy(), Listen(address="unix:/run/prefix-gateway/picker.sock")),
+    ],
+    ids=["defaults", "ipv6-closed", "extremes", "unix"],
+)
+def test_real_envoy_accepts_it(tmp_path: Path, envoy: Envoy, listen: Listen) -> None:
+    validate(bootstrap(config_in(tmp_path, envoy=envoy, listen=listen)), tmp_path)
+
+
+@pytest.mark.envoy
+def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
+    tls = write_tls(tmp_path, mutual=True)
+    config = config_in(tmp_path, envoy=Envoy(tls=tls), listen=Listen(tls=tls))
+    validate(bootstrap(config), tmp_path)
+
+
+def test_without_an_endpoints_file_there_is_no_bootstrap() -> None:
+    with pytest.raises(ConfigError, match=r"envoy\.edsFile"):
+        bootstrap(Config(endpoints_file="endpoints.yaml"))
+
+
+def test_failing_closed_reaches_ext_proc() -> None:
+    config = Config(
+        endpoints_file="e.yaml", hold_streams=False, envoy=Envoy(eds_file="/run/eds.json", fail_open=False)
+    )
+    text = bootstrap(config)
+    assert "failure_mode_allow" not in text
+    assert "failure_mode_allow: true" in bootstrap(golden_config())
+
+
+@pytest.mark.parametrize(
+    ("address", "workers", "expected"),
+    [
+        ("unix:/run/p.sock", 1, ("unix:/run/p.sock",)),
+        ("unix:/run/p.sock", 2, ("unix:/run/p.sock.0", "unix:/run/p.sock.1")),
+        ("10.0.0.1:9002", 1, ("10.0.0.1:9002",)),
+        ("[fd00::1]:9002", 3, ("[fd00::1]:9002", "[fd00::1]:9003", "[fd00::1]:9004")),
+    ],
+)
+def test_each_worker_has_an_address_of_its_own(address: str, workers: int, expected: tuple[str, ...]) -> None:
+    assert picker_addresses(Listen(address=address), workers=workers) == expected
+
+
+if __name__ == "__main__":
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(bootstrap(golden_config()))

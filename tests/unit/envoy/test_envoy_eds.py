@@ -1,0 +1,116 @@
+"""The endpoints file: read back by Envoy's own messages, stable, whole at every moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
+from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.envoy.eds import EdsFile, render
+from epp.types import Address, Endpoint, EndpointName
+
+
+def endpoint(text: str, *, name: str = "") -> Endpoint:
+    return Endpoint(name=EndpointName(name or text), address=Address.parse(text))
+
+
+def addresses_in(text: bytes) -> list[tuple[str, int]]:
+    (packed,) = DiscoveryResponse.from_json(text).resources
+    assignment = packed.unpack()
+    assert isinstance(assignment, ClusterLoadAssignment)
+    assert assignment.cluster_name == "model-servers"
+    found = []
+    for locality in assignment.endpoints:
+        for lb_endpoint in locality.lb_endpoints:
+            assert lb_endpoint.endpoint
+            assert lb_endpoint.endpoint.address
+            socket_address = lb_endpoint.endpoint.address.socket_address
+            assert socket_address
+            assert socket_address.port_value
+            found.append((socket_address.address, socket_address.port_value))
+    return found
+
+
+ENDPOINTS = st.lists(
+    st.builds(
+        lambda ip, port: Endpoint(
+            name=EndpointName(f"{ip}:{port}"), address=Address(host=str(ip), port=port)
+        ),
+        st.ip_addresses(),
+        st.integers(1, 65535),
+    ),
+    max_size=12,
+)
+
+
+@given(ENDPOINTS, st.randoms(use_true_random=False))
+def test_holds_each_address_once_whatever_the_order(endpoints: list[Endpoint], rng: object) -> None:
+    text = render(endpoints)
+    expected = {(e.address.host, e.address.port) for e in endpoints}
+    found = addresses_in(text)
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    assert render([*reversed(endpoints), *endpoints[:3]]) == text
+
+
+@given(st.lists(ENDPOINTS, min_size=1, max_size=6))
+def test_version_follows_the_content_and_nothing_is_left_behind(history: list[list[Endpoint]]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "eds.json"
+        file = EdsFile(path)
+        versions: dict[str, frozenset[Address]] = {}
+        before: frozenset[Address] | None = None
+        for endpoints in history:
+            held = frozenset(e.address for e in endpoints)
+            assert file.write(endpoints) == (held != before)
+            before = held
+            file.check_integrity()
+            version = json.loads(path.read_bytes())["version_info"]
+            assert versions.setdefault(version, held) == held
+
+
+def test_an_unchanged_set_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "eds.json"
+    file = EdsFile(path)
+    assert file.write([endpoint("10.0.0.1:8000"), endpoint("10.0.0.2:8000")])
+    inode = path.stat().st_ino
+    assert not file.write([endpoint("10.0.0.2:8000"), endpoint("10.0.0.1:8000", name="renamed")])
+    assert path.stat().st_ino == inode
+
+
+def test_a_change_is_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
+    path = tmp_path / "eds.json"
+    file = EdsFile(path)
+    file.write([endpoint("10.0.0.1:8000")])
+    with path.open("rb") as old:
+        assert file.write([endpoint("[fd00::1]:8000")])
+        assert addresses_in(old.read()) == [("10.0.0.1", 8000)]
+    assert addresses_in(path.read_bytes()) == [("fd00::1", 8000)]
+
+
+def test_no_endpoints_and_no_directory_yet_still_give_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "eds.json"
+    assert EdsFile(path).write([])
+    assert addresses_in(path.read_bytes()) == []
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_another_hand_wrote_is_put_right(tmp_path: Path) -> None:
+    path = tmp_path / "eds.json"
+    path.write_text("not json")
+    assert EdsFile(path).write([endpoint("10.0.0.1:8000")])
+    EdsFile(path).check_integrity()
+
+
+def test_a_write_that_fails_leaves_no_rubbish(tmp_path: Path) -> None:
+    path = tmp_path / "eds.json"
+    path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        EdsFile(path).write([])
+    assert list(tmp_path.iterdir()) == [path]
