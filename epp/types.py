@@ -83,6 +83,8 @@ class InferenceRequest:
     """Size of a batch's other prompts; they count as work and are not matched."""
     token_ids: bool = False
     """The prompt came as token ids, so four bytes are exactly one token."""
+    opaque: bool = False
+    """Something stands in `prompt` by a hash or id (media, a stored conversation): its bytes do not tell its tokens."""
     cache_salt: str = ""
     stream: bool = False
     include_usage: bool = False

@@ -7,7 +7,7 @@ Invariants:
 - Media is named by a hash of its part, never copied; thinking is left out, because chat templates drop it from later turns.
 
 Equal content gives equal bytes whether it came as a string or as one text part. Knows JSON values, not bodies or paths.
-Called by `parse` on each request, and through `next_turn_prompt` when a sampled answer has been read.
+Called by `parse` on each request, and by `response` for the turn that follows a sampled answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import msgspec
 import xxhash
 
 from epp.errors import BadRequestError
-from epp.types import ApiKind, InferenceRequest
 
 JsonObject = dict[str, object]
 Content = str | list[str | JsonObject] | None
@@ -28,7 +27,9 @@ BODY = b"\xfe"
 PART = b"\xfd"
 """Between the parts of one content."""
 FIELD = b"\xfc"
-"""Before a field that is not plain text: a name, a tool call, a media hash."""
+"""Before a field that is not plain text: a name, a tool call, a tool's result."""
+OPAQUE = b"\xfb"
+"""Before what stands for something else: the hash of a picture, the id of a stored conversation."""
 
 _HEADINGS = {
     role: SECTION + role.encode() + BODY for role in ("system", "user", "assistant", "tool", "developer")
@@ -124,7 +125,7 @@ def _part_bytes(part: JsonObject, *, where: str) -> bytes | None:
         return FIELD + b"tool_use" + FIELD + FIELD.join(call)
     if kind == "tool_result":
         return FIELD + b"tool_result" + FIELD + value_bytes(part.get("content"), where=f"{where}.content")
-    return FIELD + kind.encode() + FIELD + fingerprint(part)
+    return FIELD + kind.encode() + fingerprint(part)
 
 
 def item_bytes(item: JsonObject, *, where: str) -> bytes:
@@ -157,7 +158,7 @@ _INCIDENTAL = frozenset({"cache_control", "id", "status"})
 
 
 def digest(data: bytes) -> bytes:
-    return xxhash.xxh3_128_hexdigest(data).encode()
+    return OPAQUE + xxhash.xxh3_128_hexdigest(data).encode()
 
 
 def text_or_json(value: object) -> bytes:
@@ -166,17 +167,3 @@ def text_or_json(value: object) -> bytes:
 
 def bad_field(where: str, fault: str) -> BadRequestError:
     return BadRequestError(f"Field `{where}` {fault}.", reason="bad_field")
-
-
-def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
-    """The canonical bytes that the next turn will start with, once the answer has been appended to the request.
-
-    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen: the server keeps
-    responses' conversations, token ids have no text, and nothing follows an embedding.
-    """
-    answer = answer_text.encode("utf-8", "replace")
-    if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):
-        return b"".join((request.prompt, _HEADINGS["assistant"], answer))
-    if request.kind is ApiKind.COMPLETIONS and not request.token_ids:
-        return request.prompt + answer
-    return None

@@ -177,7 +177,7 @@ def _parse_responses(body: bytes) -> InferenceRequest:
     sections = []
     if asked.previous_response_id:
         # The real prefix is in the server's memory. The id in front keeps these bytes from matching anybody else's.
-        sections.append(canonical.section("previous", asked.previous_response_id.encode()))
+        sections.append(canonical.section("previous", canonical.OPAQUE + asked.previous_response_id.encode()))
     sections.append(canonical.raw_section("tools", asked.tools))
     if asked.instructions is not None:
         sections += (canonical.heading("system"), asked.instructions.encode())
@@ -264,6 +264,7 @@ def _request(
         prompt=prompt,
         more_prompt_bytes=more_prompt_bytes,
         token_ids=token_ids,
+        opaque=not token_ids and canonical.OPAQUE in prompt,
         cache_salt=body.cache_salt or "",
         stream=body.stream is True,
         include_usage=options is not None and options.include_usage is True,
@@ -297,6 +298,7 @@ def _render_messages(sections: list[bytes], messages: list[_Message] | None) -> 
         sections.append(canonical.heading(message.role, name=message.name, answers=message.tool_call_id))
         content = message.content
         if isinstance(content, str):  # Nearly every message; a call and an f-string saved for each.
+            message.content = None  # Frees the text before the join: a third less memory at the peak.
             sections.append(content.encode())
         else:
             sections.append(canonical.content_bytes(content, where=f"messages[{position}].content"))

@@ -5,7 +5,8 @@ server sends makes it raise, and what it holds is bounded: `max_text_bytes` of t
 The same bytes give the same feedback in whatever pieces they come, except for the time, which is that of the piece in which
 the first event with generated text was complete. Time comes in as an argument.
 
-Called by the ext_proc state machine for the sampled share of requests; `canonical.next_turn_prompt` uses the text.
+Called by the ext_proc state machine for the sampled share of requests; from the text, `next_turn_prompt` tells the picker how
+the next turn will start.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import cast
 
 import msgspec
 
+from epp.request.canonical import heading
 from epp.request.sse import EventSplitter
 from epp.request.surrogates import replace_lone
-from epp.types import ApiKind
+from epp.types import ApiKind, InferenceRequest
 
 MAX_EVENT_BYTES = 1 << 20
 """Of one event, or of a whole answer in plain JSON; a larger one is passed over."""
@@ -244,6 +246,20 @@ class ResponseReader:
 
 
 _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")
+
+
+def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
+    """The canonical bytes that the next turn will start with, once the answer has been appended to the request.
+
+    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen: the server keeps
+    responses' conversations, token ids have no text, and nothing follows an embedding.
+    """
+    answer = answer_text.encode("utf-8", "replace")
+    if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):
+        return b"".join((request.prompt, heading("assistant"), answer))
+    if request.kind is ApiKind.COMPLETIONS and not request.token_ids:
+        return request.prompt + answer
+    return None
 
 
 def _decoded(data: bytes) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Properties of request parsing and answer reading: prefixes, splits, and bytes that are not what they claim to be."""
+"""Damaged bodies and answers: only typed errors, and an answer reads alike however it was split."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.errors import BadRequestError
-from epp.request.canonical import next_turn_prompt
 from epp.request.parse import parse_request
-from epp.request.response import ResponseFeedback, ResponseReader
+from epp.request.response import ResponseFeedback, ResponseReader, next_turn_prompt
 from epp.types import ApiKind, InferenceRequest
 
 BYTE_MUTANTS = 8_000
@@ -27,129 +26,6 @@ CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES = PATHS = (
     "/v1/embeddings",
     "/v1/messages",
 )
-
-
-def parse(path: str, body: dict[str, Any]) -> InferenceRequest:
-    return parse_request(path, json.dumps({"model": "m", **body}).encode())
-
-
-# Conversations
-
-texts = st.text(max_size=30)
-text_parts = st.builds(lambda text: {"type": "text", "text": text}, texts)
-images = st.builds(lambda url: {"type": "image_url", "image_url": {"url": url}}, texts)
-contents = st.one_of(st.none(), texts, st.lists(st.one_of(text_parts, images, texts), max_size=3))
-calls = st.builds(
-    lambda name: [{"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}], texts
-)
-messages = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": contents},
-    optional={"name": texts, "tool_call_id": texts, "tool_calls": calls},
-)
-conversations = st.lists(messages, min_size=1, max_size=5)
-tool_lists: st.SearchStrategy[Any] = st.one_of(
-    st.none(), st.just([]), st.just([{"type": "function", "function": {"name": "f"}}])
-)
-# What each API calls the conversation, and where else it puts text.
-dialects = st.sampled_from(
-    [(CHAT, "messages", ""), (MESSAGES, "messages", "system"), (RESPONSES, "input", "instructions")]
-)
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(
-    dialect=dialects,
-    turns=conversations,
-    later=conversations,
-    tools=tool_lists,
-    system=st.one_of(st.none(), texts),
-)
-def test_a_conversation_is_a_byte_prefix_of_its_next_turn(
-    dialect: tuple[str, str, str], turns: list[Any], later: list[Any], tools: Any, system: str | None
-) -> None:
-    path, field, system_field = dialect
-    around = {"tools": tools} | ({system_field: system} if system_field else {})
-    now = parse(path, {field: turns, **around}).prompt
-    then = parse(path, {field: turns + later, **around}).prompt
-    assert then.startswith(now)
-    assert len(then) > len(now)
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(one=conversations, other=conversations)
-def test_conversations_that_differ_in_text_never_give_equal_bytes(one: list[Any], other: list[Any]) -> None:
-    def told(turns: list[Any]) -> list[Any]:
-        return [
-            (turn["role"], turn.get("name") or None, turn.get("tool_call_id") or None, flat(turn))
-            for turn in turns
-        ]
-
-    def flat(turn: Any) -> Any:
-        content = turn["content"] or ""
-        parts = content if isinstance(content, list) else [content]
-        said = [part["text"] if isinstance(part, dict) and "text" in part else part for part in parts]
-        return (said if said != [] else [""], turn.get("tool_calls"))
-
-    equal = parse(CHAT, {"messages": one}).prompt == parse(CHAT, {"messages": other}).prompt
-    assert equal == (told(one) == told(other))
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(
-    path=st.sampled_from([CHAT, MESSAGES]),
-    turns=conversations,
-    answer=texts,
-    cut=st.integers(0, 30),
-    question=texts,
-    as_parts=st.booleans(),
-    extra=st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}]),
-)
-def test_the_prompt_foreseen_from_an_answer_is_where_the_next_turn_starts(
-    *,
-    path: str,
-    turns: list[Any],
-    answer: str,
-    cut: int,
-    question: str,
-    as_parts: bool,
-    extra: dict[str, Any],
-) -> None:
-    request = parse(path, {"messages": turns})
-    content: Any = (
-        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": answer}] if as_parts else answer
-    )
-    reply = {"role": "assistant", "content": content, **extra}
-    then = parse(path, {"messages": [*turns, reply, {"role": "user", "content": question}]}).prompt
-    for foreseen in (next_turn_prompt(request, answer), next_turn_prompt(request, answer[:cut])):
-        assert foreseen is not None
-        assert then.startswith(foreseen)
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(prompt=texts, answer=texts, more=texts)
-def test_a_completion_foreseen_from_its_answer_is_where_the_next_one_starts(
-    prompt: str, answer: str, more: str
-) -> None:
-    foreseen = next_turn_prompt(parse(COMPLETIONS, {"prompt": prompt}), answer)
-    assert foreseen is not None
-    assert parse(COMPLETIONS, {"prompt": prompt + answer + more}).prompt.startswith(foreseen)
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=()), max_size=40), ascii_only=st.booleans())
-def test_any_text_a_client_can_write_becomes_utf8(*, text: str, ascii_only: bool) -> None:
-    """Lone surrogates included, as escapes; written raw they are no UTF-8 and are refused."""
-    body = json.dumps({"model": "m", "prompt": text}, ensure_ascii=ascii_only).encode(
-        "utf-8", "surrogatepass"
-    )
-    if not ascii_only and any("\ud800" <= letter <= "\udfff" for letter in text):
-        assert outcome(COMPLETIONS, body) == "bad_json"
-        return
-    # Two halves in a row are a pair once escaped, which UTF-16 undoes the same way.
-    paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert parse_request(COMPLETIONS, body).prompt.decode().replace("\ufffd", "") == paired.replace(
-        "\ufffd", ""
-    )
 
 
 # Answers
@@ -460,3 +336,20 @@ def test_mutated_answers_never_raise_and_read_alike_however_split() -> None:
         whole = read(kind, [stream], limit=50)
         assert read(kind, [stream[:cut], stream[cut:]], limit=50) == whole
         read(kind, [stream], limit=50, content_type="application/json")
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=()), max_size=40), ascii_only=st.booleans())
+def test_any_text_a_client_can_write_becomes_utf8(*, text: str, ascii_only: bool) -> None:
+    """Lone surrogates included, as escapes; written raw they are no UTF-8 and are refused."""
+    body = json.dumps({"model": "m", "prompt": text}, ensure_ascii=ascii_only).encode(
+        "utf-8", "surrogatepass"
+    )
+    if not ascii_only and any("\ud800" <= letter <= "\udfff" for letter in text):
+        assert outcome(COMPLETIONS, body) == "bad_json"
+        return
+    # Two halves in a row are a pair once escaped, which UTF-16 undoes the same way.
+    paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert parse_request(COMPLETIONS, body).prompt.decode().replace("\ufffd", "") == paired.replace(
+        "\ufffd", ""
+    )

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from epp.errors import BadRequestError
+from epp.request.parse import parse_request
+from epp.types import ApiKind, InferenceRequest
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+
+
+def parse(path: str, **body: Any) -> InferenceRequest:
+    return parse_request(path, json.dumps({"model": "base", **body}).encode())
+
+
+def chat(content: Any, **more: Any) -> bytes:
+    return parse(CHAT, messages=[{"role": "user", "content": content, **more}]).prompt
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "héllo",
+        [{"type": "text", "text": "héllo"}],
+        ["héllo"],
+        [{"type": "text", "text": "héllo", "cache_control": {"type": "ephemeral"}}],
+        [{"text": "héllo"}],
+        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "héllo"}],
+    ],
+)
+def test_a_string_and_one_text_part_are_equal(content: Any) -> None:
+    assert chat(content) == b"\xffuser\xfe" + "héllo".encode()
+    assert parse(MESSAGES, messages=[{"role": "user", "content": content}]).prompt == chat(content)
+
+
+def test_no_content_reads_as_empty() -> None:
+    assert chat(None) == chat("") == chat([]) == b"\xffuser\xfe"
+
+
+def test_where_the_text_is_divided_counts() -> None:
+    def two(*contents: str) -> bytes:
+        return parse(CHAT, messages=[{"role": "user", "content": each} for each in contents]).prompt
+
+    rendered = {
+        two("ab", "c"),
+        two("a", "bc"),
+        two("abc"),
+        chat(["ab", "c"]),
+        chat(["a", "bc"]),
+        chat("a\nbc"),
+    }
+    assert len(rendered) == 6
+
+
+def test_role_name_and_tool_call_id_count() -> None:
+    rendered = {chat("x"), chat("x", name="ann"), chat("x", name="bob"), chat("x", tool_call_id="ann")}
+    assert len(rendered) == 4
+    assert parse(CHAT, messages=[{"role": "custom", "content": "x"}]).prompt == b"\xffcustom\xfex"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            {"type": "image_url", "image_url": {"url": "http://a/1.png"}},
+            {"type": "image_url", "image_url": {"url": "http://a/2.png"}},
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 9000}},
+            {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 8999}},
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}},
+            {"type": "input_audio", "input_audio": {"data": "QUJE", "format": "wav"}},
+        ),
+        ({"type": "file", "file": {"file_id": "1"}}, {"type": "file", "file": {"file_id": "2"}}),
+        (
+            {"type": "image", "source": {"type": "base64", "data": "QQ=="}},
+            {"type": "image", "source": {"type": "base64", "data": "Qg=="}},
+        ),
+    ],
+)
+def test_media_is_told_apart_by_hash_and_never_copied(one: dict[str, Any], other: dict[str, Any]) -> None:
+    text = {"type": "text", "text": "what is this?"}
+    assert chat([one, text]) != chat([other, text])
+    assert len(chat([one, text])) < 100
+    assert chat([dict(reversed(one.items())), text]) == chat([one, text])
+    assert chat([one | {"cache_control": {"type": "ephemeral"}}, text]) == chat([one, text])
+
+
+def test_tools_stand_first_and_an_empty_list_is_none() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "f", "description": "…"}}
+    plain = parse(CHAT, messages=messages).prompt
+    with_tools = parse(CHAT, messages=messages, tools=[tool]).prompt
+    assert with_tools.endswith(plain)
+    assert json.dumps([tool]).encode() in with_tools
+    assert (
+        parse(CHAT, messages=messages, tools=[]).prompt
+        == parse(CHAT, messages=messages, tools=None).prompt
+        == plain
+    )
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "function_call"])
+def test_a_tool_call_follows_the_content_and_none_leaves_no_trace(field: str) -> None:
+    call = [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]
+    assert chat("x", **{field: call}).startswith(chat("x"))
+    assert chat("x", **{field: call}) != chat("x")
+    assert chat("x", **{field: None}) == chat("x")
+
+
+def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
+    def prompt(result: Any, given: int) -> bytes:
+        use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": given}}
+        answer = {"type": "tool_result", "tool_use_id": "1", "content": result}
+        messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}]
+        return parse(MESSAGES, messages=messages).prompt
+
+    assert prompt("sunny", 1) == prompt([{"type": "text", "text": "sunny"}], 1)
+    assert prompt("sunny", 1).endswith(b"sunny")
+    assert len({prompt("sunny", 1), prompt("sunny", 2), prompt("rain", 1), prompt(None, 1)}) == 4
+
+
+def test_tool_results_nested_without_end_are_refused() -> None:
+    part = '{"type":"tool_result","content":['
+    body = '{"model":"m","messages":[{"role":"user","content":[' + part * 400 + "]}" * 400 + "]}]}"
+    with pytest.raises(BadRequestError) as caught:
+        parse_request(MESSAGES, body.encode())
+    assert caught.value.reason == "bad_json"
+
+
+def test_anthropic_system_stands_between_tools_and_messages() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    blocks = [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}]
+    rendered = parse(MESSAGES, messages=messages, system=blocks, tools=[{"name": "f"}]).prompt
+    assert rendered.endswith(b"\xffsystem\xfebe kind\xffuser\xfehi")
+    as_chat = [{"role": "system", "content": "be kind"}, *messages]
+    assert parse(MESSAGES, messages=messages, system="be kind").prompt == parse(CHAT, messages=as_chat).prompt
+
+
+# Responses
+
+
+def test_a_responses_string_is_one_user_message_after_the_instructions() -> None:
+    as_items = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    assert (
+        parse(RESPONSES, input="hi", instructions="be kind").prompt == b"\xffsystem\xfebe kind\xffuser\xfehi"
+    )
+    assert (
+        parse(RESPONSES, input=as_items, instructions="be kind").prompt
+        == parse(RESPONSES, input="hi", instructions="be kind").prompt
+    )
+
+
+def test_responses_items_other_than_messages_are_told_apart() -> None:
+    def prompt(**item: Any) -> bytes:
+        return parse(RESPONSES, input=[item]).prompt
+
+    call = {"type": "function_call", "name": "f", "arguments": '{"a":1}'}
+    rendered = {
+        prompt(**call),
+        prompt(**(call | {"name": "g"})),
+        prompt(**(call | {"arguments": "{}"})),
+        prompt(type="function_call_output", call_id="1", output="sunny"),
+        prompt(type="function_call_output", call_id="1", output=[{"type": "input_text", "text": "rain"}]),
+        prompt(type="web_search_call", action={"query": "a"}),
+        prompt(type="web_search_call", action={"query": "b"}),
+        prompt(role="function_call", content="f"),
+    }
+    assert len(rendered) == 8
+    assert prompt(**call, id="fc_1", status="completed") == prompt(**call)
+    assert prompt(type="reasoning", summary=[]) == b""
+
+
+def test_a_previous_response_is_an_unknown_prefix_that_nothing_else_matches() -> None:
+    plain = parse(RESPONSES, input="hi", instructions="be kind").prompt
+    later = parse(RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_1").prompt
+    other = parse(RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_2").prompt
+    assert later.endswith(plain)
+    assert len({later[:20], other[:20], plain[:20]}) == 3
+    assert parse(RESPONSES, previous_response_id="resp_1").kind is ApiKind.RESPONSES
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "opaque"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "ûÿ \x1c"}], "tools": [{"name": "û"}]}, False),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}]}, True),
+        (
+            MESSAGES,
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "text"}]}]},
+            False,
+        ),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, True),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, False),
+        (RESPONSES, {"input": "x", "previous_response_id": "p"}, True),
+        ("/v1/completions", {"prompt": [0xFBFBFB]}, False),
+        ("/v1/completions", {"prompt_embeds": "QUJD"}, True),
+    ],
+)
+def test_a_prompt_tells_when_its_bytes_do_not_tell_its_tokens(
+    path: str, body: dict[str, Any], *, opaque: bool
+) -> None:
+    assert parse(path, **body).opaque is opaque
