@@ -1,0 +1,10 @@
+"""`python -m model_server`: the same as the command `model-server`."""
+
+from __future__ import annotations
+
+import sys
+
+from model_server.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The command `model-server`: flags to settings, one message for each mistake, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from model_server.core.request import Adapter
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.server.errors import ApiError
+from model_server.server.serve import ServerSettings, serve
+
+_ABOUT = """\
+An OpenAI-compatible model server whose scheduling and prefix cache are real and whose model is not:
+block pool, chained block hashes, continuous batching and preemption work as in vLLM, the time a step
+takes comes from a cost model, and the words of the answers are made up (the same prompt always gets
+the same answer). It needs no GPU and shows under vLLM's metric names what a gateway's routing gains.
+"""
+
+_EXAMPLES = """\
+examples:
+  model-server serve --port 8000 --model demo
+      then: curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Hello"}'
+  model-server serve --port 0 --port-file port.txt --lora style --lora law=/adapters/law --max-loras 2
+      any free port, written to port.txt; two LoRA adapters, both of which fit in one batch
+  model-server serve --num-blocks 512 --prefill-tokens-per-s 2000 --decode-step-ms 40
+      a small, slow card: 8,192 tokens of cache, half a second for 1,000 prompt tokens
+  model-server serve --speed 10
+      everything ten times as fast as the costs say
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. 0: ended by a signal after draining; 2: settings that make no sense; 1: the port is taken."""
+    args = _parser().parse_args(argv)
+    try:
+        uvloop.run(serve(_settings(args), announce=_say))
+    except (ValueError, ApiError) as error:
+        print(f"model-server: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"model-server: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # the second Ctrl-C, while draining
+        return 130
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="model-server",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve")
+    run = commands.add_parser(
+        "serve",
+        help="serve until a signal comes (model-server serve --help lists the settings)",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_serving(run.add_argument_group("serving"))
+    _add_cache(run.add_argument_group("cache and batch"))
+    _add_costs(run.add_argument_group("costs", "how long steps take, before --speed"))
+    return parser
+
+
+def _add_serving(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default %(default)s)")
+    group.add_argument("--port-file", type=Path, metavar="PATH", help="write the port here once listening")
+    group.add_argument(
+        "--model", default="made-up", metavar="NAME", help="the model's name (default %(default)s)"
+    )
+    group.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name that requests use instead of --model; may be repeated, the first is the metrics' label",
+    )
+    group.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME[=PATH]",
+        help="LoRA adapter served from the start; may be repeated. More at run time: /v1/load_lora_adapter",
+    )
+    group.add_argument(
+        "--max-queue",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait; further ones get 429 (default %(default)s)",
+    )
+    group.add_argument(
+        "--stream-interval",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tokens in one event of a streamed answer; the first always comes alone (default %(default)s)",
+    )
+    group.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="on SIGTERM, how long requests under way may take to finish (default %(default)s)",
+    )
+
+
+def _add_cache(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--block-size", type=int, default=16, metavar="N", help="tokens in a block (default %(default)s)"
+    )
+    group.add_argument(
+        "--num-blocks",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="blocks in the KV cache (default %(default)s)",
+    )
+    group.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt from its start")
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="longest prompt plus answer, in tokens (default: what the cache holds)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        default=256,
+        metavar="N",
+        help="requests in one batch (default %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="tokens computed in one step; longer prompts take several (default %(default)s)",
+    )
+    group.add_argument(
+        "--max-loras",
+        type=int,
+        default=4,
+        metavar="N",
+        help="different adapters in one batch (default %(default)s)",
+    )
+
+
+def _add_costs(group: argparse._ArgumentGroup) -> None:
+    costs = CostModel()
+    group.add_argument(
+        "--prefill-tokens-per-s",
+        type=float,
+        default=costs.prefill_tokens_per_s,
+        metavar="N",
+        help="at the start of a prompt (default %(default)s)",
+    )
+    group.add_argument(
+        "--context-knee-tokens",
+        type=float,
+        default=costs.context_knee_tokens,
+        metavar="N",
+        help="prefill takes twice as long this far into a prompt (default %(default)s)",
+    )
+    group.add_argument(
+        "--decode-step-ms",
+        type=float,
+        default=costs.decode_step_s * 1e3,
+        metavar="MS",
+        help="a step that decodes one request (default %(default)s)",
+    )
+    group.add_argument(
+        "--decode-per-request-ms",
+        type=float,
+        default=costs.decode_per_request_s * 1e3,
+        metavar="MS",
+        help="what each further request adds (default %(default)s)",
+    )
+    group.add_argument(
+        "--interference",
+        type=float,
+        default=costs.interference,
+        metavar="X",
+        help="share by which prefill is dearer beside decoding (default %(default)s)",
+    )
+    group.add_argument(
+        "--lora-load-ms",
+        type=float,
+        default=costs.lora_load_s * 1e3,
+        metavar="MS",
+        help="bringing in an adapter (default %(default)s)",
+    )
+    group.add_argument(
+        "--answer-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="mean length of an answer that nothing cuts (default %(default)s)",
+    )
+    group.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="divide all durations by this (default %(default)s)",
+    )
+
+
+def _settings(args: argparse.Namespace) -> ServerSettings:
+    for flag, value in (("--max-queue", args.max_queue), ("--stream-interval", args.stream_interval)):
+        if value < 1:
+            raise ValueError(f"{flag} must be at least 1")
+    return ServerSettings(
+        host=args.host,
+        port=args.port,
+        port_file=args.port_file,
+        model=args.model,
+        served_names=tuple(args.served_model_name),
+        adapters=tuple(_adapter(text) for text in args.lora),
+        num_blocks=args.num_blocks,
+        block_size_tokens=args.block_size,
+        enable_prefix_caching=not args.no_prefix_caching,
+        max_model_len_tokens=args.max_model_len,
+        limits=SchedulerLimits(
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_loras=args.max_loras,
+        ),
+        costs=CostModel(
+            prefill_tokens_per_s=args.prefill_tokens_per_s,
+            context_knee_tokens=args.context_knee_tokens,
+            decode_step_s=args.decode_step_ms / 1e3,
+            decode_per_request_s=args.decode_per_request_ms / 1e3,
+            interference=args.interference,
+            lora_load_s=args.lora_load_ms / 1e3,
+            speed=args.speed,
+        ),
+        mean_answer_tokens=args.answer_tokens,
+        max_waiting=args.max_queue,
+        stream_interval=args.stream_interval,
+        drain_timeout_s=args.drain_timeout_s,
+    )
+
+
+def _adapter(text: str) -> Adapter:
+    name, _, path = text.partition("=")
+    if not name:
+        raise ValueError(f"--lora {text!r}: an adapter needs a name")
+    return Adapter(name, path)

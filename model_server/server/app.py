@@ -1,0 +1,212 @@
+"""The HTTP routes. Each handler reads, submits, and sends; what it reads and sends is shaped in `openai` and `replies`.
+
+A handler is cancelled when its client goes away (`handler_cancellation` in `serve`), and every way out of one aborts
+what it submitted, which for ended requests does nothing: so an abandoned request never keeps its blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from model_server.core.engine import Engine
+from model_server.core.request import Adapter, Request, RequestId
+from model_server.server.driver import EngineDriver, Mailbox
+from model_server.server.errors import ApiError, error_body
+from model_server.server.metrics import Metrics
+from model_server.server.models import ServedModels
+from model_server.server.openai import (
+    Job,
+    LoadAdapterBody,
+    RequestReader,
+    UnloadAdapterBody,
+    read_body,
+)
+from model_server.server.replies import DONE, Reply
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_MAX_REQUEST_ID_CHARS = 128
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        driver: EngineDriver,
+        reader: RequestReader,
+        models: ServedModels,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._driver = driver
+        self._reader = reader
+        self._models = models
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._started_at = int(wall_clock())
+        self._numbers = itertools.count()
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_in_api_shape])
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
+        app.router.add_get("/health", self._health)
+        app.router.add_route("*", "/ping", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/metrics", self._metrics_page)
+        return app
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        arrival_s = self._clock()
+        return await self._answer(http, self._reader.completion(await http.read()), arrival_s)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        arrival_s = self._clock()
+        return await self._answer(http, self._reader.chat(await http.read()), arrival_s)
+
+    async def _answer(self, http: web.Request, job: Job, arrival_s: float) -> web.StreamResponse:
+        requests = self._requests(job, arrival_s)
+        reply_id = http.headers.get("x-request-id", "")[:_MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
+        reply = Reply(reply_id=reply_id, chat=job.chat, model=job.model, created=int(self._wall_clock()))
+        mailbox = Mailbox()
+        self._driver.submit(requests, mailbox, stream=job.stream)
+        try:
+            headers = {"x-request-id": reply_id}
+            if job.stream:
+                return await self._send_stream(
+                    http, job=job, reply=reply, requests=requests, mailbox=mailbox, headers=headers
+                )
+            texts = [""] * len(requests)
+            for _ in requests:
+                for delta in await mailbox.take():
+                    texts[delta.index] = delta.text
+                if all(request.finish_reason for request in requests):
+                    break
+            return web.json_response(reply.whole(texts, requests), headers=headers)
+        finally:
+            self._driver.abort(requests)
+
+    async def _send_stream(
+        self,
+        http: web.Request,
+        *,
+        job: Job,
+        reply: Reply,
+        requests: list[Request],
+        mailbox: Mailbox,
+        headers: dict[str, str],
+    ) -> web.StreamResponse:
+        """Headers at once, before anything is computed, as vLLM sends them; then events as tokens come."""
+        stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        response = web.StreamResponse(headers={**headers, **stream})
+        await response.prepare(http)
+        open_choices = len(requests)
+        first = True
+        while open_choices:
+            deltas = await mailbox.take()
+            events = [reply.event(delta) for delta in deltas]
+            if first and job.chat:
+                events.insert(0, reply.role_event())
+            first = False
+            open_choices -= sum(delta.finish_reason is not None for delta in deltas)
+            if not open_choices:
+                events += [reply.usage_event(requests)] * job.include_usage
+                events.append(DONE)
+            await response.write(b"".join(events))
+        await response.write_eof()
+        return response
+
+    def _requests(self, job: Job, arrival_s: float) -> list[Request]:
+        return [
+            Request(
+                request_id=RequestId(str(next(self._numbers))),
+                token_ids=list(prompt),
+                max_tokens=job.max_tokens,
+                arrival_s=arrival_s,
+                ignore_eos=job.ignore_eos,
+                adapter=job.adapter,
+                cache_salt=job.cache_salt,
+                seed=job.seed,
+            )
+            for prompt in job.prompts
+        ]
+
+    async def _list_models(self, _: web.Request) -> web.Response:
+        names = self._models.names
+        base = [self._card(name, root=self._models.root, parent=None) for name in names]
+        adapters = [
+            self._card(adapter.name, root=adapter.path or adapter.name, parent=names[0])
+            for adapter in self._models.adapters
+        ]
+        return web.json_response({"object": "list", "data": base + adapters})
+
+    def _card(self, name: str, *, root: str, parent: str | None) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "prefix-gateway",
+            "root": root,
+            "parent": parent,
+            "max_model_len": self._engine.config.max_len_tokens,
+        }
+
+    async def _load_adapter(self, http: web.Request) -> web.Response:
+        body = read_body(await http.read(), LoadAdapterBody)
+        self._models.load(Adapter(body.lora_name, body.lora_path))
+        return web.Response(text=f"Adapter {body.lora_name} is loaded.")
+
+    async def _unload_adapter(self, http: web.Request) -> web.Response:
+        body = read_body(await http.read(), UnloadAdapterBody)
+        self._models.unload(body.lora_name)
+        return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
+
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        tokens = self._reader.tokenize(await http.read())
+        length = self._engine.config.max_len_tokens
+        return web.json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
+
+    async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
+        self._engine.kv_cache.reset_prefix_cache()
+        return web.Response()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self._driver.draining else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": metadata.version("prefix-gateway")})
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        page = generate_latest(self._metrics.registry)
+        return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@web.middleware
+async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+        return web.json_response(error.body(), status=error.status, headers=headers)
+    except web.HTTPException as error:
+        headers = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
+        body = error_body(
+            f"{request.method} {request.path}: {error.reason}", error_type="invalid_request_error"
+        )
+        return web.json_response(body, status=error.status, headers=headers)

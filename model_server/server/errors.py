@@ -1,0 +1,50 @@
+"""What a client can get wrong: one exception with its HTTP status, answered once in `app` in OpenAI's shape."""
+
+from __future__ import annotations
+
+
+class ApiError(Exception):
+    """The message is shown to the client."""
+
+    status = 400
+    error_type = "invalid_request_error"
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        return error_body(str(self), error_type=self.error_type, param=self.param, code=self.code)
+
+
+class TooLongError(ApiError):
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(ApiError):
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model {name!r} does not exist here.", param="model")
+
+
+class QueueFullError(ApiError):
+    status = 429
+    error_type = "rate_limit_exceeded"
+    code = "queue_full"
+    retry_after_s = 1
+
+
+class DrainingError(ApiError):
+    status = 503
+    error_type = "service_unavailable"
+    code = "draining"
+
+
+def error_body(
+    message: str, *, error_type: str, param: str | None = None, code: str | None = None
+) -> dict[str, dict[str, str | None]]:
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}

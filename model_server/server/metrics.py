@@ -1,0 +1,194 @@
+"""Prometheus metrics under vLLM's names and labels, in a registry of their own.
+
+Gauges and cache counters are read from the engine when somebody scrapes; the rest is counted as steps finish. One
+deviation from vLLM is on purpose: of `lora_requests_info`, whose label sets vLLM keeps for ever, only the last few
+stay. As there, the value is a Unix time and the newest is the truth, and before the first adapter's request there is
+no sample.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from model_server.core.engine import Engine, TokenOutput
+from model_server.core.request import FinishReason, Request
+from model_server.core.scheduler import Scheduler, StepPlan
+
+_LABELS = ("engine", "model_name")
+_ENGINE = "0"
+_KEPT_LORA_SETS = 8
+_LATENCY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, *_LATENCY_S[3:])
+_TOKEN_GAP_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
+_TOKENS = tuple(float(base * 10**power) for power in range(6) for base in (1, 2, 5))
+
+
+class Metrics:
+    def __init__(self, *, model_name: str, max_loras: int, wall_clock: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        self._values = (_ENGINE, model_name)
+        self._wall_clock = wall_clock
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens whose prefill has finished")
+        self._cached_tokens = self._counter(
+            "prompt_tokens_cached", "Of these, tokens found in the prefix cache"
+        )
+        self._generated = self._counter("generation_tokens", "Tokens generated")
+        self._preemptions = self._counter(
+            "num_preemptions", "Requests sent back to the queue for want of blocks"
+        )
+        success = Counter(
+            "vllm:request_success",
+            "Requests that ended",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._ended = {reason: success.labels(*self._values, reason.value) for reason in FinishReason}
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token", _TTFT_S
+        )
+        self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens", _TOKEN_GAP_S)
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "From arrival to the last token", _LATENCY_S
+        )
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission", _TTFT_S)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From admission to first token", _TTFT_S
+        )
+        self._decode = self._histogram("request_decode_time_seconds", "From first to last token", _LATENCY_S)
+        self._prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._answer_size = self._histogram(
+            "request_generation_tokens", "Answer tokens of a request", _TOKENS
+        )
+        self._adapters_asked_for = False
+        self._lora = _LoraInfo(max_loras)
+        self.registry.register(self._lora)
+
+    def watch(self, engine: Engine) -> None:
+        """Read this engine's gauges at each scrape."""
+        config = engine.config
+        info = {
+            "engine": _ENGINE,
+            "block_size": str(config.block_size_tokens),
+            "num_gpu_blocks": str(config.num_blocks),
+            "kv_cache_size_tokens": str(config.capacity_tokens),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "prefix_caching_hash_algo": "sha256",
+            "cache_dtype": "none",
+        }
+        Gauge("vllm:cache_config_info", "The KV cache", tuple(info), registry=self.registry).labels(
+            **info
+        ).set(1)
+        self.registry.register(_EngineGauges(engine, self._values))
+
+    def step_began(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        self._preemptions.inc(len(plan.preempted))
+        self.lora_activity(scheduler)
+
+    def step_finished(self, outputs: Sequence[TokenOutput], scheduler: Scheduler, *, now: float) -> None:
+        self._generated.inc(len(outputs))
+        for output in outputs:
+            request = output.request
+            if output.previous_token_s is not None:
+                self._gap.observe(now - output.previous_token_s)
+            else:
+                self._ttft.observe(now - request.arrival_s)
+                self._prompt_tokens.inc(request.num_prompt_tokens)
+                self._cached_tokens.inc(request.num_cached_tokens or 0)
+            if request.finish_reason is not None:
+                self._request_ended(request, request.finish_reason)
+        self.lora_activity(scheduler)
+
+    def adapter_requested(self) -> None:
+        """An adapter's request has come: from now on adapters are watched."""
+        self._adapters_asked_for = True
+
+    def request_aborted(self) -> None:
+        self._ended[FinishReason.ABORT].inc()
+
+    def lora_activity(self, scheduler: Scheduler) -> None:
+        """Note which adapters have requests now, where that has changed."""
+        if not self._adapters_asked_for:
+            return
+        running = ",".join(sorted({r.adapter.name for r in scheduler.running if r.adapter}))
+        waiting = ",".join(sorted({r.adapter.name for r in scheduler.waiting if r.adapter}))
+        self._lora.note(running, waiting, now=self._wall_clock)
+
+    def _request_ended(self, request: Request, reason: FinishReason) -> None:
+        scheduled, first, last = request.scheduled_s, request.first_token_s, request.last_token_s
+        assert scheduled is not None, "a request ended by a token has been admitted"
+        assert first is not None, "a request ended by a token has had a first one"
+        assert last is not None, "a request ended by a token has had a last one"
+        self._ended[reason].inc()
+        self._queue.observe(scheduled - request.arrival_s)
+        self._prefill.observe(first - scheduled)
+        self._decode.observe(last - first)
+        self._e2e.observe(last - request.arrival_s)
+        self._prompt_size.observe(request.num_prompt_tokens)
+        self._answer_size.observe(request.num_output_tokens)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        metric = Histogram(f"vllm:{name}", text, _LABELS, registry=self.registry, buckets=buckets)
+        return metric.labels(*self._values)
+
+
+class _EngineGauges:
+    """Reads the engine while a page is being made."""
+
+    def __init__(self, engine: Engine, values: tuple[str, str]) -> None:
+        self._engine = engine
+        self._values = values
+
+    def collect(self) -> Iterator[Metric]:
+        scheduler, cache = self._engine.scheduler, self._engine.kv_cache
+        yield self._one(
+            GaugeMetricFamily, "num_requests_running", "Requests in the batch", len(scheduler.running)
+        )
+        yield self._one(GaugeMetricFamily, "num_requests_waiting", "Requests queued", len(scheduler.waiting))
+        yield self._one(
+            GaugeMetricFamily, "kv_cache_usage_perc", "Share of blocks held, 0 to 1", cache.pool.usage
+        )
+        yield self._one(
+            CounterMetricFamily, "prefix_cache_queries", "Tokens looked up", cache.stats.queries_tokens
+        )
+        yield self._one(CounterMetricFamily, "prefix_cache_hits", "Tokens found", cache.stats.hits_tokens)
+
+    def _one(
+        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, value: float
+    ) -> Metric:
+        family: Any = kind(f"vllm:{name}", text, labels=_LABELS)
+        family.add_metric(self._values, value)
+        metric: Metric = family
+        return metric
+
+
+class _LoraInfo:
+    def __init__(self, max_loras: int) -> None:
+        self._max_loras = str(max_loras)
+        self._current = ("", "")
+        self._sets: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def note(self, running: str, waiting: str, *, now: Callable[[], float]) -> None:
+        if (running, waiting) == self._current:
+            return
+        self._current = (running, waiting)
+        self._sets[self._current] = now()
+        self._sets.move_to_end(self._current)
+        while len(self._sets) > _KEPT_LORA_SETS:
+            self._sets.popitem(last=False)
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters with requests, and when", labels=labels
+        )
+        for (running, waiting), at in self._sets.items():
+            family.add_metric((self._max_loras, running, waiting), at)
+        yield family

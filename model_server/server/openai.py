@@ -1,0 +1,228 @@
+"""Request bodies of the OpenAI API, read and checked once, into what the engine needs.
+
+Sampling parameters other than those read here are accepted and have no effect: the answers are made up. What would
+change an answer's shape (several choices, log probabilities, echo) is refused instead of being ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from model_server.core.request import Adapter, TokenId
+from model_server.server.errors import ApiError, TooLongError
+from model_server.server.models import ServedModels
+from model_server.text.chat import ChatMessage, render_chat
+from model_server.text.tokenizer import Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat answer may fill the model's length
+_ROLE = re.compile(r"[a-z_]{1,24}")
+_MAX_PROMPTS = 256
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    n: int | None = 1
+    best_of: int | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    ignore_eos: bool | None = False
+    seed: int | None = None
+    max_tokens: int | None = None
+
+
+class CompletionBody(_Body, kw_only=True):
+    prompt: Any
+    logprobs: int | None = None
+    echo: bool | None = False
+    suffix: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class ChatBody(_Body, kw_only=True):
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+
+
+class TokenizeBody(msgspec.Struct):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class LoadAdapterBody(msgspec.Struct):
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterBody(msgspec.Struct):
+    lora_name: str
+
+
+AnyBody = TypeVar("AnyBody", CompletionBody, ChatBody, TokenizeBody, LoadAdapterBody, UnloadAdapterBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request's work: each prompt becomes one engine request and one choice of the answer."""
+
+    chat: bool
+    model: str
+    adapter: Adapter | None
+    prompts: tuple[list[TokenId], ...]
+    max_tokens: int
+    ignore_eos: bool
+    cache_salt: str
+    seed: int
+    stream: bool
+    include_usage: bool
+
+
+def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(f"The body cannot be read: {error}") from error
+
+
+class RequestReader:
+    """Turns bodies into jobs for one server: its names, tokenizer and length."""
+
+    def __init__(self, *, models: ServedModels, tokenizer: Tokenizer, max_len_tokens: int) -> None:
+        self._models = models
+        self._tokenizer = tokenizer
+        self._max_len_tokens = max_len_tokens
+
+    def completion(self, raw: bytes) -> Job:
+        body = read_body(raw, CompletionBody)
+        if body.echo:
+            raise ApiError("echo is not supported.", param="echo")
+        if body.suffix:
+            raise ApiError("suffix is not supported.", param="suffix")
+        if body.logprobs is not None:
+            raise ApiError("logprobs are not supported.", param="logprobs")
+        prompts = self._prompts(body.prompt)
+        asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        return self._job(body, prompts, chat=False, max_tokens=asked)
+
+    def chat(self, raw: bytes) -> Job:
+        body = read_body(raw, ChatBody)
+        if body.logprobs:
+            raise ApiError("logprobs are not supported.", param="logprobs")
+        prompt = self._tokenizer.encode(rendered(body.messages, body.tools))
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        return self._job(body, [prompt], chat=True, max_tokens=asked)
+
+    def tokenize(self, raw: bytes) -> list[TokenId]:
+        body = read_body(raw, TokenizeBody)
+        self._models.resolve(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError("Give either prompt or messages.", param="prompt")
+        text = body.prompt if body.prompt is not None else rendered(body.messages or [], body.tools)
+        return self._tokenizer.encode(text)
+
+    def _job(
+        self, body: _Body, prompts: Sequence[list[TokenId]], *, chat: bool, max_tokens: int | None
+    ) -> Job:
+        adapter = self._models.resolve(body.model)
+        _check_options(body)
+        if max_tokens is not None and max_tokens < 1:
+            raise ApiError(f"max_tokens is {max_tokens} and must be at least 1.", param="max_tokens")
+        longest = max(map(len, prompts))
+        self._check_length(longest, max_tokens)
+        return Job(
+            chat=chat,
+            model=body.model or self._models.names[0],
+            adapter=adapter,
+            prompts=tuple(prompts),
+            max_tokens=max_tokens or self._max_len_tokens - longest,
+            ignore_eos=bool(body.ignore_eos),
+            cache_salt=body.cache_salt or "",
+            seed=body.seed or 0,
+            stream=bool(body.stream),
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        )
+
+    def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
+        if prompt_tokens + (max_tokens or 1) <= self._max_len_tokens:
+            return
+        asked = f" and {max_tokens} of the answer" if max_tokens else ""
+        raise TooLongError(
+            f"This model's maximum context length is {self._max_len_tokens} tokens; "
+            f"this request has {prompt_tokens} of the prompt{asked}.",
+            param="prompt",
+        )
+
+    def _prompts(self, prompt: object) -> list[list[TokenId]]:
+        """A string, token ids, or a list of either."""
+        many: list[object] = [prompt]
+        if isinstance(prompt, list) and prompt and not _is_token_id(prompt[0]):
+            many = prompt
+        if len(many) > _MAX_PROMPTS:
+            raise ApiError(f"At most {_MAX_PROMPTS} prompts in one request.", param="prompt")
+        return [self._prompt(one) for one in many]
+
+    def _prompt(self, prompt: object) -> list[TokenId]:
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt)
+        elif isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+            tokens = prompt
+        else:
+            raise ApiError("prompt must be a string, token ids, or a list of either.", param="prompt")
+        if not tokens:
+            raise ApiError("prompt must not be empty.", param="prompt")
+        return tokens
+
+
+def rendered(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
+    """The conversation as the model reads it. ApiError on what a text model cannot take."""
+    if not messages:
+        raise ApiError("messages must not be empty.", param="messages")
+    tools_json = msgspec.json.encode(tools).decode() if tools else ""
+    return render_chat([_chat_message(message) for message in messages], tools_json=tools_json)
+
+
+def _chat_message(message: Message) -> ChatMessage:
+    if not _ROLE.fullmatch(message.role):
+        raise ApiError(f"{message.role[:50]!r} is not a role.", param="messages")
+    calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
+    if isinstance(message.content, list):
+        return ChatMessage(message.role, "".join(map(_part_text, message.content)) + calls)
+    return ChatMessage(message.role, (message.content or "") + calls)
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    text = part.get("text")
+    if part.get("type") != "text" or not isinstance(text, str):
+        raise ApiError("This model takes text parts only.", param="messages")
+    return text
+
+
+def _check_options(body: _Body) -> None:
+    if body.n not in (None, 1) or body.best_of not in (None, 1):
+        raise ApiError("Only n=1 is supported.", param="n")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError("stream_options needs stream=true.", param="stream_options")
+    if body.cache_salt == "":
+        raise ApiError("cache_salt must not be empty.", param="cache_salt")
+
+
+def _is_token_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**32

@@ -1,0 +1,78 @@
+"""Answers of the OpenAI API, whole and in chunks. Plain data; nothing here waits or sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from model_server.core.request import FinishReason, Request
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice; with `finish_reason` its last."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+def usage(requests: Sequence[Request]) -> dict[str, Any]:
+    prompt = sum(request.num_prompt_tokens for request in requests)
+    completion = sum(request.num_output_tokens for request in requests)
+    cached = sum(request.num_cached_tokens or 0 for request in requests)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+class Reply:
+    """Builds the parts of one HTTP answer."""
+
+    def __init__(self, *, reply_id: str, chat: bool, model: str, created: int) -> None:
+        self._chat = chat
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{reply_id}",
+            "object": "",
+            "created": created,
+            "model": model,
+        }
+
+    def whole(self, texts: Sequence[str], requests: Sequence[Request]) -> dict[str, Any]:
+        choices = []
+        for index, (text, request) in enumerate(zip(texts, requests, strict=True)):
+            shape: dict[str, Any] = (
+                {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            )
+            choices.append(
+                {"index": index, **shape, "logprobs": None, "finish_reason": request.finish_reason}
+            )
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": usage(requests)}
+
+    def role_event(self) -> bytes:
+        """A chat stream's first event."""
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return self._event([choice])
+
+    def event(self, delta: Delta) -> bytes:
+        shape: dict[str, Any] = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
+        choice = {"index": delta.index, **shape, "logprobs": None, "finish_reason": delta.finish_reason}
+        return self._event([choice])
+
+    def usage_event(self, requests: Sequence[Request]) -> bytes:
+        return self._event([], usage=usage(requests))
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return b"data: %b\n\n" % _encode({**self._head, "object": kind, "choices": choices, **more})

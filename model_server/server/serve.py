@@ -1,0 +1,152 @@
+"""Brings the server up and down: the composition root of `model-server serve`.
+
+SIGTERM and SIGINT drain: the port closes, requests under way finish (at most `drain_timeout_s`), then the process ends.
+A second signal ends it at once. If the engine's loop fails, the whole server fails with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.request import Adapter
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel, CostRunner
+from model_server.server.app import Api
+from model_server.server.driver import EngineDriver
+from model_server.server.metrics import Metrics
+from model_server.server.models import ServedModels
+from model_server.server.openai import RequestReader
+from model_server.text.answers import Answers
+from model_server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free port."""
+    port_file: Path | None = None
+    model: str = "made-up"
+    served_names: tuple[str, ...] = ()
+    """Empty: the model's own name."""
+    adapters: tuple[Adapter, ...] = ()
+    num_blocks: int = 4096
+    block_size_tokens: int = 16
+    enable_prefix_caching: bool = True
+    max_model_len_tokens: int | None = None
+    limits: SchedulerLimits
+    costs: CostModel
+    mean_answer_tokens: int = 128
+    max_waiting: int = 1024
+    stream_interval: int = 1
+    drain_timeout_s: float = 30.0
+
+
+class Server:
+    """Everything put together, not yet listening."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        tokenizer = Tokenizer()
+        answers = Answers(tokenizer, mean_tokens=settings.mean_answer_tokens)
+        limits = settings.limits
+        runner = CostRunner(settings.costs, max_loras=limits.max_loras, next_token=answers.next_token)
+        config = EngineConfig(
+            num_blocks=settings.num_blocks,
+            block_size_tokens=settings.block_size_tokens,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            max_model_len_tokens=settings.max_model_len_tokens,
+            eos_token_id=answers.eos_token_id,
+            limits=limits,
+        )
+        names = settings.served_names or (settings.model,)
+        models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
+        metrics = Metrics(model_name=names[0], max_loras=limits.max_loras, wall_clock=time.time)
+        self.engine = Engine(config, runner)
+        metrics.watch(self.engine)
+        self.driver = EngineDriver(
+            self.engine,
+            tokenizer=tokenizer,
+            metrics=metrics,
+            clock=time.monotonic,
+            sleep=asyncio.sleep,
+            max_waiting=settings.max_waiting,
+            stream_interval=settings.stream_interval,
+        )
+        api = Api(
+            engine=self.engine,
+            driver=self.driver,
+            reader=RequestReader(models=models, tokenizer=tokenizer, max_len_tokens=config.max_len_tokens),
+            models=models,
+            metrics=metrics,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        self.application = api.application()
+
+
+@asynccontextmanager
+async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[int]:
+    """The server takes requests inside; yields its port. On the way out it finishes what it has begun."""
+    runner = web.AppRunner(
+        server.application,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=settings.drain_timeout_s,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    async with asyncio.TaskGroup() as tasks:
+        loop_task = tasks.create_task(server.driver.run(), name="engine")
+        try:
+            yield int(runner.addresses[0][1])
+        finally:
+            server.driver.draining = True
+            await runner.cleanup()
+            loop_task.cancel()
+
+
+async def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
+    """Serve until a signal comes."""
+    server = Server(settings)
+    stop = asyncio.Event()
+    _on_signals(stop)
+    async with listening(server, settings) as port:
+        if settings.port_file is not None:
+            _write_whole(settings.port_file, f"{port}\n")
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        announce(f"listening on http://{host}:{port}")
+        await stop.wait()
+        announce(f"draining: {server.engine.num_unfinished} requests to finish")
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def received() -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A reader sees the whole text or no file."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text)
+    partial.replace(path)
