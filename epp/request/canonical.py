@@ -7,7 +7,7 @@ Invariants:
 - Media is named by a hash of its part, never copied; thinking is left out, because chat templates drop it from later turns.
 
 Equal content gives equal bytes whether it came as a string or as one text part. Knows JSON values, not bodies or paths.
-Called by `parse` on each request, and by `response` for the turn that follows a sampled answer.
+Called by `parse` on each request, and through `next_turn_prompt` when a sampled answer has been read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from epp.errors import BadRequestError
+from epp.types import ApiKind, InferenceRequest
 
 JsonObject = dict[str, object]
 Content = str | list[str | JsonObject] | None
@@ -167,3 +168,17 @@ def text_or_json(value: object) -> bytes:
 
 def bad_field(where: str, fault: str) -> BadRequestError:
     return BadRequestError(f"Field `{where}` {fault}.", reason="bad_field")
+
+
+def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
+    """The canonical bytes that the next turn will start with, once the answer has been appended to the request.
+
+    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen: the server keeps
+    responses' conversations, token ids have no text, and nothing follows an embedding.
+    """
+    answer = answer_text.encode("utf-8", "replace")
+    if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):
+        return b"".join((request.prompt, heading("assistant"), answer))
+    if request.kind is ApiKind.COMPLETIONS and not request.token_ids:
+        return request.prompt + answer
+    return None

@@ -16,10 +16,13 @@ from typing import cast
 
 import msgspec
 
-from epp.request.canonical import heading
+from epp.request.canonical import next_turn_prompt
 from epp.request.sse import EventSplitter
 from epp.request.surrogates import replace_lone
-from epp.types import ApiKind, InferenceRequest
+from epp.types import ApiKind
+
+__all__ = ["MAX_EVENT_BYTES", "ResponseFeedback", "ResponseReader", "next_turn_prompt"]
+# The last is what the text is for: who reads an answer finds it here.
 
 MAX_EVENT_BYTES = 1 << 20
 """Of one event, or of a whole answer in plain JSON; a larger one is passed over."""
@@ -246,20 +249,6 @@ class ResponseReader:
 
 
 _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")
-
-
-def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
-    """The canonical bytes that the next turn will start with, once the answer has been appended to the request.
-
-    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen: the server keeps
-    responses' conversations, token ids have no text, and nothing follows an embedding.
-    """
-    answer = answer_text.encode("utf-8", "replace")
-    if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):
-        return b"".join((request.prompt, heading("assistant"), answer))
-    if request.kind is ApiKind.COMPLETIONS and not request.token_ids:
-        return request.prompt + answer
-    return None
 
 
 def _decoded(data: bytes) -> dict[str, object]:
