@@ -1,0 +1,275 @@
+"""The scraper against real servers over real HTTP, well-behaved and not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+from typing import TypeAlias
+
+import pytest
+
+from epp.modelserver.scraper import Scraper
+from epp.policy import Scrape
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+
+Reader: TypeAlias = asyncio.StreamReader
+Writer: TypeAlias = asyncio.StreamWriter
+Handler = Callable[[str, Reader, Writer], Awaitable[None]]
+"""Answers one request, whose head it is given; the connection closes when it returns without `keep`."""
+
+PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
+FAST = Scrape(interval_seconds=0.05, timeout_seconds=0.2, max_page_bytes=65536)
+PATIENCE_S = 20.0
+
+
+def http(body: bytes, *, status: str = "200 OK", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+class Server:
+    """Speaks just enough HTTP to misbehave precisely. Counts connections and requests."""
+
+    def __init__(self, answer: bytes | Handler) -> None:
+        self._answer = answer
+        self.connections = 0
+        self.heads: list[str] = []
+        self.address = Address("127.0.0.1", 1)
+
+    @asynccontextmanager
+    async def running(self, *, port: int = 0) -> AsyncIterator[Server]:
+        tasks: set[asyncio.Task[None]] = set()
+
+        def connected(reader: Reader, writer: Writer) -> None:
+            self.connections += 1
+            task = asyncio.create_task(self._serve(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", port)
+        self.address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in list(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                if isinstance(self._answer, bytes):
+                    writer.write(self._answer)
+                    await writer.drain()
+                else:
+                    await self._answer(head, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+class Watched:
+    """A scraper and what it reported."""
+
+    def __init__(self, settings: Scrape = FAST) -> None:
+        self.settings = settings
+        self.seen: dict[str, list[EndpointMetrics | None]] = defaultdict(list)
+        self._reported = asyncio.Event()
+        self.scraper = Scraper(
+            settings=lambda: self.settings, on_metrics=self._on_metrics, clock=time.monotonic, rng=Random(7)
+        )
+
+    def _on_metrics(self, name: EndpointName, metrics: EndpointMetrics | None) -> None:
+        self.seen[name].append(metrics)
+        self._reported.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Watched]:
+        task = asyncio.create_task(self.scraper.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.scraper.check_integrity()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._reported.clear()
+                await self._reported.wait()
+
+    def error(self, name: str) -> str:
+        return self.scraper.ages(time.monotonic())[EndpointName(name)].error
+
+
+def endpoint(name: str, address: Address, *, incarnation: str = "") -> Endpoint:
+    return Endpoint(name=EndpointName(name), address=address, incarnation=incarnation)
+
+
+async def test_pages_are_read_again_and_again_over_one_connection() -> None:
+    async with Server(http(PAGE)).running() as server, Watched().running() as watched:
+        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        await watched.until(lambda: len(watched.seen["a"]) >= 4)
+        metrics = watched.seen["a"][-1]
+        assert metrics is not None
+        assert (metrics.running, metrics.waiting) == (2, 1)
+        assert server.connections == 1
+        assert server.heads[0].startswith("GET /metrics HTTP/1.1\r\n")
+        age = watched.scraper.ages(metrics.scraped_at + 3)[EndpointName("a")]
+        assert (age.age_s, age.error) == (3.0, "")
+
+
+async def hang(head: str, reader: Reader, writer: Writer) -> None:
+    await reader.read()
+
+
+async def drip(head: str, reader: Reader, writer: Writer) -> None:
+    """A page that keeps coming, a few bytes at a time, and never ends."""
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"4\r\nvllm\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def flood(head: str, reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(b"vllm:num_requests_running 1\n" * 1000)
+        await writer.drain()
+
+
+async def hang_up(head: str, reader: Reader, writer: Writer) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\nvllm:num")
+    await writer.drain()
+    raise ConnectionResetError
+
+
+MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
+    "hangs": (hang, "no answer within"),
+    "drips": (drip, "no answer within"),
+    "floods": (flood, "page over 65536 bytes"),
+    "huge": (http(b"vllm:x 1\n" * 20_000), "page over 65536 bytes"),
+    "hangs up": (hang_up, "ClientPayloadError"),
+    "garbage page": (http(b"\xff\x00<html>" * 100), "no vllm: or sglang: metric"),
+    "not http": (b"\x15\x03\x01 this is TLS\r\n\r\n", "Bad status line"),
+    "redirects": (http(b"", status="302 Found", headers="location: /elsewhere\r\n"), "HTTP status 302"),
+    "fails": (http(PAGE, status="500 Internal Server Error"), "HTTP status 500"),
+    "unreadable": (http(b"vllm:num_requests_running NaN\n"), "not a number"),
+    "packed": (http(PAGE, headers="content-encoding: gzip\r\n"), ""),
+}
+
+
+async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None:
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(Server(answer).running())
+            for name, (answer, _) in MISBEHAVING.items()
+        }
+        good = await stack.enter_async_context(Server(http(PAGE)).running())
+        watched = await stack.enter_async_context(Watched().running())
+        endpoints = [endpoint(name, server.address) for name, server in servers.items()]
+        watched.scraper.set_endpoints(
+            [*endpoints, endpoint("good", good.address), endpoint("dead", Address("127.0.0.1", 1))]
+        )
+        await watched.until(lambda: all(len(watched.seen[n]) >= 2 for n in (*MISBEHAVING, "dead")))
+        await watched.until(lambda: len(watched.seen["good"]) >= 5)
+        for name, (_, reason) in MISBEHAVING.items():
+            assert reason in watched.error(name), name
+            assert all((metrics is None) == bool(reason) for metrics in watched.seen[name]), name
+        assert "Cannot connect" in watched.error("dead")
+        assert None not in watched.seen["good"]
+        assert all(head.startswith("GET /metrics ") for head in servers["redirects"].heads)
+
+
+async def test_a_server_that_comes_back_is_read_again_and_both_turns_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="epp.modelserver.scraper")
+    async with Watched().running() as watched:
+        async with Server(http(PAGE)).running() as server:
+            watched.scraper.set_endpoints([endpoint("a", server.address)])
+            await watched.until(lambda: bool(watched.seen["a"]))
+        await watched.until(lambda: watched.seen["a"][-2:] == [None, None])
+        async with Server(http(PAGE)).running(port=server.address.port):
+            await watched.until(lambda: watched.seen["a"][-1] is not None)
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 2
+    assert "fails" in said[0]
+    assert "works again" in said[1]
+
+
+async def test_an_endpoint_taken_off_the_list_is_not_read_any_more() -> None:
+    async with (
+        Server(http(PAGE)).running() as gone,
+        Server(http(PAGE)).running() as kept,
+        Watched().running() as watched,
+    ):
+        watched.scraper.set_endpoints([endpoint("gone", gone.address), endpoint("kept", kept.address)])
+        await watched.until(lambda: len(watched.seen["gone"]) >= 1)
+        watched.scraper.set_endpoints([endpoint("kept", kept.address)])
+        count, reports = len(gone.heads), len(watched.seen["gone"])
+        goal = len(watched.seen["kept"]) + 5
+        await watched.until(lambda: len(watched.seen["kept"]) >= goal)
+        assert (len(gone.heads), len(watched.seen["gone"])) == (count, reports)
+        assert list(watched.scraper.ages(time.monotonic())) == ["kept"]
+
+
+async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
+    async with (
+        Server(http(PAGE)).running() as first,
+        Server(http(PAGE)).running() as second,
+        Watched().running() as watched,
+    ):
+        watched.scraper.set_endpoints([endpoint("a", first.address)])
+        await watched.until(lambda: bool(watched.seen["a"]))
+        watched.scraper.set_endpoints([endpoint("a", second.address)])
+        assert watched.scraper.ages(time.monotonic())[EndpointName("a")].age_s is None
+        await watched.until(lambda: bool(second.heads))
+
+
+async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
+    watched = Watched(Scrape(interval_seconds=60))
+    async with Server(http(PAGE)).running() as server, watched.running():
+        watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(3)])
+        watched.settings = Scrape(interval_seconds=0.05, path="/other")
+        await watched.until(lambda: all(len(watched.seen[str(n)]) >= 2 for n in range(3)))
+        assert all(head.startswith("GET /other ") for head in server.heads)
+
+
+async def test_endpoints_set_before_the_start_are_read() -> None:
+    watched = Watched()
+    async with Server(http(PAGE)).running() as server:
+        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        async with watched.running():
+            await watched.until(lambda: bool(watched.seen["a"]))
+
+
+async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    async with Server(http(PAGE)).running() as server, Watched().running() as watched:
+        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        await watched.until(lambda: bool(watched.seen["a"]))
+        assert None not in watched.seen["a"]
+
+
+async def test_a_failing_consumer_ends_the_scraper_loudly() -> None:
+    def broken(name: EndpointName, metrics: EndpointMetrics | None) -> None:
+        raise RuntimeError("consumer bug")
+
+    scraper = Scraper(settings=lambda: FAST, on_metrics=broken, clock=time.monotonic, rng=Random(7))
+    async with Server(http(PAGE)).running() as server:
+        scraper.set_endpoints([endpoint("a", server.address)])
+        with pytest.raises(ExceptionGroup) as raised:
+            await asyncio.wait_for(scraper.run(), PATIENCE_S)
+        assert raised.group_contains(RuntimeError, match="consumer bug")
