@@ -1,0 +1,100 @@
+"""The command itself: a port of its choice, draining on SIGTERM, and messages for settings that make no sense."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from model_server.cli import main
+
+COMMAND = [sys.executable, "-m", "model_server", "serve", "--port", "0"]
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("listening on http://127.0.0.1:"), line
+            yield process, int(line.rsplit(":", 1)[1])
+        finally:
+            process.kill()
+
+
+def test_a_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    with serving("--port-file", str(port_file), "--decode-step-ms", "5") as (process, port):
+        assert port_file.read_text() == f"{port}\n"
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        body = {"prompt": "Hello", "stream": True, "max_tokens": 60, "ignore_eos": True}
+        client.request("POST", "/v1/completions", json.dumps(body))
+        answer = client.getresponse()
+        assert answer.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "draining: 1 requests to finish\n"
+        events = answer.read().decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert len(events) == 62
+        client.close()
+        assert process.wait(timeout=60) == 0
+        with pytest.raises(ConnectionRefusedError):
+            http.client.HTTPConnection("127.0.0.1", port, timeout=5).connect()
+
+
+def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
+    with serving("--model", "base", "--served-model-name", "b", "--lora", "x=/x", "--lora", "y") as (
+        process,
+        port,
+    ):
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        client.request("GET", "/v1/models")
+        cards = json.loads(client.getresponse().read())["data"]
+        client.close()
+        assert [(card["id"], card["root"]) for card in cards] == [("b", "base"), ("x", "/x"), ("y", "y")]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-blocks", "10", "--max-model-len", "161"], "could never run"),
+        (["--speed", "0"], "positive"),
+        (["--lora", "=x"], "needs a name"),
+        (["--lora", "x", "--lora", "x"], "loaded already"),
+        (["--max-queue", "0"], "--max-queue"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_one_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", "0", *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_a_taken_port_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as (_, port):
+        assert main(["serve", "--port", str(port)]) == 1
+    assert str(port) in capsys.readouterr().err
+
+
+def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    for flag in ("--lora", "--num-blocks", "--speed", "--port-file", "--max-num-batched-tokens"):
+        assert flag in said
