@@ -1,0 +1,76 @@
+"""How a prompt becomes a chain of hashes, each naming the whole prefix up to its end.
+
+Owns the schedule of chunk sizes and the scheme that roots a chain. Invariants: where a chunk ends depends on its position alone,
+so the chain of a prefix is a prefix of the chain; chains of different models, adapters, salts, schedules or scheme
+versions start from different roots. Every replica of the picker must compute the same values. Caller: `epp.picker`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from xxhash import xxh3_64_intdigest
+
+from epp.types import ChunkHash
+
+_SCHEME = b"prefix-gateway chain 1"
+"""Change the number with the canonical form of prompts or with anything here: old hashes then match nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSchedule:
+    """Where chunks end: every `chunk_bytes` at first, every `later_chunk_bytes` once `later_from_bytes` are covered."""
+
+    chunk_bytes: int = 256
+    later_chunk_bytes: int = 1024
+    later_from_bytes: int = 16384
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1 or self.later_chunk_bytes < 1:
+            raise ValueError(f"a chunk has at least one byte: {self}")
+        if self.later_from_bytes < 0:
+            raise ValueError(f"later chunks begin at a position in the prompt: {self}")
+
+    @property
+    def early_chunks(self) -> int:
+        """How many chunks have the first size; the last of them may reach past `later_from_bytes`."""
+        return -(-self.later_from_bytes // self.chunk_bytes)
+
+    def chunks_in(self, n_bytes: int) -> int:
+        """Full chunks in a prompt's first `n_bytes`."""
+        early_bytes = self.early_chunks * self.chunk_bytes
+        if n_bytes < early_bytes:
+            return n_bytes // self.chunk_bytes
+        return self.early_chunks + (n_bytes - early_bytes) // self.later_chunk_bytes
+
+    def end_bytes(self, k: int) -> int:
+        """Bytes covered by the first `k` chunks."""
+        early = min(k, self.early_chunks)
+        return early * self.chunk_bytes + (k - early) * self.later_chunk_bytes
+
+
+def root_seed(*, schedule: ChunkSchedule, model: str, adapter: str = "", cache_salt: str = "") -> int:
+    """The seed of a chain's first hash: prompts that may not share a server's cache never share a root."""
+    parts = [_SCHEME]
+    parts += [
+        b"%d" % n for n in (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
+    ]
+    parts += [text.encode("utf-8", "surrogatepass") for text in (model, adapter, cache_salt)]
+    return xxh3_64_intdigest(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
+
+
+def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
+    """The hashes of the prompt's full chunks, each seeded with the one before it, the first with `seed`."""
+    chain: list[int] = []
+    append, view = chain.append, memoryview(prompt)  # a slice of bytes would copy
+    size, last = schedule.chunk_bytes, schedule.end_bytes(schedule.chunks_in(len(prompt)))
+    early_end = min(schedule.early_chunks * size, last)
+    for start in range(0, early_end, size):
+        seed = xxh3_64_intdigest(view[start : start + size], seed)
+        append(seed)
+    size = schedule.later_chunk_bytes
+    for start in range(early_end, last, size):
+        seed = xxh3_64_intdigest(view[start : start + size], seed)
+        append(seed)
+    return cast("list[ChunkHash]", chain)
