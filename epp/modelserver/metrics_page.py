@@ -66,9 +66,9 @@ _FAMILIES: Final = _KNOWN | {_family(name.decode()).encode() for name in _KNOWN}
 _NAMESPACES: Final = (b"vllm:", b"sglang:")
 _TYPE: Final = b"\n# TYPE "
 _SAMPLE: Final = re.compile(
-    # name, labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may follow.
+    # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may follow.
     # Possessive: a line of broken quotes costs one pass, not one for each way to split it.
-    rb'([a-z_:]++)(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
+    rb'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
 )
 _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
 _ESCAPE: Final = re.compile(rb"\\(.)")
@@ -249,9 +249,12 @@ def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]
 def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], None]) -> None:
     for line in lines:
         steps()
-        match = _SAMPLE.match(line) if len(line) <= _MAX_LINE_BYTES else None
-        if match is not None and match[1] in _KNOWN:
-            samples.setdefault(match[1], []).append(_Sample(match[2] or b"", _number(match[3])))
+        # Most lines are histogram buckets: their name alone sends them away, before the dearer match.
+        name = line.partition(b"{")[0].partition(b" ")[0]
+        if name in _KNOWN and len(line) <= _MAX_LINE_BYTES:
+            match = _SAMPLE.match(line, len(name))
+            if match is not None:
+                samples.setdefault(name, []).append(_Sample(match[1] or b"", _number(match[2])))
 
 
 def _budget() -> Callable[[], None]:
