@@ -4,8 +4,10 @@ Each pick books the tokens that the server will have to compute. The server comp
 is taken from the oldest booking first. Between scrapes the backlog drains at the server's prefill rate, as an estimate;
 a scrape's counters then confirm what was really computed, and the estimate keeps only what cannot have been counted
 yet: servers count a prompt when its prefill has finished, so at most the oldest booking is half done and uncounted.
+A request that was computed and released between two scrapes is in the later scrape's counters too; what it held is
+remembered until then, or its tokens would be taken a second time, from requests that still wait.
 
-Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`.
+Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`; 0 <= `_uncounted`.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ class Booking:
 class Backlog:
     """Bookings of one server, oldest first."""
 
-    __slots__ = ("_at", "_bookings", "_drained", "_total")
+    __slots__ = ("_at", "_bookings", "_drained", "_total", "_uncounted")
 
     def __init__(self, *, now: float) -> None:
         self._bookings: OrderedDict[Booking, None] = OrderedDict()
         self._total = 0
         self._drained = 0.0
+        self._uncounted = 0
+        """Tokens computed and released since the last scrape, which its counters will show."""
         self._at = now
 
     def __len__(self) -> int:
@@ -46,31 +50,41 @@ class Backlog:
         self._bookings[booking] = None
         self._total += booking.tokens
 
-    def release(self, booking: Booking, *, now: float, rate: float) -> None:
-        """The request is over, or known to be computed: whatever it still held is gone. Idempotent."""
+    def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
+        """The request is over, or known to be computed: whatever it still held is gone. Idempotent.
+
+        computed: the server did the work, so that its counters will show it.
+        """
         self._advance(now, rate)
         if booking in self._bookings:
+            if computed:
+                self._uncounted += booking.tokens
             # A drain estimate was made against the oldest booking first; if that is this one, it goes along.
             if next(iter(self._bookings)) is booking:
                 self._drained = max(0.0, self._drained - booking.tokens)
-            del self._bookings[booking]
-            self._total -= booking.tokens
-            booking.tokens = 0
-            self._drained = min(self._drained, self._total)
+            self._drop(booking)
+            self._drained = min(self._drained, float(self._total))
 
     def confirm(self, tokens: float, *, now: float, rate: float) -> None:
         """The server's counters say it computed `tokens` since the last call."""
         self._advance(now, rate)
+        tokens = max(0.0, tokens - self._uncounted)
+        self._uncounted = 0
         self._drained = max(0.0, self._drained - tokens)
         self._take(tokens)
         oldest = next(iter(self._bookings), None)
         self._drained = min(self._drained, oldest.tokens if oldest else 0.0)
+
+    def baseline(self) -> None:
+        """The first counters of a server: all that was released until now is already in them."""
+        self._uncounted = 0
 
     def settle(self, *, now: float, rate: float) -> None:
         """No counters to confirm with: believe the drain estimate."""
         self._advance(now, rate)
         self._take(self._drained)
         self._drained = 0.0
+        self._uncounted = 0
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
         """Everything booked before `when` is done: the server was idle then, or the booking is long lost."""
@@ -79,8 +93,9 @@ class Backlog:
             oldest = next(iter(self._bookings))
             if oldest.booked_at >= when:
                 break
+            self._drained = max(0.0, self._drained - oldest.tokens)  # the estimate was made against it first
             self._drop(oldest)
-        self._drained = min(self._drained, self._total)
+        self._drained = min(self._drained, float(self._total))
 
     def _advance(self, now: float, rate: float) -> None:
         self._drained = min(float(self._total), self._drained + rate * max(0.0, now - self._at))
@@ -107,3 +122,4 @@ class Backlog:
         assert self._total == sum(b.tokens for b in self._bookings)
         assert 0 <= self._drained <= self._total
         assert all(b.tokens >= 0 for b in self._bookings)
+        assert self._uncounted >= 0

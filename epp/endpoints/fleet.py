@@ -62,14 +62,15 @@ class Fleet:
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
-    def healthy(self, *, failures_to_eject: int) -> list[EndpointState]:
-        """Endpoints that may be picked.
+    def healthy(self, states: Sequence[EndpointState], *, failures_to_eject: int) -> list[EndpointState]:
+        """Those of `states` that may be picked.
 
         When every endpoint's scrapes fail, the scrapes are the likelier fault: all stay, and Envoy's retries sort them.
         """
-        states = list(self._states.values())
         healthy = [s for s in states if s.failures < failures_to_eject]
-        return healthy or states
+        if healthy or any(s.failures < failures_to_eject for s in self._states.values()):
+            return healthy
+        return list(states)
 
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
@@ -79,14 +80,19 @@ class Fleet:
                 return model
         return ""
 
-    def serving(self, states: list[EndpointState], model: str) -> list[EndpointState]:
-        """Those that can serve `model`: as base model or adapter, where any endpoint says so; else all."""
-        able = [
-            s
-            for s in states
-            if s.endpoint.model == model or model in s.endpoint.adapters or s.has_adapter(model)
-        ]
-        return able or states
+    def serving(self, model: str) -> list[EndpointState]:
+        """Those that can serve `model`, ready or not: as base model or adapter, where any endpoint says so; else all.
+
+        An adapter that no source declares but a server was seen to hold can be on any server of the same base model:
+        having seen it once must not tie it to that server for good.
+        """
+        states = list(self._states.values())
+        holders = [s for s in states if s.has_adapter(model)]
+        able = [s for s in states if s.endpoint.model == model or model in s.endpoint.adapters]
+        if able:
+            return able + [s for s in holders if s not in able]
+        bases = {s.endpoint.model for s in holders}
+        return [s for s in states if s.endpoint.model in bases] if bases else states
 
     def check_integrity(self) -> None:
         """Assert that the indexes agree and every state is sound."""
@@ -94,4 +100,5 @@ class Fleet:
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0
+            assert state.failures >= 0
             state.backlog.check_integrity()

@@ -86,7 +86,9 @@ class EndpointState:
             self.rate.observe(before, after, busy=busy)
         if after.prompt_tokens is None:
             self.backlog.settle(now=now, rate=rate)
-        elif before is not None:
+        elif before is None:
+            self.backlog.baseline()
+        else:
             self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
         idle = after.running == 0 and after.waiting == 0
         # A request can be on its way to the server while the page is written: only what the scrape before this one
@@ -98,16 +100,21 @@ class EndpointState:
         self.picks_since_scrape = 0
         self.ends_since_scrape = 0
 
+    def scrape_failed(self, *, now: float) -> None:
+        """No page, or none that could be read. Bookings of streams that were let go must not pile up meanwhile."""
+        self.failures += 1
+        self.backlog.clear_before(now - _LOST_BOOKING_S, now=now, rate=self.rate.tokens_per_s)
+
     def book(self, booking: Booking, *, now: float) -> None:
         self.in_flight += 1
         self.picks_since_scrape += 1
         self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
 
-    def release(self, booking: Booking, *, now: float) -> None:
-        """The request is over here."""
+    def release(self, booking: Booking, *, computed: bool, now: float) -> None:
+        """The request is over here; computed: the server did its prefill, as far as we know."""
         self.in_flight -= 1
         self.ends_since_scrape += 1
-        self.computed(booking, now=now)
+        self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach(self) -> None:
         """The stream is let go while the answer runs on: from here on the scrapes count it, and its booking drains."""
@@ -115,7 +122,7 @@ class EndpointState:
 
     def computed(self, booking: Booking, *, now: float) -> None:
         """The request's prefill is done, as far as we know."""
-        self.backlog.release(booking, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.release(booking, computed=True, now=now, rate=self.rate.tokens_per_s)
 
     def forget_server(self, *, now: float) -> None:
         """Another process serves under this name: metrics, adapters and backlog were the old one's."""

@@ -1,0 +1,233 @@
+"""Undone work at one server: examples that say what each event does, and a machine against a naive model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from epp.endpoints.backlog import Backlog, Booking
+
+RATE = 100.0
+
+
+def booked(backlog: Backlog, tokens: int, *, now: float) -> Booking:
+    booking = Booking(tokens=tokens, booked_at=now)
+    backlog.book(booking, now=now, rate=RATE)
+    return booking
+
+
+def undone(backlog: Backlog, *, now: float) -> float:
+    backlog.check_integrity()
+    return backlog.undone_tokens(now=now, rate=RATE)
+
+
+def test_work_drains_at_the_servers_rate_and_no_further_than_to_nothing() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 300, now=0.0)
+    assert undone(backlog, now=1.0) == 200
+    assert undone(backlog, now=10.0) == 0
+
+
+def test_idle_time_drains_nothing_of_later_work() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=50.0)
+    assert undone(backlog, now=50.0) == 300
+
+
+def test_a_released_request_takes_its_own_work_along_and_no_more() -> None:
+    backlog = Backlog(now=0.0)
+    first = booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=0.0)
+    backlog.release(first, computed=True, now=0.5, rate=RATE)
+    assert undone(backlog, now=0.5) == 300  # the half second went into the first
+
+
+def test_an_abort_of_the_last_in_line_leaves_the_estimate_for_the_first() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 300, now=0.0)
+    last = booked(backlog, 500, now=0.0)
+    backlog.release(last, computed=False, now=1.0, rate=RATE)
+    assert undone(backlog, now=1.0) == 200
+
+
+def test_release_is_idempotent() -> None:
+    backlog = Backlog(now=0.0)
+    first = booked(backlog, 100, now=0.0)
+    booked(backlog, 100, now=0.0)
+    for _ in range(3):
+        backlog.release(first, computed=True, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 100
+    assert len(backlog) == 1
+
+
+def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_half_done() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 200, now=0.0)
+    booked(backlog, 400, now=0.0)
+    # By the estimate 500 are done; the server counted 100, so of the rest at most the 200 in turn can be under way.
+    backlog.confirm(100, now=5.0, rate=RATE)
+    assert undone(backlog, now=5.0) == 400
+
+
+def test_a_server_slower_than_thought_gets_its_work_back() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 50, now=0.0)
+    booked(backlog, 400, now=0.0)
+    assert undone(backlog, now=4.0) == 50
+    backlog.confirm(0, now=4.0, rate=RATE)
+    assert undone(backlog, now=4.0) == 400
+
+
+def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=1.0, rate=RATE)
+    backlog.confirm(100, now=1.0, rate=RATE)  # the counters show the short one
+    assert undone(backlog, now=1.0) == 5000
+    backlog.confirm(100, now=1.0, rate=RATE)  # and the next growth is somebody else's
+    assert undone(backlog, now=1.0) == 4900
+
+
+def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
+    backlog = Backlog(now=0.0)
+    aborted = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(aborted, computed=False, now=0.0, rate=RATE)
+    backlog.confirm(100, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 4900
+
+
+def test_the_first_counters_already_hold_what_was_released_before() -> None:
+    backlog = Backlog(now=0.0)
+    backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
+    booked(backlog, 500, now=0.0)
+    backlog.baseline()
+    backlog.confirm(100, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 400
+
+
+def test_without_counters_the_estimate_is_believed() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 100, now=0.0)
+    backlog.settle(now=1.5, rate=RATE)
+    assert len(backlog) == 1
+    assert undone(backlog, now=1.5) == 50
+
+
+def test_what_is_known_done_goes_with_the_estimate_made_against_it() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 400, now=0.5)
+    backlog.clear_before(0.5, now=0.8, rate=RATE)  # 80 of the first were thought done, none of the second
+    assert undone(backlog, now=0.8) == 400
+
+
+def test_time_that_runs_backwards_changes_nothing() -> None:
+    backlog = Backlog(now=10.0)
+    booked(backlog, 100, now=10.0)
+    assert undone(backlog, now=9.0) == 100
+
+
+class AgainstNaiveModel(RuleBasedStateMachine):
+    """The model keeps a plain list and recomputes everything; tokens are whole, so equality is exact to rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.backlog = Backlog(now=0.0)
+        self.pairs: list[tuple[Booking, list[int]]] = []  # live ones: booking, [model's tokens]
+        self.over: list[Booking] = []
+        self.drained = 0.0
+        self.uncounted = 0
+
+    def total(self) -> int:
+        return sum(cell[0] for _, cell in self.pairs)
+
+    def model_take(self, tokens: int) -> None:
+        for pair in list(self.pairs):
+            if tokens <= 0:
+                return
+            part = min(tokens, pair[1][0])
+            pair[1][0] -= part
+            tokens -= part
+            if pair[1][0] == 0:
+                self.pairs.remove(pair)
+                self.over.append(pair[0])
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.drained = min(self.total(), self.drained + RATE * seconds)
+
+    @rule(tokens=st.integers(0, 400))
+    def book(self, tokens: int) -> None:
+        booking = Booking(tokens=tokens, booked_at=self.now)
+        before = self.backlog.undone_tokens(now=self.now, rate=RATE)
+        self.backlog.book(booking, now=self.now, rate=RATE)
+        assert self.backlog.undone_tokens(now=self.now, rate=RATE) == pytest.approx(before + tokens)
+        self.pairs.append((booking, [tokens]))
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data(), computed=st.booleans())
+    def release(self, data: st.DataObject, *, computed: bool) -> None:
+        index = data.draw(st.integers(0, len(self.pairs) - 1))
+        booking, cell = self.pairs.pop(index)
+        self.over.append(booking)
+        self.backlog.release(booking, computed=computed, now=self.now, rate=RATE)
+        self.uncounted += cell[0] if computed else 0
+        if index == 0:
+            self.drained = max(0.0, self.drained - cell[0])
+        self.drained = min(self.drained, self.total())
+
+    @precondition(lambda self: self.over)
+    @rule(data=st.data())
+    def release_again(self, data: st.DataObject) -> None:
+        booking = data.draw(st.sampled_from(self.over))
+        self.backlog.release(booking, computed=True, now=self.now, rate=RATE)
+
+    @rule(tokens=st.integers(0, 800))
+    def confirm(self, tokens: int) -> None:
+        self.backlog.confirm(float(tokens), now=self.now, rate=RATE)
+        tokens = max(0, tokens - self.uncounted)
+        self.uncounted = 0
+        self.drained = max(0.0, self.drained - tokens)
+        self.model_take(tokens)
+        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
+
+    @rule()
+    def settle(self) -> None:
+        before = self.backlog.undone_tokens(now=self.now, rate=RATE)
+        self.backlog.settle(now=self.now, rate=RATE)
+        assert abs(self.backlog.undone_tokens(now=self.now, rate=RATE) - before) < 1.001  # part of a token
+        self.uncounted = 0
+        # The model follows the product's whole tokens, or a rounding at the edge would be told as a fault.
+        taken = self.total() - sum(b.tokens for b, _ in self.pairs)
+        assert abs(taken - self.drained) < 1.001
+        self.model_take(taken)
+        self.drained = 0.0
+
+    @rule(ago=st.floats(0, 5))
+    def clear_before(self, ago: float) -> None:
+        when = self.now - ago
+        self.backlog.clear_before(when, now=self.now, rate=RATE)
+        while self.pairs and self.pairs[0][0].booked_at < when:
+            booking, cell = self.pairs.pop(0)
+            self.over.append(booking)
+            self.drained = max(0.0, self.drained - cell[0])
+        self.drained = min(self.drained, self.total())
+
+    @invariant()
+    def agrees(self) -> None:
+        self.backlog.check_integrity()
+        expected = max(0.0, self.total() - self.drained)
+        assert self.backlog.undone_tokens(now=self.now, rate=RATE) == pytest.approx(expected, abs=1e-6)
+        assert sum(b.tokens for b, _ in self.pairs) == self.total()
+        assert all(b.tokens == 0 for b in self.over)
+
+
+TestBacklogAgainstNaiveModel = AgainstNaiveModel.TestCase

@@ -1,0 +1,193 @@
+"""Load arithmetic of one endpoint: what is scraped, what we sent, what ended, and what we let go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.endpoints.backlog import Booking
+from epp.endpoints.state import EndpointState
+from epp.policy import Cost, Lora, PolicySpec
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+
+SPEC = PolicySpec(cost=Cost(prefill_tokens_per_second=1000.0), lora=Lora(slots_per_endpoint=2))
+
+
+def a_state(*, now: float = 0.0) -> EndpointState:
+    endpoint = Endpoint(name=EndpointName("a"), address=Address("10.0.0.1", 8000))
+    return EndpointState.new(endpoint, spec=SPEC, now=now)
+
+
+def book(state: EndpointState, tokens: int, *, now: float) -> Booking:
+    booking = Booking(tokens=tokens, booked_at=now)
+    state.book(booking, now=now)
+    return booking
+
+
+def page(
+    at: float, *, running: int = 0, waiting: int = 0, prompt_tokens: float | None = None
+) -> EndpointMetrics:
+    return EndpointMetrics(scraped_at=at, running=running, waiting=waiting, prompt_tokens=prompt_tokens)
+
+
+def test_without_metrics_load_is_what_we_have_in_flight() -> None:
+    state = a_state()
+    first = book(state, 10, now=0.0)
+    book(state, 10, now=0.0)
+    assert state.load(None) == 2
+    state.release(first, computed=True, now=1.0)
+    assert state.load(None) == 1
+
+
+def test_load_is_scraped_plus_own_picks_less_own_ends_since() -> None:
+    state = a_state()
+    first = book(state, 10, now=0.0)
+    state.observe(page(1.0, running=5, waiting=2), now=1.0)
+    assert state.load(state.metrics) == 7
+    book(state, 10, now=1.1)
+    book(state, 10, now=1.2)
+    state.release(first, computed=True, now=1.3)
+    assert state.load(state.metrics) == 8
+
+
+def test_load_is_never_under_our_own_in_flight() -> None:
+    """A request that was on its way while the page was written is in no scrape, but it is there."""
+    state = a_state()
+    for _ in range(3):
+        book(state, 10, now=0.99)
+    state.observe(page(1.0, running=0), now=1.0)
+    assert state.load(state.metrics) == 3
+
+
+def test_a_request_let_go_is_counted_by_the_scrapes_from_then_on() -> None:
+    state = a_state()
+    state.observe(page(0.0), now=0.0)
+    book(state, 10, now=0.1)
+    state.detach()
+    assert state.in_flight == 0
+    assert state.load(state.metrics) == 1  # picked since the scrape
+    state.observe(page(1.0, running=1), now=1.0)
+    assert state.load(state.metrics) == 1
+    state.observe(page(2.0, running=0), now=2.0)
+    assert state.load(state.metrics) == 0
+
+
+def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
+    first, second = a_state(), a_state()
+    for state in (first, second):
+        state.observe(page(0.0), now=0.0)
+    booking = book(first, 500, now=0.1)
+    first.release(booking, computed=False, now=0.2)
+    moved = book(second, 500, now=0.2)
+    assert (first.load(first.metrics), second.load(second.metrics)) == (0, 1)
+    assert first.backlog.undone_tokens(now=0.2, rate=1000.0) == 0
+    second.release(moved, computed=True, now=0.3)
+    assert second.load(second.metrics) == 0
+
+
+def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
+    state = a_state()
+    assert state.fresh(now=0.0, stale_after_s=5.0) is None
+    state.observe(page(10.0, running=1), now=10.0)
+    assert state.fresh(now=15.0, stale_after_s=5.0) is state.metrics
+    assert state.fresh(now=15.1, stale_after_s=5.0) is None
+
+
+def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> None:
+    state = a_state()
+    book(state, 5000, now=0.5)
+    state.observe(page(1.0, running=1, prompt_tokens=0.0), now=1.0)
+    book(state, 700, now=1.5)
+    state.observe(page(2.0, prompt_tokens=0.0), now=2.0)
+    assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700  # the second may still be on its way
+    assert len(state.backlog) == 1
+
+
+def test_work_counted_by_the_server_leaves_the_backlog() -> None:
+    state = a_state()
+    state.observe(page(0.0, prompt_tokens=0.0), now=0.0)
+    book(state, 300, now=0.0)
+    book(state, 5000, now=0.0)
+    state.observe(page(0.1, running=2, prompt_tokens=300.0), now=0.1)
+    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
+    assert len(state.backlog) == 1
+
+
+def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -> None:
+    state = a_state()
+    book(state, 100, now=0.0)
+    state.detach()
+    state.scrape_failed(now=599.0)
+    assert len(state.backlog) == 1
+    state.scrape_failed(now=601.0)
+    assert len(state.backlog) == 0
+    assert state.failures == 2
+
+
+def test_a_good_scrape_ends_a_row_of_failures() -> None:
+    state = a_state()
+    state.scrape_failed(now=1.0)
+    state.scrape_failed(now=2.0)
+    state.observe(page(3.0), now=3.0)
+    assert state.failures == 0
+
+
+def test_adapters_are_remembered_by_last_use_within_the_servers_slots() -> None:
+    state = a_state()
+    for now, adapter in enumerate(["x", "y", "x", "z"]):
+        state.use_adapter(adapter, spec=SPEC, now=float(now))
+    assert state.loaded_adapters() == {"x", "z"}
+    assert not state.has_adapter("y")
+
+
+def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
+    state = a_state()
+    metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))
+    state.observe(metrics, now=1.0)
+    for now, adapter in enumerate(["x", "y", "z"]):
+        state.use_adapter(adapter, spec=SPEC, now=float(now))
+    assert state.slots(spec=SPEC) == 3
+    assert state.loaded_adapters() == {"w", "x", "y", "z"}
+    assert state.has_adapter("w")
+
+
+def test_a_new_process_is_known_nothing_of() -> None:
+    state = a_state()
+    state.observe(page(1.0, running=4), now=1.0)
+    state.use_adapter("x", spec=SPEC, now=1.0)
+    booking = book(state, 5000, now=1.0)
+    state.forget_server(now=2.0)
+    assert state.metrics is None
+    assert not state.loaded_adapters()
+    assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
+    state.release(booking, computed=False, now=3.0)
+    assert state.in_flight == 0
+
+
+EVENTS = st.sampled_from(["book", "end", "detach", "scrape", "fail"])
+
+
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=60))
+def test_load_is_never_under_what_we_hold_there_and_all_is_released_in_the_end(
+    events: list[tuple[str, int]],
+) -> None:
+    state, held, now = a_state(), list[Booking](), 0.0
+    for event, number in events:
+        now += 0.3
+        if event == "book":
+            held.append(book(state, number * 100, now=now))
+        elif event == "end" and held:
+            state.release(held.pop(number % len(held)), computed=number % 2 == 0, now=now)
+        elif event == "detach" and held:
+            held.pop(number % len(held))
+            state.detach()
+        elif event == "scrape":
+            state.observe(page(now, running=number, prompt_tokens=now * number), now=now)
+        elif event == "fail":
+            state.scrape_failed(now=now)
+        state.backlog.check_integrity()
+        assert state.in_flight == len(held)
+        assert state.load(state.metrics) >= len(held)
+    for booking in held:
+        state.release(booking, computed=True, now=now)
+    assert state.in_flight == 0
