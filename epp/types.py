@@ -32,7 +32,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Read `ip:port`, IPv6 in brackets. ValueError on anything else, host names included."""
         host, _, port = text.strip().rpartition(":")
-        if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        if len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} is not ip:port (the port is missing or out of range)")
         bracketed = host.startswith("[") and host.endswith("]")
         try:

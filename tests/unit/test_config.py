@@ -1,0 +1,100 @@
+"""The program's configuration file: defaults, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.config import load_config
+from epp.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "epp.yaml"
+
+
+def test_the_endpoints_file_is_all_that_must_be_said(file: Path) -> None:
+    file.write_text("endpointsFile: endpoints.yaml")
+    config = load_config(file)
+    assert config.endpoints_file == "endpoints.yaml"
+    assert config.hold_streams
+    assert config.envoy.fail_open
+    assert not config.conformance_headers
+
+
+def test_a_full_file_is_read(file: Path) -> None:
+    file.write_text(
+        """
+endpointsFile: endpoints.yaml
+policyFile: policy.yaml
+workers: 2
+holdStreams: false
+drainSeconds: 5
+listen: {address: "[::1]:9002", tls: {certFile: c.pem, keyFile: k.pem, clientCaFile: ca.pem}}
+admin: {address: "127.0.0.1:9090", keepDecisions: 0}
+envoy: {listen: "0.0.0.0:8080", edsFile: eds.yaml, failOpen: false, numRetries: 1}
+log: {level: debug, format: text}
+"""
+    )
+    config = load_config(file)
+    assert config.listen.tls is not None
+    assert config.listen.tls.client_ca_file == "ca.pem"
+    assert config.workers == 2
+    assert not config.envoy.fail_open
+
+
+def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
+    file.write_text("{endpointsFile: e, listen: {address: 'unix:/run/epp.sock'}}")
+    assert load_config(file).listen.address == "unix:/run/epp.sock"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "why"),
+    [
+        ("{}", "endpointsFile", "missing"),
+        ("endpointsFile: 3", "$.endpointsFile", "str"),
+        ("{endpointsFile: e, endpointFile: f}", "endpointFile", "unknown"),
+        ("{endpointsFile: e, workers: 0}", "$.workers", ">= 1"),
+        ("{endpointsFile: e, log: {level: loud}}", "$.log.level", "loud"),
+        ("{endpointsFile: e, listen: {adress: x}}", "$.listen", "adress"),
+        ("{endpointsFile: e, listen: {tls: {certFile: c}}}", "$.listen.tls", "keyFile"),
+        ("{endpointsFile: e, listen: {address: 'localhost:9002'}}", "listen.address", "ip:port"),
+        ("{endpointsFile: e, listen: {address: 'unix:epp.sock'}}", "listen.address", "absolute"),
+        (
+            "{endpointsFile: e, listen: {address: 'unix:/s', tls: {certFile: c, keyFile: k}}}",
+            "listen.tls",
+            "no TLS",
+        ),
+        ("{endpointsFile: e, admin: {address: '9090'}}", "admin.address", "ip:port"),
+        ("{endpointsFile: e, envoy: {listen: '0.0.0.0:0'}}", "envoy.listen", "out of range"),
+        ("{endpointsFile: e, envoy: {admin: '::1:9901'}}", "envoy.admin", "brackets"),
+        ("{endpointsFile: e, envoy: {failOpen: false}}", "holdStreams", "cut"),
+        ("endpointsFile: [", "line", "parsing"),
+        ("endpointsFile: 2023-99-01", "month", "12"),
+    ],
+)
+def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(
+    file: Path, text: str, field: str, why: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert field in message
+    assert why in message
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError, match=r"epp\.yaml"):
+        load_config(file)

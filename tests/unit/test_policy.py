@@ -1,0 +1,91 @@
+"""Policies as people write them: what is accepted, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from epp.errors import ConfigError
+from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, PolicySpec, load_policy
+
+HEAD = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: test}}\n"
+
+
+def test_an_empty_spec_is_the_default_policy() -> None:
+    assert load_policy(HEAD, source="p.yaml").spec == DEFAULT_POLICY.spec
+
+
+def test_fields_are_written_in_camel_case() -> None:
+    spec = load_policy(HEAD + "spec: {rule: affinity, gain: {minMatchTokens: 9}}", source="p.yaml").spec
+    assert spec.rule == "affinity"
+    assert spec.gain.min_match_tokens == 9
+
+
+def test_what_kubernetes_adds_to_metadata_is_let_pass() -> None:
+    text = HEAD.replace("{name: test}", "{name: test, namespace: n, generation: 3, uid: abc, labels: {a: b}}")
+    metadata = load_policy(text, source="p.yaml").metadata
+    assert (metadata.name, metadata.namespace, metadata.generation) == ("test", "n", 3)
+
+
+def test_json_is_a_policy_too() -> None:
+    text = msgspec.json.encode(DEFAULT_POLICY)
+    assert load_policy(text, source="p.json") == DEFAULT_POLICY
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "why"),
+    [
+        ("{rule: fastest}", "$.spec.rule", "fastest"),
+        ("{gain: {minMatchRatio: 1.5}}", "$.spec.gain.minMatchRatio", "<= 1"),
+        ("{gain: {minMatchRatio: .nan}}", "$.spec.gain.minMatchRatio", "float"),
+        ("{gain: {minMatchTokens: few}}", "$.spec.gain.minMatchTokens", "int"),
+        ("{load: {maxWaitng: 3}}", "$.spec.load", "maxWaitng"),
+        ("{load: {whenSaturated: Drop}}", "$.spec.load.whenSaturated", "Drop"),
+        ("{cost: {prefillTokensPerSecond: 0}}", "$.spec.cost.prefillTokensPerSecond", "> 0"),
+        ("{table: {ttlSeconds: .inf}}", "$.spec.table.ttlSeconds", "<="),
+        ("{scrape: {path: metrics}}", "$.spec.scrape.path", "regex"),
+        ("{maxDestinations: 0}", "$.spec.maxDestinations", ">= 1"),
+        ("{sessionHeader: X-Session}", "$.spec.sessionHeader", "regex"),
+        ("{chunks: {sizeBytes: 2048}}", "$.spec", "chunks.laterSizeBytes is under chunks.sizeBytes"),
+        ("3", "$.spec", "object"),
+    ],
+)
+def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(spec: str, field: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_policy(HEAD + f"spec: {spec}", source="p.yaml")
+    message = str(caught.value)
+    assert message.startswith("p.yaml: ")
+    assert f"at `{field}`" in message
+    assert why in message
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (HEAD.replace(KIND, "ConfigMap"), "$.kind"),
+        (HEAD.replace("v1alpha1", "v9"), "$.apiVersion"),
+        (HEAD.replace("{name: test}", "{}"), "name"),
+        (HEAD + "spce: {}", "spce"),
+        ("", "object"),
+        ("[]", "object"),
+        ("a: [", "line"),
+        (HEAD + "spec: 2023-99-01", "month"),
+        ("\x00", "p.yaml"),
+        (b"\xff\xfe\xfa", "p.yaml"),
+        (HEAD + "spec: !!python/object:os.system {}", "constructor"),
+    ],
+)
+def test_a_document_that_is_no_policy_is_refused(text: str | bytes, why: str) -> None:
+    with pytest.raises(ConfigError, match=r"^p\.yaml: ") as caught:
+        load_policy(text, source="p.yaml")
+    assert why in str(caught.value)
+
+
+def test_later_chunks_may_be_as_large_as_the_first() -> None:
+    text = HEAD + "spec: {chunks: {sizeBytes: 512, laterSizeBytes: 512}}"
+    assert load_policy(text, source="p.yaml").spec.chunks.later_size_bytes == 512
+
+
+def test_a_policy_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        PolicySpec().rule = "random"  # type: ignore[misc]  # what mypy refuses, the struct refuses too
