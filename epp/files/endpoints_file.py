@@ -1,0 +1,90 @@
+"""The list of model servers as a YAML file: decoded, checked, and turned into endpoints.
+
+    endpoints:
+      - name: a
+        address: "10.0.0.1:8000"      # or address: 10.0.0.1 and port: 8000; IPv6 as "[fd00::1]:8000"
+        model: llama-8b
+        adapters: [sql, legal]
+        labels: {zone: eu-1}
+
+Names and addresses are unique. No endpoints at all is legal: requests then get 503 until there are some. Called by
+`app` at start and whenever `watch` sees the file change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from epp.errors import ConfigError
+from epp.types import Address, Endpoint, EndpointName
+
+_Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+_Text = Annotated[str, Meta(max_length=1024)]
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One endpoint as the file writes it."""
+
+    name: _Name
+    address: str
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    model: _Text = ""
+    adapters: tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...] = ()
+    labels: dict[_Text, _Text] = {}
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    endpoints: tuple[_Entry, ...] = ()
+
+
+def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
+    """Decode and check the file. ConfigError names `source` and the field at fault. An empty file lists nothing."""
+    try:
+        file = msgspec.yaml.decode(text, type=_File | None)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+    entries = file.endpoints if file else ()
+    try:
+        endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(entries)]
+        _check_unique("name", [e.name for e in endpoints])
+        _check_unique("address", [str(e.address) for e in endpoints])
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return endpoints
+
+
+def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
+    return Endpoint(
+        name=EndpointName(entry.name),
+        address=_address(entry, field=field),
+        model=entry.model,
+        adapters=frozenset(entry.adapters),
+        labels=entry.labels,
+    )
+
+
+def _address(entry: _Entry, *, field: str) -> Address:
+    """`ip:port`, or an address alone beside a `port`. Never a host name: Envoy is told addresses."""
+    text = entry.address.strip()
+    if entry.port is not None:
+        text = (
+            f"[{text}]:{entry.port}" if ":" in text and not text.startswith("[") else f"{text}:{entry.port}"
+        )
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{field}.address: {error}") from error
+
+
+def _check_unique(field: str, values: Sequence[str]) -> None:
+    first_at: dict[str, int] = {}
+    for n, value in enumerate(values):
+        if value in first_at:
+            raise ConfigError(
+                f"endpoints[{n}].{field}: {value} is already the {field} of endpoints[{first_at[value]}]"
+            )
+        first_at[value] = n

@@ -1,0 +1,100 @@
+"""Follows one configuration file and hands over its content whenever that has changed.
+
+The content itself is compared, four times a second: that sees renames, the symlink swaps of mounted ConfigMaps and
+writes in place alike, on any file system, with no dependency, for a few reads of a small file. A change is handed over
+once two looks in a row agree, so a file caught in the middle of being written is not taken for its new self.
+
+A content that is refused, or a file that cannot be read, changes nothing: it is logged once with its reason, and the
+next other content is tried. Called by `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from epp.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.25
+_MAX_BYTES: Final = 16 * 2**20
+
+
+class FileWatcher:
+    """Calls `on_change` with each new content of `path`; ConfigError from it refuses that content.
+
+    `applied` is the content already in use; without it the first content is handed over, too. `on_result` hears of
+    every attempt: True for a content taken, False for one refused or a file gone unreadable.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        on_change: Callable[[bytes], None],
+        on_result: Callable[[bool], None] = lambda _: None,
+        applied: bytes | None = None,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        self._path = path
+        self._on_change = on_change
+        self._on_result = on_result
+        self._poll_s = poll_s
+        self._handed_over = applied
+        self._glimpsed: bytes | None = None
+        self._unreadable = ""
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._poll_s)
+
+    async def look(self) -> None:
+        """Look at the file once. A change is handed over at the second look that finds it."""
+        try:
+            # In a thread: a network file system that hangs must not stop the picks.
+            content = await asyncio.to_thread(self._read)
+        except OSError as error:
+            self._glimpsed = None
+            self._say_unreadable(error.strerror or type(error).__name__)
+            return
+        if self._unreadable:
+            self._unreadable = ""
+            logger.info("%s can be read again", self._path)
+        if content == self._handed_over:
+            self._glimpsed = None
+        elif content == self._glimpsed:
+            self._glimpsed = None
+            self._hand_over(content)
+        else:
+            self._glimpsed = content
+
+    def _read(self) -> bytes:
+        with self._path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise OSError(27, f"larger than {_MAX_BYTES} bytes")
+        return content
+
+    def _hand_over(self, content: bytes) -> None:
+        self._handed_over = content
+        try:
+            self._on_change(content)
+        except ConfigError as error:
+            logger.error("%s has changed and is refused; what was read before stays: %s", self._path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
+            self._on_result(False)
+        else:
+            logger.info("%s has changed and is in use", self._path)
+            self._on_result(True)
+
+    def _say_unreadable(self, reason: str) -> None:
+        """Once for each reason, not four times a second."""
+        if reason != self._unreadable:
+            self._unreadable = reason
+            logger.error("%s cannot be read; what was read before stays: %s", self._path, reason)
+            self._on_result(False)

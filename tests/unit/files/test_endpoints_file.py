@@ -1,0 +1,92 @@
+"""What an endpoints file may say, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.files.endpoints_file import load_endpoints
+from epp.types import Address
+
+
+def test_every_field_is_read() -> None:
+    (endpoint,) = load_endpoints(
+        """
+endpoints:
+  - name: pod-a:8000
+    address: 10.0.0.1:8000
+    model: llama-8b
+    adapters: [sql, legal, sql]
+    labels: {zone: eu-1}
+""",
+        source="e.yaml",
+    )
+    assert endpoint.name == "pod-a:8000"
+    assert endpoint.address == Address("10.0.0.1", 8000)
+    assert endpoint.model == "llama-8b"
+    assert endpoint.adapters == {"sql", "legal"}
+    assert endpoint.labels == {"zone": "eu-1"}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("address: 10.0.0.1:8000", "10.0.0.1:8000"),
+        ("address: 10.0.0.1\n    port: 8000", "10.0.0.1:8000"),
+        ('address: "[fd00::1]:8000"', "[fd00::1]:8000"),
+        ('address: "fd00::1"\n    port: 8000', "[fd00::1]:8000"),
+        ('address: "[fd00::1]"\n    port: 8000', "[fd00::1]:8000"),
+    ],
+)
+def test_an_address_may_carry_its_port_or_stand_beside_it(written: str, read: str) -> None:
+    (endpoint,) = load_endpoints(f"endpoints:\n  - name: a\n    {written}\n", source="e.yaml")
+    assert str(endpoint.address) == read
+
+
+@pytest.mark.parametrize("text", ["endpoints: []", "endpoints:\n", "{}", "", "# nothing yet\n"])
+def test_no_endpoints_are_legal_unless_written_as_null(text: str) -> None:
+    if text == "endpoints:\n":
+        with pytest.raises(ConfigError, match=r"\$\.endpoints"):
+            load_endpoints(text, source="e.yaml")
+    else:
+        assert list(load_endpoints(text, source="e.yaml")) == []
+
+
+A = "{name: a, address: '10.0.0.1:80'}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("endpoints: [{name: a}]", r"missing required field `address`.*\$\.endpoints\[0\]"),
+        ("endpoints: [{address: '10.0.0.1:80'}]", r"missing required field `name`"),
+        ("endpoints: [{name: '', address: '10.0.0.1:80'}]", r"\$\.endpoints\[0\]\.name"),
+        ("endpoints: [{name: 'a b', address: '10.0.0.1:80'}]", r"\$\.endpoints\[0\]\.name"),
+        ("endpoints: [{name: a, address: '10.0.0.1:80', weight: 3}]", r"unknown field `weight`"),
+        ("endpoints: [{name: a, address: '10.0.0.1', port: 0}]", r"\$\.endpoints\[0\]\.port"),
+        (f"endpoints: [{A}, {{name: b, address: 10.0.0.1}}]", r"endpoints\[1\]\.address: .*port is missing"),
+        ("endpoints: [{name: a, address: 'gpu-1:80'}]", r"endpoints\[0\]\.address: .*not ip:port"),
+        ("endpoints: [{name: a, address: '10.0.0.1:80', port: 80}]", r"endpoints\[0\]\.address: "),
+        (
+            f"endpoints: [{A}, {{name: a, address: '10.0.0.2:80'}}]",
+            r"endpoints\[1\]\.name: a is already the name of endpoints\[0\]",
+        ),
+        (
+            f"endpoints: [{A}, {{name: b, address: 10.0.0.1, port: 80}}]",
+            r"endpoints\[1\]\.address: .* already",
+        ),
+        ("- name: a", r"Expected `object"),
+        ("endpoints: [", r"e\.yaml: "),
+        ("\x00", r"e\.yaml: "),
+        ("[" * 5000, r"e\.yaml: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_and_the_field(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        load_endpoints(text, source="e.yaml")
+    assert str(raised.value).startswith("e.yaml: ")
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^e\.yaml: "):
+        load_endpoints(b"endpoints: \xff\xfe", source="e.yaml")

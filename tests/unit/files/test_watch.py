@@ -1,0 +1,177 @@
+"""A watched file in all the ways that files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.files.watch import FileWatcher
+
+
+class Follower:
+    """Takes contents, refuses those that say so, and remembers everything."""
+
+    def __init__(self, path: Path, *, applied: bytes | None = None) -> None:
+        self.taken: list[bytes] = []
+        self.results: list[bool] = []
+        self.took = asyncio.Event()
+        self.watcher = FileWatcher(
+            path, on_change=self._take, on_result=self.results.append, applied=applied, poll_s=0.01
+        )
+
+    def _take(self, content: bytes) -> None:
+        if b"bad" in content:
+            raise ConfigError(f"field x: {content.decode()}")
+        self.taken.append(content)
+        self.took.set()
+
+    async def looks(self, times: int = 2) -> None:
+        for _ in range(times):
+            await self.watcher.look()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file.yaml"
+    path.write_bytes(b"one")
+    return path
+
+
+async def test_the_first_content_is_handed_over_unless_already_in_use(path: Path) -> None:
+    follower, ready = Follower(path), Follower(path, applied=b"one")
+    await follower.looks(5)
+    await ready.looks(5)
+    assert follower.taken == [b"one"]
+    assert ready.taken == []
+
+
+async def test_writes_in_place_are_seen_even_with_size_and_times_unchanged(path: Path) -> None:
+    follower = Follower(path, applied=b"one")
+    await follower.looks()
+    before = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    await follower.looks()
+    assert follower.taken == [b"two"]
+
+
+async def test_a_rename_over_the_file_is_seen(path: Path) -> None:
+    follower = Follower(path, applied=b"one")
+    new = path.with_suffix(".new")
+    new.write_bytes(b"two")
+    new.replace(path)
+    await follower.looks()
+    assert follower.taken == [b"two"]
+
+
+async def test_the_symlink_swap_of_a_configmap_is_seen(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "file.yaml").write_text(version)
+    data, path = tmp_path / "..data", tmp_path / "file.yaml"
+    data.symlink_to("v1")
+    path.symlink_to("..data/file.yaml")
+    follower = Follower(path)
+    await follower.looks()
+    swap = tmp_path / "..data_tmp"
+    swap.symlink_to("v2")
+    swap.replace(data)
+    await follower.looks()
+    assert follower.taken == [b"v1", b"v2"]
+
+
+async def test_a_file_caught_half_written_is_not_handed_over(path: Path) -> None:
+    follower = Follower(path, applied=b"one")
+    path.write_bytes(b"")
+    await follower.looks(1)
+    path.write_bytes(b"tw")
+    await follower.looks(1)
+    path.write_bytes(b"two")
+    await follower.looks(1)
+    assert follower.taken == []
+    await follower.looks(1)
+    assert follower.taken == [b"two"]
+
+
+async def test_a_change_undone_at_once_is_no_change(path: Path) -> None:
+    follower = Follower(path, applied=b"one")
+    path.write_bytes(b"two")
+    await follower.looks(1)
+    path.write_bytes(b"one")
+    await follower.looks(3)
+    path.write_bytes(b"two")
+    await follower.looks(1)
+    assert follower.taken == []
+
+
+async def test_a_refused_content_is_said_once_and_the_next_one_is_tried(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = Follower(path, applied=b"one")
+    path.write_bytes(b"bad")
+    await follower.looks(6)
+    assert follower.results == [False]
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "field x: bad" in errors[0]
+    assert str(path) in errors[0]
+    path.write_bytes(b"one")
+    await follower.looks()
+    assert follower.taken == [b"one"]
+    assert follower.results == [False, True]
+
+
+async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    follower = Follower(path, applied=b"one")
+    path.unlink()
+    await follower.looks(4)
+    path.write_bytes(b"one")
+    await follower.looks()
+    assert follower.taken == []
+    path.write_bytes(b"three")
+    await follower.looks()
+    assert follower.taken == [b"three"]
+    assert follower.results == [False, True]
+    said = [r.getMessage() for r in caplog.records]
+    assert [s for s in said if "cannot be read" in s] == [
+        f"{path} cannot be read; what was read before stays: No such file or directory"
+    ]
+    assert f"{path} can be read again" in said
+
+
+async def test_a_directory_in_place_of_the_file_is_no_crash(path: Path) -> None:
+    follower = Follower(path, applied=b"one")
+    path.unlink()
+    path.mkdir()
+    await follower.looks(3)
+    assert follower.results == [False]
+
+
+async def test_a_file_too_large_to_be_a_configuration_is_refused(path: Path) -> None:
+    follower = Follower(path, applied=b"one")
+    os.truncate(path, 17 * 2**20)
+    await follower.looks(3)
+    assert (follower.taken, follower.results) == ([], [False])
+
+
+async def test_it_goes_on_looking_by_itself(path: Path) -> None:
+    follower = Follower(path)
+    task = asyncio.create_task(follower.watcher.run())
+    try:
+        async with asyncio.timeout(20):
+            for content in (b"one", b"two", b"three"):
+                follower.took.clear()
+                path.write_bytes(content)
+                await follower.took.wait()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert follower.taken == [b"one", b"two", b"three"]
