@@ -90,8 +90,3 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def in_prefill(self) -> bool:
-        """More than the newest token is still to be computed."""
-        return self.num_uncomputed_tokens > 1 or self.num_computed_tokens < self.num_prompt_tokens

@@ -7,8 +7,9 @@ what it submitted, which for ended requests does nothing: so an abandoned reques
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from model_server.core.engine import Engine
 from model_server.core.request import Adapter, Request, RequestId
 from model_server.server.driver import EngineDriver, Mailbox
-from model_server.server.errors import ApiError, error_body
+from model_server.server.errors import ApiError, EngineStoppedError, error_body
 from model_server.server.metrics import Metrics
 from model_server.server.models import ServedModels
 from model_server.server.openai import (
@@ -27,10 +28,11 @@ from model_server.server.openai import (
     UnloadAdapterBody,
     read_body,
 )
-from model_server.server.replies import DONE, Reply
+from model_server.server.replies import DONE, Reply, error_event
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-_MAX_REQUEST_ID_CHARS = 128
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+"""What of a client's x-request-id goes into an answer; any other gets an id of ours."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -82,7 +84,8 @@ class Api:
 
     async def _answer(self, http: web.Request, job: Job, arrival_s: float) -> web.StreamResponse:
         requests = self._requests(job, arrival_s)
-        reply_id = http.headers.get("x-request-id", "")[:_MAX_REQUEST_ID_CHARS] or uuid.uuid4().hex
+        sent_id = http.headers.get("x-request-id", "")
+        reply_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
         reply = Reply(reply_id=reply_id, chat=job.chat, model=job.model, created=int(self._wall_clock()))
         mailbox = Mailbox()
         self._driver.submit(requests, mailbox, stream=job.stream)
@@ -93,11 +96,9 @@ class Api:
                     http, job=job, reply=reply, requests=requests, mailbox=mailbox, headers=headers
                 )
             texts = [""] * len(requests)
-            for _ in requests:
+            while any(request.finish_reason is None for request in requests):
                 for delta in await mailbox.take():
                     texts[delta.index] = delta.text
-                if all(request.finish_reason for request in requests):
-                    break
             return web.json_response(reply.whole(texts, requests), headers=headers)
         finally:
             self._driver.abort(requests)
@@ -116,19 +117,11 @@ class Api:
         stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         response = web.StreamResponse(headers={**headers, **stream})
         await response.prepare(http)
-        open_choices = len(requests)
-        first = True
-        while open_choices:
-            deltas = await mailbox.take()
-            events = [reply.event(delta) for delta in deltas]
-            if first and job.chat:
-                events.insert(0, reply.role_event())
-            first = False
-            open_choices -= sum(delta.finish_reason is not None for delta in deltas)
-            if not open_choices:
-                events += [reply.usage_event(requests)] * job.include_usage
-                events.append(DONE)
-            await response.write(b"".join(events))
+        try:
+            async for events in _events(job, reply, requests, mailbox):
+                await response.write(events)
+        except EngineStoppedError as error:
+            await response.write(error_event(error.body()))
         await response.write_eof()
         return response
 
@@ -195,6 +188,21 @@ class Api:
     async def _metrics_page(self, _: web.Request) -> web.Response:
         page = generate_latest(self._metrics.registry)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mailbox) -> AsyncIterator[bytes]:
+    """A stream's events, those that came together in one piece."""
+    open_choices = len(requests)
+    role = [reply.role_event()] * job.chat
+    while open_choices:
+        deltas = await mailbox.take()
+        events = role + [reply.event(delta) for delta in deltas]
+        role = []
+        open_choices -= sum(delta.finish_reason is not None for delta in deltas)
+        if not open_choices:
+            events += [reply.usage_event(requests)] * job.include_usage
+            events.append(DONE)
+        yield b"".join(events)
 
 
 @web.middleware

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from model_server.core.engine import Engine, TokenOutput
 from model_server.core.request import FinishReason, Request, RequestId
-from model_server.server.errors import DrainingError, QueueFullError
+from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
 from model_server.server.replies import Delta
 from model_server.text.tokenizer import Tokenizer
@@ -26,21 +26,30 @@ _MAX_LAG_S = 0.05
 class Mailbox:
     """Where one HTTP request receives the text of its choices; one reader."""
 
-    __slots__ = ("_arrived", "_deltas")
+    __slots__ = ("_arrived", "_closed", "_deltas")
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
+        self._closed = False
         self._arrived = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
         self._deltas.append(delta)
         self._arrived.set()
 
+    def close(self) -> None:
+        """Nothing more will come: `take` raises once it has handed out what is there."""
+        self._closed = True
+        self._arrived.set()
+
     async def take(self) -> list[Delta]:
-        """Everything that has arrived, at least one."""
+        """Everything that has arrived, at least one. EngineStoppedError when nothing will."""
         await self._arrived.wait()
-        self._arrived.clear()
         taken, self._deltas = self._deltas, []
+        if not taken:
+            raise EngineStoppedError
+        if not self._closed:
+            self._arrived.clear()
         return taken
 
 
@@ -101,7 +110,15 @@ class EngineDriver:
         self._metrics.lora_activity(self._engine.scheduler)
 
     async def run(self) -> None:
-        """The loop; ends only by cancellation."""
+        """The loop. It ends only by cancellation or a fault, and then nobody is left waiting."""
+        try:
+            await self._run()
+        finally:
+            self.draining = True
+            for receiver in self._receivers.values():
+                receiver.mailbox.close()
+
+    async def _run(self) -> None:
         due_s = self._clock()
         while True:
             if not self._engine.num_unfinished:

@@ -44,6 +44,17 @@ class DrainingError(ApiError):
     code = "draining"
 
 
+class EngineStoppedError(ApiError):
+    """The engine's loop has ended, by a fault of its own or at the end of a drain."""
+
+    status = 500
+    error_type = "internal_server_error"
+    code = "engine_stopped"
+
+    def __init__(self) -> None:
+        super().__init__("The engine has stopped; the request was not finished.")
+
+
 def error_body(
     message: str, *, error_type: str, param: str | None = None, code: str | None = None
 ) -> dict[str, dict[str, str | None]]:

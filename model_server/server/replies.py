@@ -36,6 +36,11 @@ def usage(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
+def error_event(body: object) -> bytes:
+    """A fault after the headers of a stream have gone out; no `[DONE]` follows it."""
+    return b"data: %b\n\n" % _encode(body)
+
+
 class Reply:
     """Builds the parts of one HTTP answer."""
 

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from model_server.core.engine import Engine
+from model_server.core.engine import Engine, StepResult
 from model_server.core.request import Adapter
-from model_server.core.scheduler import SchedulerLimits
+from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.runners.cost import CostModel
 from model_server.server.serve import Server, ServerSettings, listening
 
@@ -459,9 +459,55 @@ async def test_small_pages(start: Start) -> None:
     assert (await server.post("/v1/completions", {"prompt": "x", "model": "demo"}))[0] == 404
 
 
-async def test_the_request_id_is_the_clients_where_it_sent_one(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("my-id", True), ("two words", False), ("é", False), ("x" * 500, False)]
+)
+async def test_the_request_id_is_the_clients_where_it_sent_a_usable_one(
+    start: Start, sent: str, *, kept: bool
+) -> None:
     server = await start()
-    headers = {"x-request-id": "my-id"}
+    headers = {"x-request-id": sent}
     async with server.http.post("/v1/completions", json={"prompt": "x"}, headers=headers) as response:
-        assert response.headers["x-request-id"] == "my-id"
-        assert (await response.json())["id"] == "cmpl-my-id"
+        reply_id = response.headers["x-request-id"]
+        assert (reply_id == sent) == kept
+        assert (await response.json())["id"] == f"cmpl-{reply_id}"
+
+
+class BreakingRunner:
+    """Works until two requests are there."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._working = engine.runner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._engine.num_unfinished == 2:
+            raise RuntimeError("out of memory")
+        return self._working.execute(plan)
+
+
+async def test_a_fault_of_the_engine_ends_the_server_and_every_request() -> None:
+    settings = ServerSettings(port=0, limits=SchedulerLimits(), costs=FAST)
+    server = Server(settings)
+    server.engine.runner = BreakingRunner(server.engine)
+
+    async def two_requests() -> None:
+        body = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True}
+        async with (
+            listening(server, settings) as port,
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+        ):
+            running = Running(http, server.engine)
+            streamed = asyncio.create_task(running.events("/v1/completions", body))
+            await until(lambda: server.engine.num_unfinished == 1)
+            whole = asyncio.create_task(running.post("/v1/completions", body))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                status, answer = await whole
+                assert (status, answer["error"]["code"]) == (500, "engine_stopped")
+                assert (await streamed)[-1]["error"]["code"] == "engine_stopped"
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await two_requests()
+    assert [str(error) for error in ended.value.exceptions] == ["out of memory"]
