@@ -37,7 +37,7 @@ _TOKEN_ID_BYTES = 4
 Outcome = Literal["ended", "aborted", "failed"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Ticket(Pick):
     """A pick with what must be undone, moved or learned from later."""
 
@@ -83,7 +83,7 @@ class Picker:
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self._fleet.states()]
 
-    def set_policy(self, policy: Policy, *, now: float) -> None:
+    def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
         """Route by another policy from the next pick on. The table is kept, unless chunks are cut differently now."""
         old = self._spec
         self._apply(policy)
@@ -92,7 +92,11 @@ class Picker:
             for state in self._fleet.states():
                 self._table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
         else:
-            self._table.set_bounds(max_entries=self._spec.table.max_entries, ttl_s=self._spec.table.ttl_seconds)
+            self._table.set_bounds(
+                max_entries=self._spec.table.max_entries, ttl_s=self._spec.table.ttl_seconds
+            )
+            for state in self._fleet.states():
+                self._fit_table(state)
 
     def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> None:
         """Follow the source's list of endpoints."""
@@ -102,9 +106,7 @@ class Picker:
         for name in change.restarted:
             self._table.clear_endpoint(name)
         for name in change.added:
-            state = self._fleet.get(name)
-            assert state is not None
-            self._table.add_endpoint(name, capacity_bytes=self._capacity_bytes(state))
+            self._table.add_endpoint(name, capacity_bytes=self._capacity_bytes(self._state(name)))
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape; None: it failed."""
@@ -112,7 +114,7 @@ class Picker:
         if state is None:
             return
         if metrics is None:
-            state.failures += 1
+            state.scrape_failed(now=now)
             return
         before = state.metrics
         if before is not None and restarted(before, metrics):
@@ -128,9 +130,7 @@ class Picker:
             answered = growth(before.generated_tokens, metrics.generated_tokens)
             if answered:
                 self._table.charge(name, size_bytes=int(answered * tokenizer.ratio), now=now)
-        capacity, had = self._capacity_bytes(state), self._table.capacity_bytes(name)
-        if abs(capacity - had) > _RESIZE_RATIO * had:
-            self._table.resize(name, capacity_bytes=capacity)
+        self._fit_table(state)
 
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions."""
@@ -158,8 +158,7 @@ class Picker:
 
         # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
         chosen = ordered[0]
-        state = self._fleet.get(chosen.name)
-        assert state is not None
+        state = self._state(chosen.name)
         booking = Booking(tokens=prompt_tokens - chosen.cached_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
@@ -187,11 +186,13 @@ class Picker:
             return False
         ticket.responded = True
         ticket.decision.status = status
-        ticket.decision.served = served
-        mismatch = served is not None and served != ticket.state.endpoint.address
-        if mismatch:
-            assert served is not None
-            self._move(ticket, self._fleet.at(served), now=now)
+        # Not the endpoint's address of today: that may have changed since it was answered.
+        expected = ticket.decision.served or ticket.destinations[0]
+        mismatch = served is not None and served != expected
+        if served is not None:
+            ticket.decision.served = served
+            if mismatch:
+                self._move(ticket, served, now=now)
         if status >= 400:
             self._forget_prefix(ticket)
         if not ticket.request.stream:
@@ -206,9 +207,9 @@ class Picker:
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-        if feedback.prompt_tokens and not ticket.request.token_ids:
+        if feedback.prompt_tokens and _is_text(ticket.request):
             self._tokenizer(ticket.state.endpoint.model).learn(ticket.prompt_bytes, feedback.prompt_tokens)
-        if not feedback.complete or not feedback.text or not ticket.chain or ticket.prefix_lost:
+        if not feedback.complete or not feedback.text or ticket.prefix_lost or not self._mirrored(ticket):
             return
         grown = next_turn_prompt(ticket.request, feedback.text)
         if grown is not None:
@@ -223,12 +224,14 @@ class Picker:
             return
         ticket.ended = True
         ticket.decision.outcome = outcome
-        ticket.state.release(ticket.booking, now=now)
-        if outcome == "ended" and ticket.decision.status is not None and ticket.decision.status < 400:
+        status = ticket.decision.status
+        served = outcome == "ended" and status is not None and status < 400
+        ticket.state.release(ticket.booking, computed=served, now=now)
+        if served and _is_text(ticket.request):
             ticket.state.window.ended(ticket.prompt_bytes)
         if not ticket.responded:
             self._forget_prefix(ticket)
-        if ticket.chain and not ticket.prefix_lost and self._registered(ticket.state):
+        if not ticket.prefix_lost and self._mirrored(ticket):
             # Servers order their blocks by when they are freed, which is now.
             self._table.touch(ticket.state.endpoint.name, ticket.chain, now=now)
 
@@ -268,6 +271,18 @@ class Picker:
         tokens = stated or self._spec.table.default_capacity_tokens
         return int(tokens * self._tokenizer(state.endpoint.model).ratio)
 
+    def _state(self, name: EndpointName) -> EndpointState:
+        state = self._fleet.get(name)
+        assert state is not None, "asked for an endpoint that the fleet does not hold"
+        return state
+
+    def _fit_table(self, state: EndpointState) -> None:
+        """Let the table's share for a server follow the server's capacity."""
+        name = state.endpoint.name
+        capacity, had = self._capacity_bytes(state), self._table.capacity_bytes(name)
+        if abs(capacity - had) > _RESIZE_RATIO * had:
+            self._table.resize(name, capacity_bytes=capacity)
+
     def _seed(self, inference: InferenceRequest) -> int:
         return root_seed(schedule=self._schedule, model=inference.model, cache_salt=inference.cache_salt)
 
@@ -278,10 +293,12 @@ class Picker:
 
     def _candidates(self, request: PickRequest) -> list[EndpointState]:
         """Endpoints that may serve the request at all. NoEndpointError if there are none."""
-        states = self._fleet.healthy(failures_to_eject=self._spec.scrape.failures_to_eject)
+        model = request.inference.model
+        states = self._fleet.serving(model) if model else list(self._fleet.states())
+        states = self._fleet.healthy(states, failures_to_eject=self._spec.scrape.failures_to_eject)
         if not states:
             raise NoEndpointError(
-                "no model server is ready; check the endpoints file or the InferencePool's pods",
+                "no model server is ready for this model; check the endpoints file or the InferencePool's pods",
                 reason="no_ready_endpoint",
             )
         if request.subset is not None:
@@ -290,8 +307,6 @@ class Picker:
                 raise NoEndpointError(
                     "none of the endpoints that the data plane allows is ready", reason="subset_empty"
                 )
-        if request.inference.model:
-            states = self._fleet.serving(states, request.inference.model)
         return states
 
     def _cached_tokens(self, state: EndpointState, chunks: int, scale: float, prompt_tokens: int) -> int:
@@ -345,7 +360,9 @@ class Picker:
                 retry_after_s=retry_after_s,
             )
         if request.prescribed:
-            wanted = [v for address in request.prescribed for v in views if v.address == address]
+            wanted = [
+                v for address in dict.fromkeys(request.prescribed) for v in views if v.address == address
+            ]
             if not wanted:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
             return wanted, "prescribed"
@@ -395,44 +412,54 @@ class Picker:
             candidates=candidates,
         )
 
-    def _registered(self, state: EndpointState) -> bool:
-        """Whether the table still mirrors this very server: it may have been removed, or another taken its name."""
-        return self._fleet.get(state.endpoint.name) is state
+    def _mirrored(self, ticket: _Ticket) -> bool:
+        """Whether the table still holds this ticket's chunks for this very server.
+
+        The server may have been removed, another may have taken its name, or chunks may be cut differently by now.
+        """
+        same_server = self._fleet.get(ticket.state.endpoint.name) is ticket.state
+        return bool(ticket.chain) and ticket.table is self._table and same_server
 
     def _forget_prefix(self, ticket: _Ticket) -> None:
         """The server did not compute the prompt: what only this request recorded is taken back."""
-        if ticket.recorded is not None and not ticket.prefix_lost:
-            ticket.table.undo(ticket.recorded)  # a later policy may have started another table
+        if ticket.recorded is not None and not ticket.prefix_lost and self._mirrored(ticket):
+            self._table.undo(ticket.recorded)
         ticket.prefix_lost = True
 
-    def _move(self, ticket: _Ticket, served: EndpointState | None, *, now: float) -> None:
+    def _move(self, ticket: _Ticket, served: Address, *, now: float) -> None:
         """Booking and table entry go from the first choice to the endpoint that really served."""
-        ticket.state.release(ticket.booking, now=now)
+        ticket.state.release(ticket.booking, computed=False, now=now)
         self._forget_prefix(ticket)
-        if served is None:
-            # An endpoint that just left the fleet: keep the ticket's books balanced against the old state.
-            ticket.booking = Booking(tokens=0, booked_at=now)
-            ticket.state.book(ticket.booking, now=now)
-            return
-        name = served.endpoint.name
-        chunks = self._table.match(ticket.chain).get(name, 0) if ticket.chain else 0
-        prompt_tokens = ticket.decision.prompt_tokens
-        scale = _TOKEN_ID_BYTES if ticket.request.token_ids else self._tokenizer(served.endpoint.model).ratio
-        cached = self._cached_tokens(served, chunks, scale, prompt_tokens) if chunks else 0
-        ticket.state = served
-        ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
-        served.book(ticket.booking, now=now)
-        if ticket.decision.adapter:
-            served.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
-        if ticket.chain:
-            ticket.table = self._table
-            ticket.recorded = self._table.record(name, ticket.chain, now=now)
+        state = self._fleet.at(served)
+        if state is None:
+            # An endpoint that just left the fleet, or has yet to join it: booked on a state that no pick looks at.
+            stranger = Endpoint(
+                name=EndpointName(str(served)), address=served, model=ticket.state.endpoint.model
+            )
+            state = EndpointState.new(stranger, spec=self._spec, now=now)
+        ticket.state = state
+        chunks = 0
+        if self._mirrored(ticket):
+            chunks = self._table.match(ticket.chain).get(state.endpoint.name, 0)
+            ticket.recorded = self._table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
+        prompt_tokens = ticket.decision.prompt_tokens
+        scale = _TOKEN_ID_BYTES if ticket.request.token_ids else self._tokenizer(state.endpoint.model).ratio
+        cached = self._cached_tokens(state, chunks, scale, prompt_tokens) if chunks else 0
+        ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
+        state.book(ticket.booking, now=now)
+        if ticket.decision.adapter:
+            state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
 
 
 def _own(pick: Pick) -> _Ticket:
     assert isinstance(pick, _Ticket), "a pick comes back to the picker that made it"
     return pick
+
+
+def _is_text(inference: InferenceRequest) -> bool:
+    """Whether the prompt's bytes tell its tokens, so that bytes per token can be learned from the pair."""
+    return bool(inference.prompt) and not inference.token_ids and not inference.opaque
 
 
 def _prompt_tokens(inference: InferenceRequest, tokenizer: BytesPerToken, *, body_bytes: int) -> int:
