@@ -52,8 +52,8 @@ class StreamSettings:
     """How streams behave in this deployment; one for all of them."""
 
     max_body_bytes: int = 32 * 2**20
-    streamed_hold_bytes: int = 256 * 1024
-    """Of a STREAMED early body; below the smallest buffer limit that data planes are run with."""
+    streamed_hold_bytes: int = 24 * 1024
+    """Of a STREAMED early body. Must stay under the data plane's buffer limit, which some gateways set to 32 KiB."""
     hold_streams: bool = True
     conformance_headers: bool = False
     scores_metadata: bool = False

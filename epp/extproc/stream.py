@@ -7,8 +7,9 @@ Owns the order of answers in each processing mode, the pick, and its release. Wh
 - FULL_DUPLEX_STREAMED (and GRPC): the answer to the headers waits for the whole body, then come header answer, body pieces
   and trailers, in this order.
 - STREAMED with early body (`send_body_without_waiting_for_header_response`): the header answer waits as above, but only for
-  `streamed_hold_bytes`: the data plane stops reading at its own buffer limit, and waiting beyond it would wait for ever.
-  A longer body is routed by load.
+  `streamed_hold_bytes`: the data plane stops reading at its own buffer limit, and waiting beyond it ended in a 504 (seen
+  on Envoy 1.40). A longer body is routed by load. The body's end is where Content-Length or its JSON says, for an end in
+  trailers may never be told.
 - STREAMED without early body: the data plane sends no body before the headers are answered, and chooses the server as
   soon as they are. A prefix cannot be known then: routed by load. Later chunks are answered unread.
 - NONE, and requests without a body: routed by load, from the headers.
@@ -23,15 +24,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from epp.decision import Observer, Pick, PickRequest
-from epp.errors import BadRequestError, BodyTooLargeError, NoEndpointError, PickError
+from epp.errors import BodyTooLargeError, NoEndpointError, PickError
+from epp.extproc.bodies import UNREAD, looks_whole, pieces, read_body
 from epp.extproc.events import (
     Action,
     Answer,
     BodyMode,
-    Echo,
     Event,
     Modes,
     Refuse,
@@ -54,13 +54,7 @@ from epp.extproc.reading import (
     refusal,
 )
 from epp.extproc.response import PLAIN, Outcome, PickerPort, ResponseHalf, StreamSettings
-from epp.request.parse import parse_request
-from epp.types import Address, ApiKind, InferenceRequest
-
-MAX_PIECE_BYTES: Final = 62_000
-"""Of an echoed body; the endpoint picker protocol's limit."""
-
-_UNREAD: Final = InferenceRequest(kind=ApiKind.OTHER)
+from epp.types import Address
 
 
 class _Phase(enum.Enum):
@@ -109,7 +103,7 @@ class HttpStream:
         self._made_id = False
         self._chunks: list[bytes] = []
         self._body_bytes = 0
-        self._inference = _UNREAD
+        self._inference = UNREAD
         self._pick: Pick | None = None
         self._request_done = False
         self._response = ResponseHalf(picker, observer, settings=settings)
@@ -240,6 +234,8 @@ class HttpStream:
             return self._release(end_of_stream=True, now=now)
         if mode is BodyMode.STREAMED and self._body_bytes >= self._settings.streamed_hold_bytes:
             return self._release(end_of_stream=False, partial=True, now=now)
+        if mode is BodyMode.STREAMED and self._looks_whole():
+            return self._release(end_of_stream=False, now=now)
         return ()
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
@@ -258,6 +254,13 @@ class HttpStream:
             self._observer.protocol_error("trailers_before_headers")
         return answer
 
+    def _looks_whole(self) -> bool:
+        """Nothing more can matter. Where the data plane keeps trailers to itself, a body before them has no marked end."""
+        head = self._known_head()
+        if head.declared_bytes:
+            return self._body_bytes >= head.declared_bytes
+        return looks_whole(head.path, b"".join(self._chunks))
+
     def _release(self, *, end_of_stream: bool, partial: bool = False, now: float) -> Sequence[Action]:
         """The held answers, in order: headers, then the body as the mode wants it."""
         chunks = self._chunks
@@ -265,7 +268,7 @@ class HttpStream:
         if isinstance(first[0], Refuse):
             return first
         if self._modes.request_body.echoed:
-            return (*first, *_pieces(Slot.REQUEST_BODY, b"".join(chunks), end_of_stream=end_of_stream))
+            return (*first, *pieces(Slot.REQUEST_BODY, b"".join(chunks), end_of_stream=end_of_stream))
         return (*first, *(PLAIN[Slot.REQUEST_BODY] * len(chunks)))
 
     def _decide(
@@ -288,7 +291,7 @@ class HttpStream:
         head, settings = self._known_head(), self._settings
         started = self._timer()
         if readable and body and not head.encoded:
-            self._inference = _parse(head.path, body, partial=partial)
+            self._inference = read_body(head.path, body, partial=partial)
             parsed = self._timer()
             self._observer.parsed(seconds=parsed - started, size_bytes=len(body))
             started = parsed
@@ -369,7 +372,7 @@ class HttpStream:
         self, slot: Slot, event: RequestBody | ResponseBody, mode: BodyMode
     ) -> Sequence[Action]:
         if mode.echoed:
-            return _pieces(slot, event.data, end_of_stream=event.end_of_stream)
+            return pieces(slot, event.data, end_of_stream=event.end_of_stream)
         return PLAIN[slot]
 
     def _learn(self, modes: Modes | None) -> None:
@@ -383,23 +386,3 @@ class HttpStream:
     def _too_large(self) -> BodyTooLargeError:
         limit = self._settings.max_body_bytes
         return BodyTooLargeError(f"The request body is over the limit of {limit} bytes; send a shorter one.")
-
-
-def _parse(path: str, body: bytes, *, partial: bool) -> InferenceRequest:
-    try:
-        return parse_request(path, body)
-    except BadRequestError:
-        if partial:
-            return _UNREAD
-        raise
-
-
-def _pieces(slot: Slot, data: bytes, *, end_of_stream: bool) -> Sequence[Action]:
-    """The same bytes in order, in pieces that the protocol allows; an empty body is one empty piece."""
-    if len(data) <= MAX_PIECE_BYTES:
-        return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
-    view, last = memoryview(data), (len(data) - 1) // MAX_PIECE_BYTES * MAX_PIECE_BYTES
-    return tuple(
-        Echo(slot, view[start : start + MAX_PIECE_BYTES], end_of_stream=end_of_stream and start == last)
-        for start in range(0, len(data), MAX_PIECE_BYTES)
-    )

@@ -1,0 +1,57 @@
+"""What can be said of a request body's bytes: what they ask for, whether they are all there, and how they are sent on.
+
+Pure functions of `stream`; nothing here remembers anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from epp.errors import BadRequestError
+from epp.extproc.events import Echo, Slot
+from epp.request.parse import parse_request
+from epp.types import ApiKind, InferenceRequest
+
+MAX_PIECE_BYTES: Final = 62_000
+"""Of an echoed body; the endpoint picker protocol's limit."""
+
+UNREAD: Final = InferenceRequest(kind=ApiKind.OTHER)
+"""A request whose body was not, or could not be, read."""
+
+_BLANK: Final = b" \t\r\n\xef\xbb\xbf"
+
+
+def read_body(path: str, body: bytes, *, partial: bool) -> InferenceRequest:
+    """What a body asks for. BadRequestError, unless it may be only the first part of one."""
+    try:
+        return parse_request(path, body)
+    except BadRequestError:
+        if partial:
+            return UNREAD
+        raise
+
+
+def looks_whole(path: str, body: bytes) -> bool:
+    """Whatever followed could not matter: the JSON object is complete, or there is none."""
+    text = body.strip(_BLANK)
+    if not text.startswith(b"{"):
+        return bool(text)
+    if not text.endswith(b"}"):
+        return False
+    try:
+        parse_request(path, body)
+    except BadRequestError:
+        return False
+    return True
+
+
+def pieces(slot: Slot, data: bytes, *, end_of_stream: bool) -> Sequence[Echo]:
+    """The same bytes in order, in pieces that the protocol allows; an end without bytes is one empty piece."""
+    if len(data) <= MAX_PIECE_BYTES:
+        return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
+    view, last = memoryview(data), (len(data) - 1) // MAX_PIECE_BYTES * MAX_PIECE_BYTES
+    return tuple(
+        Echo(slot, view[start : start + MAX_PIECE_BYTES], end_of_stream=end_of_stream and start == last)
+        for start in range(0, len(data), MAX_PIECE_BYTES)
+    )
