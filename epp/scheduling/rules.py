@@ -57,11 +57,14 @@ class LeastCost:
         for v in views:
             tokens = v.backlog_tokens + weight * v.uncached_tokens + per_request * v.in_flight
             v.score_s = tokens / v.rate + (self._load_s if adapter and not v.has_adapter else 0.0)
-        ordered = sorted(views, key=lambda v: v.score_s)
+        chance = (
+            self._rng.random
+        )  # also behind the first: a fixed second would get all that a dead first leaves
+        ordered = sorted(views, key=lambda v: (v.score_s, chance()))
         limit = ordered[0].score_s * (1 + self._cost.near_tie_ratio)
         ties = [v for v in ordered if v.score_s <= limit]
         if len(ties) > 1:
-            ties.sort(key=lambda v: (-v.matched_tokens, self._rng.random()))
+            ties.sort(key=lambda v: (-v.matched_tokens, chance()))
             ordered[: len(ties)] = ties
         best = ordered[0]
         if best.matched_tokens:

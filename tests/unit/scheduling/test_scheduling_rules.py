@@ -99,6 +99,17 @@ def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleNa
     assert max(counts.values()) < 160  # 100 each on average
 
 
+@pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
+def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> None:
+    """A fixed second would get everything that a dead first leaves."""
+    rule, views = rule_of(name), [view("a", matched=900), *(view(n, in_flight=1) for n in "bcd")]
+    if name == "least-load":
+        views[0].in_flight = 0
+    orders = [order(rule, views) for _ in range(100)]
+    assert {o[0] for o in orders} == {"a"}
+    assert {o[1] for o in orders} == set("bcd")
+
+
 # -- least-cost --------------------------------------------------------------------------------------------------
 
 
