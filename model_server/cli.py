@@ -225,6 +225,10 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     for flag, value in (("--max-queue", args.max_queue), ("--stream-interval", args.stream_interval)):
         if value < 1:
             raise ValueError(f"{flag} must be at least 1")
+    if not 0 <= args.port <= 65535:
+        raise ValueError(f"--port {args.port} is not a port")
+    if not args.drain_timeout_s >= 0:
+        raise ValueError("--drain-timeout-s must not be negative")
     return ServerSettings(
         host=args.host,
         port=args.port,

@@ -53,23 +53,23 @@ class Request:
     cache_salt: str = ""
     seed: int = 0
 
-    state: RequestState = RequestState.WAITING
-    num_prompt_tokens: int = 0
-    num_computed_tokens: int = 0
+    state: RequestState = field(default=RequestState.WAITING, init=False)
+    num_prompt_tokens: int = field(default=0, init=False)
+    num_computed_tokens: int = field(default=0, init=False)
     """How many of `token_ids` have their KV in the cache; 0 again after a preemption."""
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens found in the cache when the request was first admitted; None while it has never been."""
-    num_preemptions: int = 0
-    finish_reason: FinishReason | None = None
-    block_hashes: list[BlockHash] = field(default_factory=list)
+    num_preemptions: int = field(default=0, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    block_hashes: list[BlockHash] = field(default_factory=list, init=False)
     """The chain over the full blocks of `token_ids`, as far as it was needed."""
-    hash_extra: bytes = b""
-    fingerprint: int = 0
+    hash_extra: bytes = field(default=b"", init=False)
+    fingerprint: int = field(default=0, init=False)
     """Hash of prompt, adapter and seed: a runner that makes up its answer makes it from this."""
 
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
+    scheduled_s: float | None = field(default=None, init=False)
+    first_token_s: float | None = field(default=None, init=False)
+    last_token_s: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if not self.token_ids:

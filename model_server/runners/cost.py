@@ -17,6 +17,7 @@ The durations are for the caller to wait; no clock is read here.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,16 +43,18 @@ class CostModel:
     """All durations are divided by it."""
 
     def __post_init__(self) -> None:
-        if min(self.prefill_tokens_per_s, self.context_knee_tokens, self.speed) <= 0:
-            raise ValueError("rates, the context knee and the speed are positive")
-        durations = (
-            self.decode_step_s,
-            self.decode_per_request_s,
-            self.decode_per_context_token_s,
-            self.lora_load_s,
-        )
-        if min(*durations, self.interference) < 0:
-            raise ValueError("durations and the interference are not negative")
+        for name in ("prefill_tokens_per_s", "context_knee_tokens", "speed"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive")
+        for name in (
+            "decode_step_s",
+            "decode_per_request_s",
+            "decode_per_context_token_s",
+            "interference",
+            "lora_load_s",
+        ):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must not be negative")
 
     def prefill_s(self, *, start: int, num_tokens: int) -> float:
         middle = start + num_tokens / 2

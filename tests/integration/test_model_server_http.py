@@ -29,7 +29,11 @@ class Running:
     """A listening server and a client for it."""
 
     http: aiohttp.ClientSession
-    engine: Engine
+    server: Server
+
+    @property
+    def engine(self) -> Engine:
+        return self.server.engine
 
     async def post(self, path: str, body: Any) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -94,7 +98,7 @@ async def start() -> AsyncIterator[Start]:
             server = Server(settings)
             port = await stack.enter_async_context(listening(server, settings))
             http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-            return Running(http, server.engine)
+            return Running(http, server)
 
         yield started
 
@@ -356,6 +360,15 @@ async def test_an_unknown_model_and_an_unknown_path_get_404(start: Start) -> Non
         assert response.headers["allow"] == "POST"
 
 
+async def test_while_draining_the_server_is_unhealthy_and_refuses_work(start: Start) -> None:
+    server = await start()
+    server.server.driver.draining = True
+    async with server.http.get("/health") as response:
+        assert response.status == 503
+    status, answer = await server.post("/v1/completions", {"prompt": "x"})
+    assert (status, answer["error"]["type"]) == (503, "service_unavailable")
+
+
 async def test_a_full_queue_answers_429(start: Start) -> None:
     server = await start(costs=NEVER_ENDING, limits=SchedulerLimits(max_num_seqs=1), max_waiting=1)
     posts = []
@@ -497,7 +510,7 @@ async def test_a_fault_of_the_engine_ends_the_server_and_every_request() -> None
             listening(server, settings) as port,
             aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
         ):
-            running = Running(http, server.engine)
+            running = Running(http, server)
             streamed = asyncio.create_task(running.events("/v1/completions", body))
             await until(lambda: server.engine.num_unfinished == 1)
             whole = asyncio.create_task(running.post("/v1/completions", body))

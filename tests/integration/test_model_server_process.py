@@ -73,6 +73,8 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
         (["--lora", "=x"], "needs a name"),
         (["--lora", "x", "--lora", "x"], "loaded already"),
         (["--max-queue", "0"], "--max-queue"),
+        (["--port", "70000"], "is not a port"),
+        (["--drain-timeout-s", "nan"], "--drain-timeout-s"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_in_one_line(

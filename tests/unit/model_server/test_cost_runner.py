@@ -79,7 +79,16 @@ def test_only_chunks_that_sample_yield_a_token() -> None:
     assert list(runner.execute(plan).token_ids) == [None, TokenId(7)]
 
 
-@pytest.mark.parametrize("wrong", [{"speed": 0}, {"prefill_tokens_per_s": -1}, {"interference": -0.1}])
-def test_costs_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"positive|negative"):
-        CostModel(**wrong)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("speed", 0),
+        ("speed", float("nan")),
+        ("prefill_tokens_per_s", -1),
+        ("decode_step_s", float("inf")),
+        ("interference", -0.1),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} must"):
+        CostModel(**{field: value})
