@@ -108,3 +108,18 @@ def test_a_cache_salt_hides_a_prefix_from_every_other_salt(
     assert complete(server, prompt, cache_salt="tenant-2") == 0
     assert complete(server, prompt) == 0
     assert complete(server, prompt, cache_salt="tenant-1") == full_blocks(tokens - 1)
+
+
+def test_a_killed_server_refuses_connections_and_comes_back_with_an_empty_cache(
+    vllm_servers: tuple[VllmServer, VllmServer],
+) -> None:
+    server = vllm_servers[1]
+    prompt = prose("before the crash", words=PREFIX_WORDS)
+    assert complete(server, prompt) == 0
+    assert complete(server, prompt) > 0
+    server.kill()
+    with pytest.raises(ConnectionRefusedError):
+        server.get("/health")
+    server.start()
+    server.wait_ready()
+    assert complete(server, prompt) == 0

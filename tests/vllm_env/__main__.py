@@ -43,6 +43,8 @@ def build() -> None:
     else:
         gigabytes = environment.folder_bytes(built.folder) / 1e9
         _say(f"ready at {built.folder}: {gigabytes:.1f} GB, {time.monotonic() - started_at:.0f} s")
+    for other in environment.others():
+        _say(f"of other pins, and safe to remove unless another checkout uses it: {other}")
 
 
 def _say(line: str) -> None:

@@ -31,6 +31,8 @@ LOCK_FILE = REQUIREMENTS / "vllm.txt"
 LOCK_INPUT = REQUIREMENTS / "vllm.in"
 LOCK_OVERRIDES = REQUIREMENTS / "vllm-overrides.txt"
 
+_RECIPE = b"1"
+"""Raise it when `_install` comes to leave something else behind."""
 _UNFINISHED = ".building-"
 _SMOKE_TEST = (
     "import logging; logging.disable(); import torch, vllm; assert not torch.cuda.is_available(); (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
@@ -62,7 +64,9 @@ class VllmEnvironment:
 def locate() -> VllmEnvironment:
     """Where the environment for this checkout and this Python is, or would be."""
     interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
-    environment_key = _key(interpreter.encode(), LOCK_FILE.read_bytes(), _code_of(cuda_standins.__file__))
+    environment_key = _key(
+        _RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), _code_of(cuda_standins.__file__)
+    )
     model_key = _key(environment_key.encode(), _code_of(tiny_model.__file__))
     return VllmEnvironment(
         folder=cache_folder() / f"vllm-{environment_key}",
@@ -109,6 +113,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-gateway"
 
 
+def others() -> list[Path]:
+    """Environments of other pins or other Pythons in the cache; another checkout may use them."""
+    complete = {python.parents[1] for python in cache_folder().glob("vllm-*/bin/python")}
+    return sorted(path for path in complete - {locate().folder} if _UNFINISHED not in path.name)
+
+
 def folder_bytes(folder: Path) -> int:
     """The disk that `folder` takes, whether or not uv's cache shares the files."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
@@ -140,6 +150,8 @@ def _check_machine() -> None:
 @contextlib.contextmanager
 def _only_builder(progress: Callable[[str], None]) -> Iterator[None]:
     with (cache_folder() / "vllm.lock").open("w") as file:
+        # Installers inherit the lock: where this process is killed, it is free once they have stopped writing.
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -177,10 +189,11 @@ def _uv() -> tuple[str | Path, ...]:
     raise VllmEnvironmentError("uv not found; it is among the packages of requirements/dev.txt")
 
 
-def _run(*command: str | Path, check: bool = True) -> None:
+def _run(*command: str | Path) -> None:
     started_at = time.monotonic()
-    status = subprocess.run([str(part) for part in command], check=False).returncode
-    if check and status:
+    # Files are closed in a child unless marked inheritable, which only the lock is.
+    status = subprocess.run([str(part) for part in command], check=False, close_fds=False).returncode
+    if status:
         raise VllmEnvironmentError(
             f"{' '.join(map(str, command))} ended with status {status} after {time.monotonic() - started_at:.0f} s"
         )

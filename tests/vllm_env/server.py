@@ -111,6 +111,7 @@ class VllmServer:
 
     def start(self) -> None:
         assert not self.running, f"{self.name} runs already"
+        self.kill()  # what a dead leader left of its group
         self.port = _free_port(self.host)
         self.ready_after_s = None
         self._started_at = time.monotonic()
@@ -132,19 +133,21 @@ class VllmServer:
         )
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once /health answers 200. VllmServerError where the server died or took too long."""
-        deadline = self._started_at + timeout_s
-        while not self._healthy():
-            if not self.running:
-                raise VllmServerError(f"vLLM {self.name} ended with {self._exit_status()}\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise VllmServerError(
-                    f"vLLM {self.name} was not ready in {timeout_s:.0f} s\n{self.log_tail()}"
-                )
+        """Return once it is ready. VllmServerError as `poll_ready`."""
+        while not self.poll_ready(timeout_s=timeout_s):
             time.sleep(POLL_INTERVAL_S)
-        if self.ready_after_s is None:
-            self.ready_after_s = time.monotonic() - self._started_at
+
+    def poll_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> bool:
+        """Whether /health answers 200 by now. VllmServerError where the server died or takes too long."""
+        if self._healthy():
+            self.ready_after_s = self.ready_after_s or time.monotonic() - self._started_at
+            return True
+        if not self.running:
+            raise VllmServerError(f"vLLM {self.name} ended with {self._exit_status()}\n{self.log_tail()}")
+        if time.monotonic() > self._started_at + timeout_s:
+            self.kill()
+            raise VllmServerError(f"vLLM {self.name} was not ready in {timeout_s:.0f} s\n{self.log_tail()}")
+        return False
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
         """End it in order; what has not ended by then is killed."""
@@ -156,14 +159,14 @@ class VllmServer:
 
     def kill(self) -> None:
         """SIGKILL every process of the server, as a crash would. Harmless where none runs."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
+        if self._process is None or self._guard is None:
+            return  # ended already: its group's number may be another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._guard.kill()
+        self._guard.communicate()
+        self._guard = None
 
     def rss_bytes(self) -> int:
         """Resident memory of all its processes, what they share counted in each."""
@@ -244,8 +247,9 @@ def start_all(servers: Sequence[VllmServer]) -> None:
     try:
         for server in servers:
             server.start()
-        for server in servers:
-            server.wait_ready()
+        waiting = list(servers)
+        while waiting := [server for server in waiting if not server.poll_ready()]:
+            time.sleep(POLL_INTERVAL_S)
     except BaseException:
         for server in servers:
             server.kill()

@@ -1,0 +1,185 @@
+"""The environment builder and the launcher, without vLLM: what they leave behind when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.vllm_env import environment
+from tests.vllm_env.cuda_standins import SharedObject, Symbol, plan, source, version_script
+from tests.vllm_env.environment import VllmEnvironment, VllmEnvironmentError
+from tests.vllm_env.prompts import prose
+from tests.vllm_env.server import VllmServer, VllmServerError, start_all
+
+pytest_plugins = ["pytester"]
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def pretend_environment(folder: Path, *, script: str) -> VllmEnvironment:
+    """An environment whose Python is a shell script."""
+    pretended = VllmEnvironment(folder=folder / "vllm-0", model_folder=folder / "tiny-model-0")
+    pretended.model_folder.mkdir()
+    pretended.python.parent.mkdir(parents=True)
+    pretended.python.write_text(f"#!/bin/sh\n{script}\n")
+    pretended.python.chmod(0o755)
+    return pretended
+
+
+def test_a_missing_environment_names_the_command_that_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(VllmEnvironmentError, match=r"python -m tests\.vllm_env build"):
+        environment.require()
+
+
+def test_the_place_is_the_same_each_time_and_another_for_other_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment.locate()
+    assert environment.locate() == before
+    other_pins = tmp_path / "vllm.txt"
+    other_pins.write_bytes(environment.LOCK_FILE.read_bytes() + b"\n")
+    monkeypatch.setattr(environment, "LOCK_FILE", other_pins)
+    after = environment.locate()
+    assert after.folder != before.folder
+    assert after.model_folder != before.model_folder
+
+
+def test_a_failed_build_leaves_nothing_and_the_remains_of_a_killed_one_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    no_pins = tmp_path / "no-such-packages.txt"
+    no_pins.write_text("./no-such-package.whl\n")
+    monkeypatch.setattr(environment, "LOCK_FILE", no_pins)
+    final = environment.locate().folder
+    remains = final.with_name(f"{final.name}.building-0") / "bin"
+    remains.mkdir(parents=True)
+    said: list[str] = []
+
+    with pytest.raises(VllmEnvironmentError, match="ended with status"):
+        environment.build(progress=said.append)
+
+    assert [path.name for path in environment.cache_folder().iterdir()] == ["vllm.lock"]
+    assert any("interrupted build" in line for line in said)
+
+
+def test_only_complete_environments_of_other_pins_are_named_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    older = environment.cache_folder() / "vllm-0123456789abcdef"
+    unfinished = older.with_name(f"{older.name}.building-1")
+    for folder in (older, unfinished, environment.locate().folder):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").touch()
+    (environment.cache_folder() / "vllm-scratch").mkdir()
+    assert environment.others() == [older]
+
+
+def test_a_server_that_dies_at_start_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:
+    pretended = pretend_environment(tmp_path, script="echo out of memory, says the engine; exit 3")
+    server = VllmServer(pretended, name="doomed", folder=tmp_path)
+    with pytest.raises(VllmServerError, match=r"doomed ended with status 3\n(.*\n)*out of memory"), server:
+        pytest.fail("it started")
+    assert not server.running
+
+
+def test_a_server_that_is_never_ready_is_killed_at_its_deadline(tmp_path: Path) -> None:
+    pretended = pretend_environment(tmp_path, script="exec sleep 1000")
+    server = VllmServer(pretended, name="slow", folder=tmp_path)
+    server.start()
+    with pytest.raises(VllmServerError, match="slow was not ready in 0 s"):
+        server.wait_ready(timeout_s=0)
+    assert not server.running
+
+
+def test_when_one_server_fails_to_start_the_other_does_not_stay(tmp_path: Path) -> None:
+    pretended = pretend_environment(tmp_path, script="mkdir started || exit 3; exec sleep 1000")
+    servers = [VllmServer(pretended, name=name, folder=tmp_path) for name in ("first", "second")]
+    with pytest.raises(VllmServerError):
+        start_all(servers)
+    assert [server.running for server in servers] == [False, False]
+
+
+def test_no_process_of_a_server_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """The server's two processes hold a pipe open: its end is the end of both."""
+    pretend_environment(tmp_path, script="sleep 1000 & exec sleep 1000")
+    launcher = textwrap.dedent(f"""
+        import os, sys
+        from pathlib import Path
+        from tests.vllm_env.environment import VllmEnvironment
+        from tests.vllm_env.server import VllmServer
+
+        folder = Path({str(tmp_path)!r})
+        os.mkfifo(folder / "orphan.log")
+        environment = VllmEnvironment(folder=folder / "vllm-0", model_folder=folder / "tiny-model-0")
+        print("ready", flush=True)
+        VllmServer(environment, name="orphan", folder=folder).start()
+        print("started", flush=True)
+        sys.stdin.read()
+    """)
+    command = [sys.executable, "-c", launcher]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        with (tmp_path / "orphan.log").open("rb") as log:
+            assert process.stdout.readline() == b"started\n"
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert log.read() == b""  # returns once every process that could write has ended
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("1", "errors"), ("", "skipped")])
+def test_without_an_environment_a_test_is_skipped_or_fails_where_it_must_not_be(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, required: str, outcome: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path))
+    monkeypatch.setenv("PREFIX_GATEWAY_REQUIRE_VLLM", required)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
+    pytester.makepyfile("""
+        pytest_plugins = ["tests.vllm_env.fixtures"]
+
+        def test_it(vllm_servers):
+            raise AssertionError("it ran")
+    """)
+    result = pytester.runpytest_subprocess("-p", "no:asyncio", "-rs")
+    result.assert_outcomes(**{outcome: 1})
+    result.stdout.fnmatch_lines(["*python -m tests.vllm_env build*"])
+
+
+def test_a_versioned_symbol_goes_to_the_library_of_its_version_and_a_bare_one_to_the_first() -> None:
+    asking = SharedObject(
+        needed=frozenset({"libcudart.so.13", "libnccl.so.2", "libc.so.6", "libtorch_cpu.so", "libcuda.so.1"}),
+        undefined=frozenset(
+            {
+                Symbol(name="cudaMalloc", version="libcudart.so.13"),
+                Symbol(name="ncclSend", version=""),
+                Symbol(name="malloc", version="GLIBC_2.2.5"),
+                Symbol(name="PyObject_Call", version=""),
+            }
+        ),
+        version_owner={"libcudart.so.13": "libcudart.so.13", "GLIBC_2.2.5": "libc.so.6"},
+    )
+    nothing = SharedObject(needed=frozenset({"libc.so.6"}), undefined=frozenset(), version_owner={})
+    planned = plan({"libtorch_cuda.so": asking, "libtorch_cpu.so": nothing})
+    assert {library: {s.name for s in symbols} for library, symbols in planned.items()} == {
+        "libcudart.so.13": {"cudaMalloc", "ncclSend"},
+        "libnccl.so.2": set(),
+    }
+    assert "int cudaMalloc(void) { return 100; }" in source(planned["libcudart.so.13"])
+    assert version_script(planned["libcudart.so.13"]) == "libcudart.so.13 { global: cudaMalloc; };\n"
+
+
+def test_prose_of_equal_seeds_is_equal_and_of_others_differs_from_the_start() -> None:
+    assert prose("a", words=50) == prose("a", words=50)
+    assert prose("a", words=50)[:20] != prose("b", words=50)[:20]
+    assert len(prose("a", words=50).split()) == 50
