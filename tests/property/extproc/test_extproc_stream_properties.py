@@ -1,0 +1,275 @@
+"""Whatever a data plane sends, in whatever order and cut, the stream answers or says why not, and leaves nothing booked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from epp.decision import Pick
+from epp.errors import PickError
+from epp.extproc.codec import decode, encode
+from epp.extproc.events import (
+    Answer,
+    BodyMode,
+    Echo,
+    Event,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    StreamProtocolError,
+)
+from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.response import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.picker import Picker
+from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.types import Address, Endpoint, EndpointName
+
+
+@dataclass
+class Seen:
+    picks: list[Pick] = field(default_factory=list)
+    over: list[Pick] = field(default_factory=list)
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
+    def picked(self, pick: Pick, *, seconds: float) -> None:
+        self.picks.append(pick)
+
+    def refused(self, request_id: str, error: PickError) -> None:
+        assert error.status in (400, 413, 429, 503)
+
+    def responded(self, pick: Pick, *, mismatch: bool) -> None: ...
+    def ended(self, pick: Pick) -> None:
+        self.over.append(pick)
+
+    def protocol_error(self, reason: str) -> None:
+        assert reason
+
+
+def make_picker() -> Picker:
+    spec = PolicySpec(sampling=Sampling(share=0.5), debug_header="x-why")
+    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec)
+    picker = Picker(policy, rng=random.Random(1))
+    picker.set_endpoints(
+        [Endpoint(name=EndpointName(f"e{i}"), address=Address(f"10.0.0.{i}", 80)) for i in (1, 2, 3)], now=0.0
+    )
+    return picker
+
+
+def make_stream(picker: Picker, seen: Seen, given_settings: StreamSettings) -> HttpStream:
+    return HttpStream(picker, seen, settings=given_settings, new_request_id=lambda: "made", timer=lambda: 0.0)
+
+
+MODES = st.builds(
+    Modes,
+    request_body=st.sampled_from(BodyMode),
+    response_body=st.sampled_from(BodyMode),
+    early_body=st.booleans(),
+)
+ANY_MODES = st.none() | MODES
+NAMES = st.sampled_from(
+    [
+        ":path",
+        ":status",
+        "Content-Length",
+        "content-encoding",
+        "x-request-id",
+        "X-WHY",
+        "x-session-id",
+        "x-gateway-destination-endpoint",
+        "test-epp-endpoint-selection",
+        "content-type",
+        "other",
+    ]
+)
+VALUES = st.sampled_from(
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "200",
+        "500",
+        "7",
+        "-1",
+        "9" * 30,
+        "10.0.0.1:80",
+        "gzip",
+        "text/event-stream",
+        "",
+        "ÿ\x00",
+        "10.0.0.2",
+        "²",
+    ]
+)
+HEADERS = st.lists(st.tuples(NAMES, VALUES), max_size=6).map(tuple)
+GOOD_BODY = json.dumps({"model": "m", "prompt": "p" * 700, "stream": True}).encode()
+DATA = st.sampled_from([b"", GOOD_BODY, GOOD_BODY[:300], GOOD_BODY[300:], b"{}", b"\xff", b"x" * 70_000])
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(
+        RequestHeaders,
+        HEADERS,
+        end_of_stream=st.booleans(),
+        subset=st.none() | st.lists(VALUES, max_size=3).map(tuple),
+        modes=ANY_MODES,
+    ),
+    st.builds(RequestBody, DATA, end_of_stream=st.booleans(), modes=ANY_MODES),
+    st.builds(RequestTrailers),
+    st.builds(
+        ResponseHeaders,
+        HEADERS | st.just(((":status", "200"), ("content-type", "text/event-stream"))),
+        end_of_stream=st.booleans(),
+        served=VALUES,
+        modes=ANY_MODES,
+    ),
+    st.builds(ResponseBody, DATA, end_of_stream=st.booleans(), modes=ANY_MODES),
+    st.builds(ResponseTrailers),
+)
+SETTINGS = st.builds(
+    StreamSettings,
+    max_body_bytes=st.sampled_from([500, 100_000]),
+    streamed_hold_bytes=st.sampled_from([100, 10_000]),
+    hold_streams=st.booleans(),
+    conformance_headers=st.booleans(),
+    scores_metadata=st.booleans(),
+    mode_override=st.booleans(),
+    assumed_modes=MODES,
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=st.lists(EVENTS, max_size=10),
+    given_settings=SETTINGS,
+    end=st.sampled_from(["close", "broken", "detach"]),
+)
+def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
+    events: list[Event], given_settings: StreamSettings, end: str
+) -> None:
+    picker, seen = make_picker(), Seen()
+    stream = make_stream(picker, seen, given_settings)
+    for i, event in enumerate(events):
+        try:
+            actions = stream.receive(event, now=float(i))
+        except StreamProtocolError:
+            break
+        for action in actions:
+            assert encode(action)
+        assert sum(isinstance(a, Refuse) for a in actions) <= 1
+        stream.check_integrity()
+    if end == "detach" and stream.can_detach:
+        stream.detach(now=50.0)
+    stream.close(now=50.0, broken=end == "broken")
+    stream.check_integrity()
+    assert len(seen.picks) <= 1
+    assert seen.over == seen.picks
+    assert all(p.ended for p in seen.picks)
+    detached = any(p.decision.outcome == "detached" for p in seen.picks)
+    assert detached or all(s.in_flight == 0 for s in picker.fleet.states())
+
+
+WAITING_MODES = [
+    Modes(BodyMode.BUFFERED),
+    Modes(BodyMode.BUFFERED_PARTIAL),
+    Modes(BodyMode.STREAMED, early_body=True),
+    Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED),
+]
+BODIES = st.one_of(
+    st.text(max_size=3000).map(lambda t: json.dumps({"model": "m", "prompt": f"{t}."}).encode()),
+    st.lists(st.text(max_size=300), min_size=1, max_size=5).map(
+        lambda ts: json.dumps(
+            {"model": "m", "messages": [{"role": "user", "content": t} for t in ts]}, ensure_ascii=False
+        ).encode()
+    ),
+    st.binary(min_size=1, max_size=2000),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    body=BODIES,
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/elsewhere"]),
+    modes=st.sampled_from(WAITING_MODES),
+    cuts=st.lists(st.integers(0, 3000), max_size=8),
+    trailers=st.booleans(),
+    declared=st.booleans(),
+)
+def test_any_cut_of_the_same_body_gets_the_same_pick(
+    *, body: bytes, path: str, modes: Modes, cuts: list[int], trailers: bool, declared: bool
+) -> None:
+    if modes.request_body in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+        cuts, trailers = [], False  # One message, by definition.
+    declared = declared or modes.early_body  # Else an early body may end where its JSON does.
+    whole = outcome_of(path, [body], WAITING_MODES[0], trailers=False, declared=declared)
+    edges = sorted({0, len(body), *(c for c in cuts if c < len(body))})
+    chunks = [body[a:b] for a, b in itertools.pairwise(edges)]
+    assert outcome_of(path, chunks, modes, trailers=trailers, declared=declared) == whole
+
+
+def outcome_of(
+    path: str, chunks: list[bytes], modes: Modes, *, trailers: bool, declared: bool
+) -> tuple[object, ...]:
+    """What a fresh picker makes of it: the refusal, or the decision; and the body must come back where it is echoed."""
+    seen, size = Seen(), sum(map(len, chunks))
+    stream = make_stream(make_picker(), seen, StreamSettings())
+    length = (("content-length", str(size)),) if declared else ()
+    actions = list(
+        stream.receive(
+            RequestHeaders(((":path", path), ("x-request-id", "r"), *length), modes=modes), now=0.0
+        )
+    )
+    for i, chunk in enumerate(chunks):
+        last = i == len(chunks) - 1 and not trailers
+        actions += stream.receive(RequestBody(chunk, end_of_stream=last), now=0.0)
+    if trailers:
+        actions += stream.receive(RequestTrailers(), now=0.0)
+    refusals = [(a.status, a.reason, a.body) for a in actions if isinstance(a, Refuse)]
+    if modes.request_body.echoed and not refusals:
+        assert b"".join(bytes(a.data) for a in actions if isinstance(a, Echo)) == b"".join(chunks)
+    stream.close(now=1.0)
+    if refusals:
+        assert seen.picks == []
+        return tuple(refusals)
+    (pick,) = seen.picks
+    (answer,) = [a for a in actions if isinstance(a, Answer) and a.destination]
+    decision = pick.decision
+    return answer.destination, decision.kind, decision.model, decision.prompt_tokens, decision.prompt_chunks
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"\x22", b"\x2a", b"\x22\x05\x0a\x03abc"]))
+def test_no_bytes_on_the_wire_raise_anything_but_a_protocol_error(data: bytes, prefix: bytes) -> None:
+    names = request_names(session_header="s", debug_header="")
+    for first in (True, False):
+        try:
+            decode(prefix + data, names=names, response_names=RESPONSE_NAMES, first=first)
+        except StreamProtocolError:
+            continue
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=500), end=st.booleans(), request_side=st.booleans(), more=st.booleans())
+def test_cutting_a_body_out_of_the_wire_reads_what_protobuf_reads(
+    *, data: bytes, end: bool, request_side: bool, more: bool
+) -> None:
+    from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc  # noqa: PLC0415 - untyped, only here
+
+    message = ext_proc.ProcessingRequest()
+    part = message.request_body if request_side else message.response_body
+    part.body, part.end_of_stream = data, end
+    part.SetInParent()
+    if more:
+        message.metadata_context.filter_metadata["envoy.lb"].fields["x"].string_value = "y"
+    wire = message.SerializeToString()
+    event = RequestBody(data, end_of_stream=end) if request_side else ResponseBody(data, end_of_stream=end)
+    for first in (True, False):
+        assert decode(wire, names=frozenset(), response_names=RESPONSE_NAMES, first=first) == event
