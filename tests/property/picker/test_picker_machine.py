@@ -1,0 +1,290 @@
+"""Whatever happens in whatever order, every booking is held by one server, released once, and nothing leaks.
+
+The machine knows of each open request which server, in which of its memberships, holds its booking; that is all it needs
+to foretell what every server has in flight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from epp.decision import Pick, PickRequest
+from epp.errors import NoEndpointError, SaturatedError
+from epp.picker import Outcome, Picker
+from epp.policy import (
+    API_VERSION,
+    KIND,
+    Chunks,
+    Load,
+    Lora,
+    Metadata,
+    Policy,
+    PolicySpec,
+    RuleName,
+    Sampling,
+    Table,
+)
+from epp.request.response import ResponseFeedback
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+
+NAMES = [EndpointName(n) for n in "abcd"]
+HOSTS = [Address(f"10.0.0.{i}", 8000) for i in range(1, 7)]
+PIECES = [random.Random(n).randbytes(150).hex().encode() for n in range(4)]
+
+prompts = st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join)
+addresses = st.sampled_from(HOSTS)
+policies = st.builds(
+    PolicySpec,
+    rule=st.sampled_from(get_args(RuleName)),
+    chunks=st.sampled_from([Chunks(), Chunks(size_bytes=64), Chunks(size_bytes=100, later_from_bytes=500)]),
+    load=st.sampled_from([Load(), Load(max_waiting=3, when_saturated="Reject"), Load(max_undone_tokens=300)]),
+    lora=st.sampled_from([Lora(), Lora(slots_per_endpoint=1)]),
+    table=st.sampled_from([Table(), Table(max_entries=1000, default_capacity_tokens=500, ttl_seconds=2.0)]),
+    sampling=st.sampled_from([Sampling(), Sampling(share=1.0)]),
+)
+counts = st.none() | st.integers(0, 2000).map(float)
+
+
+@dataclass(eq=False)
+class Open:
+    """A request that is not over, and who holds its booking: a server in one of its memberships, or nobody known."""
+
+    pick: Pick
+    holder: tuple[EndpointName, int] | None
+    served: Address
+
+
+class PickerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.picker = Picker(policy_of(PolicySpec()), rng=random.Random(0))
+        self.memberships: Counter[EndpointName] = Counter()
+        self.open: list[Open] = []
+        self.over: list[Pick] = []
+
+    @initialize()
+    def begins_with_two(self) -> None:
+        self.apply([Endpoint(NAMES[0], HOSTS[0]), Endpoint(NAMES[1], HOSTS[1])])
+
+    def apply(self, wanted: list[Endpoint]) -> None:
+        before = {e.name for e in self.picker.endpoints()}
+        self.memberships.update(e.name for e in wanted if e.name not in before)
+        self.picker.set_endpoints(wanted, now=self.now)
+        assert {e.name: e for e in self.picker.endpoints()} == {e.name: e for e in wanted}
+
+    # -- the world -----------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.floats(0, 3))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        members=st.lists(
+            st.tuples(
+                st.sampled_from(NAMES), addresses, st.sampled_from(["", "2"]), st.sampled_from(["", "m"])
+            ),
+            unique_by=(lambda m: m[0], lambda m: m[1]),
+            max_size=4,
+        ),
+        adapters=st.sets(st.sampled_from(["x", "y"])),
+    )
+    def endpoints_change(
+        self, members: list[tuple[EndpointName, Address, str, str]], adapters: set[str]
+    ) -> None:
+        self.apply(
+            [
+                Endpoint(name, address, incarnation=again, model=model, adapters=frozenset(adapters))
+                for name, address, again, model in members
+            ]
+        )
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        running=st.integers(0, 5),
+        waiting=st.integers(0, 5),
+        counters=st.tuples(counts, counts, counts, counts),
+        capacity=st.none() | st.integers(0, 3000),
+        active=st.sets(st.sampled_from(["x", "y", "z"])).map(frozenset),
+    )
+    def scraped(
+        self,
+        *,
+        name: EndpointName,
+        running: int,
+        waiting: int,
+        counters: tuple[float | None, ...],
+        capacity: int | None,
+        active: frozenset[str],
+    ) -> None:
+        """Counters of any value: as often as not they fall, as they do when a server restarts."""
+        prompt, cached, generated, finished = counters
+        metrics = EndpointMetrics(
+            scraped_at=self.now,
+            running=running,
+            waiting=waiting,
+            capacity_tokens=capacity,
+            block_size=16,
+            prompt_tokens=prompt,
+            cached_prompt_tokens=cached,
+            generated_tokens=generated,
+            finished=finished,
+            active_adapters=active,
+        )
+        self.picker.observe(name, metrics, now=self.now)
+
+    @rule(name=st.sampled_from(NAMES))
+    def scrape_fails(self, name: EndpointName) -> None:
+        self.picker.observe(name, None, now=self.now)
+
+    @rule(spec=policies)
+    def policy_changes(self, spec: PolicySpec) -> None:
+        self.picker.set_policy(policy_of(spec), now=self.now)
+
+    @rule()
+    def quiet_moment(self) -> None:
+        self.picker.housekeep(now=self.now)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @rule(
+        prompt=prompts,
+        model=st.sampled_from(["", "m", "x", "y"]),
+        salt=st.sampled_from(["", "s"]),
+        stream=st.booleans(),
+        token_ids=st.booleans(),
+        subset=st.none() | st.frozensets(addresses, max_size=3),
+        prescribed=st.lists(addresses, max_size=2).map(tuple),
+    )
+    def pick(
+        self,
+        *,
+        prompt: bytes,
+        model: str,
+        salt: str,
+        stream: bool,
+        token_ids: bool,
+        subset: frozenset[Address] | None,
+        prescribed: tuple[Address, ...],
+    ) -> None:
+        inference = InferenceRequest(
+            kind=ApiKind.COMPLETIONS,
+            model=model,
+            prompt=prompt,
+            cache_salt=salt,
+            stream=stream,
+            token_ids=token_ids,
+        )
+        request = PickRequest(
+            request_id="r", inference=inference, body_bytes=99, subset=subset, prescribed=prescribed
+        )
+        entries = len(self.picker.table)
+        try:
+            pick = self.picker.pick(request, now=self.now)
+        except (NoEndpointError, SaturatedError):
+            assert len(self.picker.table) == entries  # and the invariants find nothing booked
+            return
+        chosen = pick.decision.chosen
+        by_address = {e.address: e.name for e in self.picker.endpoints()}
+        assert by_address[pick.destinations[0]] == chosen
+        assert len(set(pick.destinations)) == len(pick.destinations)
+        assert set(pick.destinations) <= by_address.keys()
+        assert subset is None or set(pick.destinations) <= subset
+        assert 0 <= pick.decision.matched_tokens <= max(0, pick.decision.prompt_tokens - 1)
+        self.open.append(Open(pick, (chosen, self.memberships[chosen]), pick.destinations[0]))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), status=st.sampled_from([200, 400, 503]), served=st.none() | addresses)
+    def response_headers(self, data: st.DataObject, status: int, served: Address | None) -> None:
+        """Served by the first choice, by another, or by one that the fleet has never heard of."""
+        request = data.draw(st.sampled_from(self.open))
+        mismatch = self.picker.on_response_headers(request.pick, status=status, served=served, now=self.now)
+        assert mismatch == (served is not None and served != request.served)
+        assert request.pick.decision.status == status
+        if mismatch and served is not None:
+            by_address = {e.address: e.name for e in self.picker.endpoints()}
+            name = by_address.get(served)
+            request.holder = (name, self.memberships[name]) if name else None
+            request.served = served
+
+    @precondition(lambda self: self.open or self.over)
+    @rule(
+        data=st.data(),
+        text=st.sampled_from(["", "word " * 200]),
+        complete=st.booleans(),
+        tokens=st.none() | st.integers(0, 5000),
+    )
+    def feedback(self, *, data: st.DataObject, text: str, complete: bool, tokens: int | None) -> None:
+        """Of a sampled answer; it may also come after the end."""
+        pick = data.draw(st.sampled_from([r.pick for r in self.open] + self.over))
+        told = ResponseFeedback(
+            first_token_at=self.now, text=text, prompt_tokens=tokens, cached_tokens=tokens, complete=complete
+        )
+        self.picker.on_feedback(pick, told, now=self.now)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), how=st.sampled_from(["ended", "aborted", "failed", "detached"]))
+    def over_with_it(
+        self, data: st.DataObject, how: Literal["ended", "aborted", "failed", "detached"]
+    ) -> None:
+        request = data.draw(st.sampled_from(self.open))
+        self.open.remove(request)
+        self.over.append(request.pick)
+        if how == "detached":
+            self.picker.detach(request.pick, now=self.now)
+        else:
+            self.picker.end(request.pick, outcome=how, now=self.now)
+        assert request.pick.decision.outcome == how
+
+    @precondition(lambda self: self.over)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["ended", "aborted", "failed"]),
+        status=st.sampled_from([200, 500]),
+    )
+    def told_again(self, data: st.DataObject, outcome: Outcome, status: int) -> None:
+        """An end that is told twice, or anything after it, changes nothing."""
+        pick = data.draw(st.sampled_from(self.over))
+        before = (pick.decision.outcome, pick.decision.status, len(self.picker.table))
+        self.picker.end(pick, outcome=outcome, now=self.now)
+        self.picker.detach(pick, now=self.now)
+        assert not self.picker.on_response_headers(pick, status=status, served=HOSTS[5], now=self.now)
+        assert (pick.decision.outcome, pick.decision.status, len(self.picker.table)) == before
+
+    # -- what always holds ---------------------------------------------------------------------------------------
+
+    @invariant()
+    def sound(self) -> None:
+        self.picker.fleet.check_integrity()
+        self.picker.table.check_integrity()
+        assert set(self.picker.table.endpoints()) == {e.name for e in self.picker.endpoints()}
+
+    @invariant()
+    def every_booking_is_where_it_should_be(self) -> None:
+        expected = Counter(request.holder for request in self.open)
+        for state in self.picker.fleet.states():
+            name = state.endpoint.name
+            assert state.in_flight == expected[name, self.memberships[name]], name
+            assert state.in_flight <= state.load(state.metrics)
+
+    def teardown(self) -> None:
+        for request in self.open:
+            self.picker.end(request.pick, outcome="ended", now=self.now)
+        for state in self.picker.fleet.states():
+            assert state.in_flight == 0
+        self.sound()
+
+
+def policy_of(spec: PolicySpec) -> Policy:
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
+
+
+TestPickerMachine = PickerMachine.TestCase
+TestPickerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
