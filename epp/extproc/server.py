@@ -131,6 +131,9 @@ class ExtProcServer:
             # A data plane with keepalives of a second would else be dropped with all its streams.
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
+            # Streams that come in the same moment wait their turn; by default some of over 1,000 are refused by chance.
+            ("grpc.server.max_pending_requests", 2**31 - 1),
+            ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
         ]
 
     def _bind(self, server: grpc.aio.Server) -> int:

@@ -1,0 +1,407 @@
+"""The ext_proc service over a real gRPC channel: wire, health, drain, TLS, and what a broken stream leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from epp.config import Listen, Tls
+from epp.decision import Pick
+from epp.errors import ConfigError, PickError
+from epp.extproc.response import StreamSettings
+from epp.extproc.server import ExtProcServer
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.types import Address, Endpoint, EndpointName
+
+METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+KEY = "x-gateway-destination-endpoint"
+BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()
+SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
+
+
+@dataclass
+class Seen:
+    over: list[Pick] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
+    def picked(self, pick: Pick, *, seconds: float) -> None: ...
+    def refused(self, request_id: str, error: PickError) -> None: ...
+    def responded(self, pick: Pick, *, mismatch: bool) -> None: ...
+    def ended(self, pick: Pick) -> None:
+        self.over.append(pick)
+
+    def protocol_error(self, reason: str) -> None:
+        self.faults.append(reason)
+
+
+class BrokenPicker(Picker):
+    """Fails where no picker should."""
+
+    def on_response_headers(self, *_: Any, **__: Any) -> bool:
+        raise RuntimeError("a bug")
+
+
+def make_picker(kind: type[Picker] = Picker) -> Picker:
+    picker = kind(DEFAULT_POLICY, rng=random.Random(1))
+    endpoints = [
+        Endpoint(name=EndpointName(f"e{i}"), address=Address(f"10.0.0.{i}", 80)) for i in range(1, 4)
+    ]
+    picker.set_endpoints(endpoints, now=time.monotonic())
+    return picker
+
+
+@dataclass
+class Rig:
+    server: ExtProcServer
+    picker: Picker
+    seen: Seen
+    target: str
+
+    def in_flight(self) -> int:
+        return sum(s.in_flight for s in self.picker.fleet.states())
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(10):
+            while self.server.streams:  # noqa: ASYNC110 - the streams are in the product
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    *,
+    listen: Listen | None = None,
+    settings: StreamSettings | None = None,
+    picker: Picker | None = None,
+    ready: bool = True,
+) -> AsyncIterator[Rig]:
+    listen = listen or Listen(address="127.0.0.1:0")
+    picker, seen = picker or make_picker(), Seen()
+    server = ExtProcServer(picker, seen, listen=listen, settings=settings or StreamSettings())
+    await server.start(ready=ready)
+    target = listen.address if listen.address.startswith("unix:") else f"127.0.0.1:{server.port}"
+    try:
+        yield Rig(server, picker, seen, target)
+    finally:
+        await server.stop()
+
+
+class Exchange:
+    """One stream, message by message."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=ext_proc.ProcessingRequest.SerializeToString,
+            response_deserializer=ext_proc.ProcessingResponse.FromString,
+        )()
+
+    async def ask(self, message: Any) -> Any:
+        await self.call.write(message)
+        return await asyncio.wait_for(self.call.read(), 10)
+
+    async def route(self) -> Any:
+        """Headers and body of a BUFFERED request; the answer to the body."""
+        await self.ask(headers())
+        return await self.ask(ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True}))
+
+    async def respond(self) -> Any:
+        return await self.ask(response_headers())
+
+
+def headers(mode: int = 2, **more: str) -> Any:
+    values = {":path": "/v1/completions", "x-request-id": "r", **more}
+    message = ext_proc.ProcessingRequest()
+    for key, value in values.items():
+        message.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    message.protocol_config.request_body_mode = mode
+    return message
+
+
+def response_headers(status: bytes = b"200") -> Any:
+    message = ext_proc.ProcessingRequest()
+    message.response_headers.headers.headers.add(key=":status", raw_value=status)
+    return message
+
+
+async def check(channel: grpc.aio.Channel, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+async def test_the_pick_is_in_header_and_metadata_with_equal_values() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        answer = await exchange.route()
+        (option,) = answer.request_body.response.header_mutation.set_headers
+        told = answer.dynamic_metadata.fields["envoy.lb"].struct_value.fields[KEY].string_value
+        assert option.header.key == KEY
+        assert option.header.raw_value.decode() == told
+        assert len(told.split(",")) == 3
+        assert rig.in_flight() == 1
+        assert (await exchange.respond()).HasField("response_headers")
+        await exchange.call.done_writing()
+        assert await exchange.call.code() is grpc.StatusCode.OK
+        await rig.settled()
+        assert rig.in_flight() == 0
+        assert rig.seen.over[0].decision.outcome == "ended"
+
+
+async def test_hints_and_values_are_read_in_either_spelling() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        message = headers(mode=0)
+        message.request_headers.headers.headers.add(key="X-Session-ID", value="plain value field")
+        hint = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+        entry = hint.fields[f"{KEY}-subset"].list_value.values.add()
+        entry.string_value = "10.0.0.2:80"
+        answer = await Exchange(channel).ask(message)
+        assert (
+            answer.request_headers.response.header_mutation.set_headers[0].header.raw_value == b"10.0.0.2:80"
+        )
+        hint.fields[f"{KEY}-subset"].string_value = "10.0.0.3:80,10.0.0.2:80"
+        answer = await Exchange(channel).ask(message)
+        (option,) = answer.request_headers.response.header_mutation.set_headers
+        assert set(option.header.raw_value.split(b",")) == {b"10.0.0.2:80", b"10.0.0.3:80"}
+        hint.fields[f"{KEY}-subset"].number_value = 7
+        answer = await Exchange(channel).ask(message)
+        assert answer.immediate_response.status.code == 503
+
+
+async def test_who_served_is_read_from_the_metadata_too() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        await exchange.route()
+        message = response_headers()
+        message.metadata_context.filter_metadata["envoy.lb"].fields[
+            f"{KEY}-served"
+        ].string_value = "10.0.0.9:80"
+        await exchange.ask(message)
+        await exchange.call.done_writing()
+        await rig.settled()
+        assert rig.seen.over[0].decision.served == Address("10.0.0.9", 80)
+
+
+async def test_a_cancelled_stream_releases_its_booking() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        await exchange.route()
+        assert rig.in_flight() == 1
+        exchange.call.cancel()
+        await rig.settled()
+        assert rig.in_flight() == 0
+        assert rig.seen.over[0].decision.outcome == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("wire", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message"), (b"\x22\x7f", "undecodable")]
+)
+async def test_nonsense_on_the_wire_ends_the_stream_with_a_reason(wire: bytes, reason: str) -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        call: Any = channel.stream_stream(METHOD)()
+        await call.write(wire)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == reason
+        await rig.settled()
+        assert rig.seen.faults == [reason]
+
+
+async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        serving(picker=make_picker(BrokenPicker)) as rig,
+        grpc.aio.insecure_channel(rig.target) as channel,
+    ):
+        exchange = Exchange(channel)
+        await exchange.route()
+        await exchange.call.write(response_headers())
+        assert await exchange.call.code() is grpc.StatusCode.UNKNOWN
+        await rig.settled()
+        assert rig.in_flight() == 0
+        assert rig.seen.over[0].decision.outcome == "failed"
+        assert "a bug" in caplog.text
+
+
+async def test_a_body_larger_than_grpcs_default_limit_is_taken() -> None:
+    big = json.dumps({"model": "m", "prompt": "x" * 9_000_000}).encode()
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        await exchange.ask(headers())
+        answer = await exchange.ask(ext_proc.ProcessingRequest(request_body={"body": big}))
+        assert answer.HasField("request_body")
+
+
+async def test_health_follows_readiness_and_knows_its_services() -> None:
+    async with serving(ready=False) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        names = ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
+        assert [await check(channel, n) for n in names] == [NOT_SERVING] * 3
+        assert await check(channel, "liveness") == SERVING
+        assert await check(channel, "nobody") == UNKNOWN
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        assert (await watch.read()).status == NOT_SERVING
+        await rig.server.set_ready(ready=True)
+        assert (await watch.read()).status == SERVING
+        assert [await check(channel, n) for n in names] == [SERVING] * 3
+        watch.cancel()
+        strange = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="nobody"))
+        assert (await strange.read()).status == UNKNOWN
+        strange.cancel()
+
+
+async def test_a_drain_lets_go_of_answered_streams_and_still_serves_others() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        answered, waiting = Exchange(channel), Exchange(channel)
+        await answered.route()
+        await answered.respond()
+        await waiting.route()
+        drain = asyncio.create_task(rig.server.drain(20))
+        assert await asyncio.wait_for(answered.call.read(), 5) is grpc.aio.EOF
+        assert await answered.call.code() is grpc.StatusCode.OK
+        assert await check(channel, "readiness") == NOT_SERVING
+        assert await check(channel, "liveness") == SERVING
+        fresh = Exchange(channel)
+        assert (await fresh.route()).HasField("request_body")
+        for exchange in (waiting, fresh):
+            assert (await exchange.respond()).HasField("response_headers")
+            assert await exchange.call.read() is grpc.aio.EOF
+            assert await exchange.call.code() is grpc.StatusCode.OK
+        await drain
+        assert [p.decision.outcome for p in rig.seen.over] == ["detached"] * 3
+
+
+async def test_a_drain_ends_in_time_whatever_is_in_flight() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        stuck = Exchange(channel)
+        await stuck.route()
+        await rig.server.drain(0.1)
+        assert rig.server.streams == 1
+        await rig.server.stop()
+        assert await stuck.call.code() is not grpc.StatusCode.OK
+        assert rig.in_flight() == 0
+
+
+async def test_streams_end_after_response_headers_where_they_are_not_held() -> None:
+    settings = StreamSettings(hold_streams=False)
+    async with serving(settings=settings) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        await exchange.route()
+        assert (await exchange.respond()).HasField("response_headers")
+        assert await exchange.call.read() is grpc.aio.EOF
+        assert await exchange.call.code() is grpc.StatusCode.OK
+        assert rig.seen.over[0].decision.outcome == "detached"
+
+
+async def test_two_thousand_streams_are_held_at_once() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        held = [Exchange(channel) for _ in range(2000)]
+        await asyncio.gather(*(e.ask(headers(mode=0)) for e in held))
+        assert rig.server.streams == rig.in_flight() == 2000
+        for exchange in held:
+            await exchange.call.done_writing()
+        await rig.settled()
+        assert rig.in_flight() == 0
+
+
+async def test_a_unix_socket_serves(tmp_path: Path) -> None:
+    listen = Listen(address=f"unix:{tmp_path}/epp.sock")
+    async with serving(listen=listen) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        assert (await Exchange(channel).route()).HasField("request_body")
+        assert rig.server.port == 0
+
+
+async def test_a_taken_port_is_a_configuration_error() -> None:
+    async with serving() as rig:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            async with serving(listen=Listen(address=rig.target)):
+                pass
+
+
+# -- TLS ------------------------------------------------------------------------------------------------------------------
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """As a renewal does it: by rename."""
+    fresh = target.with_suffix(".new")
+    fresh.write_bytes(source.read_bytes())
+    os.replace(fresh, target)  # noqa: PTH105 - the atomic rename is the point
+
+
+async def healthy(target: str, credentials: grpc.ChannelCredentials) -> bool:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
+        try:
+            return await asyncio.wait_for(check(channel, "readiness"), 5) == SERVING
+        except grpc.aio.AioRpcError:
+            return False
+
+
+async def test_certificates_are_read_again_when_they_change(tmp_path: Path) -> None:
+    old_cert, old_key = make_certificate(tmp_path, "old")
+    new_cert, new_key = make_certificate(tmp_path, "new")
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    replace_file(old_cert, cert)
+    replace_file(old_key, key)
+    trust_old = grpc.ssl_channel_credentials(old_cert.read_bytes())
+    trust_new = grpc.ssl_channel_credentials(new_cert.read_bytes())
+    listen = Listen(address="127.0.0.1:0", tls=Tls(cert_file=str(cert), key_file=str(key)))
+    async with serving(listen=listen) as rig:
+        assert await healthy(rig.target, trust_old)
+        assert not await healthy(rig.target, trust_new)
+        key.unlink()
+        assert await healthy(rig.target, trust_old), "half a renewal changes nothing"
+        replace_file(new_key, key)
+        replace_file(new_cert, cert)
+        assert await healthy(rig.target, trust_new)
+        assert not await healthy(rig.target, trust_old)
+
+
+async def test_mutual_tls_lets_in_only_clients_that_the_ca_signed(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "server")
+    client_cert, client_key = make_certificate(tmp_path, "client")
+    tls = Tls(cert_file=str(cert), key_file=str(key), client_ca_file=str(client_cert))
+    root = cert.read_bytes()
+    async with serving(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
+        known = grpc.ssl_channel_credentials(root, client_key.read_bytes(), client_cert.read_bytes())
+        assert await healthy(rig.target, known)
+        assert not await healthy(rig.target, grpc.ssl_channel_credentials(root))
+        stranger = grpc.ssl_channel_credentials(root, key.read_bytes(), root)
+        assert not await healthy(rig.target, stranger)
+
+
+async def test_a_missing_certificate_is_a_configuration_error(tmp_path: Path) -> None:
+    tls = Tls(cert_file=str(tmp_path / "no.crt"), key_file=str(tmp_path / "no.key"))
+    with pytest.raises(ConfigError, match=r"no\.crt"):
+        async with serving(listen=Listen(address="127.0.0.1:0", tls=tls)):
+            pass
