@@ -28,17 +28,15 @@ class RunForest:
 
     def enrol(self, mirror: Mirror) -> None:
         """Give the mirror the lowest free bit of `Run.holders`."""
-        try:
-            mirror.slot = self._mirrors.index(None)
-        except ValueError:
-            mirror.slot = len(self._mirrors)
+        if None not in self._mirrors:
             self._mirrors.append(None)
-        self._mirrors[mirror.slot] = mirror
+        slot = self._mirrors.index(None)
+        self._mirrors[slot], mirror.bit = mirror, 1 << slot
 
     def strike(self, mirror: Mirror) -> None:
         """The mirror holds nothing any more and leaves."""
         assert not mirror.last_use, "release its runs first"
-        self._mirrors[mirror.slot] = None
+        self._mirrors[mirror.bit.bit_length() - 1] = None
 
     def mirrors(self, holders: int) -> Iterator[Mirror]:
         """The mirrors of a mask."""
@@ -90,14 +88,15 @@ class RunForest:
 
     def hold(self, mirror: Mirror, run: Run) -> None:
         """`mirror` holds `run` from now on; it holds the parent already."""
-        run.holders |= 1 << mirror.slot
+        # The common mask of one holder is the mirror's own integer, not a new one for each run.
+        run.holders = run.holders | mirror.bit if run.holders else mirror.bit
         mirror.entries += len(run.hashes)
         mirror.used_bytes += self._size_bytes(run.start, run.end)
 
     def release(self, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
         """`mirror` keeps only the chunks before `keep_to` of a run; it holds nothing below it. What it keeps, if anything."""
         if run.start < keep_to < run.end:
-            if run.holders == 1 << mirror.slot:
+            if run.holders == mirror.bit:
                 mirror.used_bytes -= self._size_bytes(keep_to, run.end)
                 mirror.entries -= run.end - keep_to
                 del run.hashes[keep_to - run.start :]
@@ -123,7 +122,7 @@ class RunForest:
                 self._absorb(upper, lower)
 
     def _disown(self, mirror: Mirror, run: Run) -> None:
-        run.holders &= ~(1 << mirror.slot)
+        run.holders &= ~mirror.bit
         if not run.holders:
             del self._index[run.hashes[0]]
             if run.parent is not None:
@@ -168,11 +167,11 @@ class RunForest:
         """Every invariant of the runs, from scratch."""
         children: dict[Run, int] = {}
         held: dict[Run, int] = {}
-        for mirror in self._mirrors:
+        for slot, mirror in enumerate(self._mirrors):
             if mirror is not None:
-                assert self._mirrors[mirror.slot] is mirror
+                assert mirror.bit == 1 << slot, "a mirror in another's place"
                 for run in mirror.last_use:
-                    held[run] = held.get(run, 0) | 1 << mirror.slot
+                    held[run] = held.get(run, 0) | mirror.bit
         assert set(held) == set(self._index.values()), "a run that nobody holds, or one that is not indexed"
         for key, run in self._index.items():
             assert run.hashes, "an empty run"

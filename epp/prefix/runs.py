@@ -53,9 +53,9 @@ class Mirror:
     """What one server's cache is assumed to hold, its uses in a linked list from oldest to newest."""
 
     name: EndpointName
-    slot: int
-    """Its bit in `Run.holders`."""
     capacity_bytes: int
+    bit: int = 0
+    """In `Run.holders`; the forest assigns it."""
     used_bytes: int = 0
     entries: int = 0
     """Chunks held."""

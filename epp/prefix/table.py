@@ -65,7 +65,7 @@ class PrefixTable:
         """Start an empty mirror. ValueError if there is one."""
         if name in self._mirrors:
             raise ValueError(f"{name} is in the table already")
-        mirror = self._mirrors[name] = Mirror(name=name, slot=-1, capacity_bytes=capacity_bytes)
+        mirror = self._mirrors[name] = Mirror(name=name, capacity_bytes=_capacity(capacity_bytes))
         self._forest.enrol(mirror)
 
     def drop_endpoint(self, name: EndpointName) -> None:
@@ -82,7 +82,7 @@ class PrefixTable:
     def resize(self, name: EndpointName, *, capacity_bytes: int) -> None:
         """Takes effect with the next `evict`."""
         mirror = self._mirrors[name]
-        mirror.capacity_bytes = capacity_bytes
+        mirror.capacity_bytes = _capacity(capacity_bytes)
         self._over[mirror] = None
 
     def endpoints(self) -> list[EndpointName]:
@@ -242,7 +242,7 @@ class PrefixTable:
         excess = len(self) - self._max_entries
         if excess <= 0:
             return 0
-        heads = [(m.oldest.at, m.slot, m) for m in self._mirrors.values() if m.oldest is not None]
+        heads = [(m.oldest.at, m.bit, m) for m in self._mirrors.values() if m.oldest is not None]
         heapq.heapify(heads)
         left = excess
         while left > 0 and budget > 0:
@@ -252,7 +252,7 @@ class PrefixTable:
             if mirror.oldest is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (mirror.oldest.at, mirror.slot, mirror))
+                heapq.heapreplace(heads, (mirror.oldest.at, mirror.bit, mirror))
         return excess - left
 
     def _evict_oldest(self, mirror: Mirror, *, most_bytes: int = _ANY, most_entries: int = _ANY) -> int:
@@ -307,3 +307,9 @@ class PrefixTable:
         assert used_bytes == mirror.used_bytes, "bytes miscounted"
         if mirror.used_bytes > mirror.capacity_bytes:
             assert mirror in self._over, "over its capacity and eviction would not see it"
+
+
+def _capacity(capacity_bytes: int) -> int:
+    if capacity_bytes < 0:
+        raise ValueError(f"a cache holds nothing or more: {capacity_bytes=}")
+    return capacity_bytes
