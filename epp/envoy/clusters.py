@@ -147,7 +147,9 @@ def picker(config: Config) -> Cluster:
         health_checks=[_grpc_health_check()],
         common_lb_config=ClusterCommonLbConfig(
             # By default, once half the workers are down Envoy sends to the dead ones again ("panic").
-            healthy_panic_threshold=Percent(value=0.0)
+            healthy_panic_threshold=Percent(value=0.0),
+            # By default a second change of health within a second waits for the end of that second.
+            update_merge_window=timedelta(0),
         ),
         circuit_breakers=_wide_breakers(),
         transport_socket=tls.upstream(config.listen.tls) if config.listen.tls else None,

@@ -1,0 +1,230 @@
+"""A model server that does as a test says: answers with its own name, streams, waits, fails, resets, hangs.
+
+It runs in the test's event loop. What it received is recorded; its `/metrics` page speaks vLLM's names with values
+that a test sets. A pause is a `Gate` that the test opens, so that tests wait for events and not for time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from aiohttp import web
+
+from epp.types import Address
+from tests.harness.client import SERVED_BY
+from tests.harness.ports import free_port
+from tests.harness.processes import wait_until
+
+METRICS: Final = {
+    "vllm:num_requests_running": 0.0,
+    "vllm:num_requests_waiting": 0.0,
+    "vllm:kv_cache_usage_perc": 0.0,
+    "vllm:prefix_cache_queries_total": 0.0,
+    "vllm:prefix_cache_hits_total": 0.0,
+    "vllm:prompt_tokens_total": 0.0,
+    "vllm:prompt_tokens_cached_total": 0.0,
+}
+
+MetricsPage = Literal["normal", "hang", "garbage", "huge", "error"]
+
+
+class Gate:
+    """Shut, it holds whoever passes; open, it holds nobody."""
+
+    def __init__(self, *, shut: bool = False) -> None:
+        self._open = asyncio.Event()
+        self.waiting = 0
+        if not shut:
+            self._open.set()
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def passed(self) -> None:
+        self.waiting += 1
+        try:
+            await self._open.wait()
+        finally:
+            self.waiting -= 1
+
+    async def wait_waiting(self, count: int, *, timeout_s: float = 20.0) -> None:
+        """Until exactly `count` are held."""
+        await wait_until(lambda: self.waiting == count, what=f"{count} held at the gate", timeout_s=timeout_s)
+
+
+@dataclass(slots=True)
+class Received:
+    """One request as the backend saw it."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    finished: bool = False
+    """The whole answer was written; False for ever when the client went away."""
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """How the backend answers from now on."""
+
+    status: int = 200
+    chunks: int = 1
+    """Pieces of the body; more than one, or `stream` in the request: server-sent events."""
+    before_headers: Gate = field(default_factory=Gate)
+    before_body: Gate = field(default_factory=Gate)
+    before_last: Gate = field(default_factory=Gate)
+    """Before the last piece: shut, an answer is in flight until the test opens it."""
+    chunk_pause_s: float = 0.0
+    reset: bool = False
+    """Cut the connection once the request was read, before any answer."""
+    fail_next: int = 0
+    """So many of the next requests get `fail_status`."""
+    fail_status: int = 503
+
+
+class Backend:
+    """One scriptable model server. Made by `running_backend`; it can be stopped and started on the same port."""
+
+    def __init__(self, name: str, *, address: Address) -> None:
+        self.name = name
+        self.address = address
+        self.behaviour = Behaviour()
+        self.received: list[Received] = []
+        self.metrics: dict[str, float] = dict(METRICS)
+        self.metrics_page: MetricsPage = "normal"
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def prompts(self) -> list[Received]:
+        """Requests but for scrapes."""
+        return [r for r in self.received if r.path != "/metrics"]
+
+    async def start(self) -> None:
+        assert self._runner is None
+        app = web.Application(client_max_size=2**31)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/ws", self._websocket)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.address.host, self.address.port, backlog=4096).start()
+
+    async def stop(self) -> None:
+        """As a killed server: connections cut, the port closed."""
+        if self._runner:
+            runner, self._runner = self._runner, None
+            assert runner.server
+            for connection in list(runner.server.connections):
+                if connection.transport:
+                    connection.transport.abort()
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        received = Received(request.method, request.path, request.headers.copy(), await request.read())
+        self.received.append(received)
+        behaviour = self.behaviour
+        await behaviour.before_headers.passed()
+        headers = {SERVED_BY: self.name}
+        if behaviour.reset:
+            assert request.transport
+            request.transport.abort()
+            return web.Response()
+        if behaviour.fail_next > 0:
+            behaviour.fail_next -= 1
+            return web.Response(status=behaviour.fail_status, headers=headers, text="failing as told")
+        if behaviour.chunks == 1 and not _wants_stream(received.body):
+            await behaviour.before_body.passed()
+            await behaviour.before_last.passed()
+            received.finished = True
+            answer = {"choices": [{"text": f"from {self.name}"}], "object": "text_completion"}
+            return web.json_response(answer, status=behaviour.status, headers=headers)
+        return await self._stream(request, received, behaviour)
+
+    async def _stream(
+        self, request: web.Request, received: Received, behaviour: Behaviour
+    ) -> web.StreamResponse:
+        headers = {SERVED_BY: self.name, "content-type": "text/event-stream"}
+        response = web.StreamResponse(status=behaviour.status, headers=headers)
+        await response.prepare(request)
+        await behaviour.before_body.passed()
+        for index in range(behaviour.chunks):
+            if index == behaviour.chunks - 1:
+                await behaviour.before_last.passed()
+            event = {"choices": [{"text": f"{self.name}-{index} "}]}
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            if behaviour.chunk_pause_s:
+                await asyncio.sleep(behaviour.chunk_pause_s)
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        received.finished = True
+        return response
+
+    async def _websocket(self, request: web.Request) -> web.WebSocketResponse:
+        self.received.append(Received("GET", request.path, request.headers.copy(), b""))
+        socket = web.WebSocketResponse()
+        socket.headers[SERVED_BY] = self.name
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_str(f"{self.name}: {message.data}")
+        return socket
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        self.received.append(Received("GET", "/metrics", request.headers.copy(), b""))
+        match self.metrics_page:
+            case "hang":
+                await asyncio.Event().wait()
+            case "garbage":
+                return web.Response(body=b"\xff\xfe{]vllm:num_requests_running NaNaN\n" * 100)
+            case "error":
+                return web.Response(status=500)
+            case "huge":
+                return await self._huge_page(request)
+            case "normal":
+                pass
+        lines = [f'{name}{{model_name="m",engine="0"}} {value}' for name, value in self.metrics.items()]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def _huge_page(self, request: web.Request) -> web.StreamResponse:
+        """64 MiB, then no end: more than anyone should read."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(64):
+            await response.write(b"# " + b"x" * (2**20 - 3) + b"\n")
+        await asyncio.Event().wait()
+        return response
+
+
+def _wants_stream(body: bytes) -> bool:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and document.get("stream") is True
+
+
+@asynccontextmanager
+async def running_backend(
+    name: str, *, port: int | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[Backend]:
+    backend = Backend(name, address=Address(host=host, port=port or free_port(host=host)))
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+@asynccontextmanager
+async def running_backends(count: int) -> AsyncIterator[list[Backend]]:
+    """`count` backends named s0, s1, ..."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(count)]

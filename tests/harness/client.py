@@ -1,0 +1,134 @@
+"""Clients of the gateway: one request and its whole answer, or one answer piece by piece with its times."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+SERVED_BY: Final = "x-served-by"
+"""Response header in which the harness's backends say their name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    seconds: float
+    """From the request's start to the answer's end."""
+
+    @property
+    def served_by(self) -> str:
+        """Name of the backend; empty when Envoy or the picker answered."""
+        return self.headers.get(SERVED_BY, "")
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class OpenReply:
+    """An answer whose headers came; its body is read as it comes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, *, started: float) -> None:
+        self._response = response
+        self._started = started
+        self.status = response.status
+        self.served_by = response.headers.get(SERVED_BY, "")
+        self.headers_s = time.monotonic() - started
+        self.first_piece_s: float | None = None
+        """Time to the first byte of the body, the TTFT of a streamed answer."""
+
+    async def piece(self) -> bytes:
+        """What came next; empty at the end. aiohttp.ClientError when the answer was cut."""
+        data = await self._response.content.readany()
+        if self.first_piece_s is None:
+            self.first_piece_s = time.monotonic() - self._started
+        return data
+
+    async def rest(self) -> bytes:
+        """All that is still to come. aiohttp.ClientError when the answer was cut."""
+        pieces = []
+        while data := await self.piece():
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def abort(self) -> None:
+        """Close the connection under it."""
+        self._response.close()
+
+
+class Client:
+    """HTTP/1.1 to one address, no limit on connections, no timeout but 60 s. Made by `http_client`."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, url: str) -> None:
+        self._session = session
+        self.url = url
+
+    async def request(
+        self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        started = time.monotonic()
+        data = None if body is None else io.BytesIO(body)  # aiohttp warns of large bodies as bytes
+        async with self._session.request(method, self.url + path, data=data, headers=headers) as response:
+            content = await response.read()
+            return Reply(
+                status=response.status,
+                headers=response.headers,
+                body=content,
+                seconds=time.monotonic() - started,
+            )
+
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Reply:
+        return await self.request("GET", path, headers=headers)
+
+    async def complete(
+        self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> Reply:
+        """POST /v1/completions."""
+        return await self.request(
+            "POST", "/v1/completions", body=_completion(prompt, fields), headers=_json_headers(headers)
+        )
+
+    @asynccontextmanager
+    async def stream(
+        self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> AsyncIterator[OpenReply]:
+        """POST /v1/completions with `stream`, open after the answer's headers."""
+        started = time.monotonic()
+        body = _completion(prompt, {"stream": True, **fields})
+        async with self._session.post(
+            f"{self.url}/v1/completions", data=body, headers=_json_headers(headers)
+        ) as response:
+            yield OpenReply(response, started=started)
+
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, *, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        async with self._session.ws_connect(self.url + path, headers=headers) as socket:
+            yield socket
+
+
+@asynccontextmanager
+async def http_client(url: str) -> AsyncIterator[Client]:
+    connector = aiohttp.TCPConnector(limit=0, ssl=False)
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield Client(session, url=url)
+
+
+def _completion(prompt: str, fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"model": "m", "prompt": prompt, **fields}).encode()
+
+
+def _json_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    return {"content-type": "application/json", **(headers or {})}

@@ -1,0 +1,252 @@
+"""The whole gateway on free ports: backends in the test's loop, the picker and Envoy as processes.
+
+`config_in` writes a configuration for a directory; `running_gateway` starts everything on one, with the real picker;
+`running_bootstrap` does so with the fake picker, to test Envoy's side alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from epp.config import Config, load_config
+from epp.envoy.clusters import picker_addresses
+from epp.envoy.eds import EdsFile
+from epp.types import Address, Endpoint, EndpointName
+from tests.harness.backend import Backend, running_backend
+from tests.harness.client import Client, http_client
+from tests.harness.envoy import EnvoyProcess, bootstrap_document, running_envoy
+from tests.harness.fake_picker import FakePicker, running_fake_picker
+from tests.harness.ports import free_ports, free_run
+from tests.harness.processes import ManagedProcess, managed_process, wait_until
+
+Edit = Callable[[dict[str, Any]], None]
+"""Changes a bootstrap document in place."""
+
+
+def config_in(directory: Path, *, workers: int = 1, **fields: Any) -> Config:
+    """Write `config.yaml` with free ports and paths in `directory`, and read it back.
+
+    `fields` are the file's own, merged one level deep: `envoy={"failOpen": False}`.
+    """
+    listen, envoy_admin = free_ports(2)
+    document: dict[str, Any] = {
+        "endpointsFile": str(directory / "endpoints.yaml"),
+        "workers": workers,
+        "listen": {"address": f"unix:{directory}/picker.sock"},
+        "admin": {"address": f"127.0.0.1:{free_run(workers)}"},
+        "envoy": {
+            "listen": f"127.0.0.1:{listen}",
+            "admin": f"127.0.0.1:{envoy_admin}",
+            "edsFile": str(directory / "eds.json"),
+        },
+    }
+    for name, value in fields.items():
+        document[name] = {**document.get(name, {}), **value} if isinstance(value, Mapping) else value
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return load_config(path)
+
+
+def write_endpoints(config: Config, backends: Iterable[Backend]) -> None:
+    """The endpoints file, by rename, as an operator's tools do."""
+    document = {"endpoints": [{"name": b.name, "address": str(b.address)} for b in backends]}
+    path = Path(config.endpoints_file)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(yaml.safe_dump(document))
+    temporary.replace(path)
+
+
+def write_policy(config: Config, spec: Mapping[str, Any], *, name: str = "test") -> None:
+    """The policy file, by rename."""
+    document = {
+        "apiVersion": "prefix-gateway.dev/v1alpha1",
+        "kind": "PrefixRoutingPolicy",
+        "metadata": {"name": name},
+        "spec": dict(spec),
+    }
+    path = Path(config.policy_file)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(yaml.safe_dump(document))
+    temporary.replace(path)
+
+
+class PickerProcess:
+    """`epp serve` as a process, with all its workers. Made by `running_picker`."""
+
+    def __init__(self, process: ManagedProcess, *, config: Config, session: aiohttp.ClientSession) -> None:
+        self.process = process
+        self._session = session
+        first = Address.parse(config.admin.address)
+        self.admin_urls = [f"http://{Address(first.host, first.port + n)}" for n in range(config.workers)]
+        self._several = config.workers > 1
+
+    def worker_pids(self) -> list[int]:
+        """Oldest first; the process itself where there is one worker."""
+        return self.process.children() if self._several else [self.process.pid]
+
+    async def ready(self) -> bool:
+        """Whether every worker says so."""
+        for url in self.admin_urls:
+            try:
+                async with self._session.get(f"{url}/readyz") as response:
+                    if response.status != 200:
+                        return False
+            except aiohttp.ClientConnectionError:
+                return False
+        return True
+
+    async def decision(self, request_id: str) -> dict[str, Any] | None:
+        """The decision about a request, from whichever worker made it."""
+        for url in self.admin_urls:
+            async with self._session.get(f"{url}/decisions/{request_id}") as response:
+                if response.status == 200:
+                    document: dict[str, Any] = await response.json()
+                    return document
+        return None
+
+    async def metrics(self) -> str:
+        """The metric pages of all workers, one after the other."""
+        pages = []
+        for url in self.admin_urls:
+            async with self._session.get(f"{url}/metrics") as response:
+                pages.append(await response.text())
+        return "\n".join(pages)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples over all workers, those with these labels."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        total = 0.0
+        for line in (await self.metrics()).splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] == name and all(label in series for label in wanted):
+                total += float(value)
+        return total
+
+
+@asynccontextmanager
+async def running_picker(
+    config: Config, *, directory: Path, name: str = "picker"
+) -> AsyncIterator[PickerProcess]:
+    """The real picker on `config`, which `config_in` wrote into `directory`; ready."""
+    args = [sys.executable, "-m", "epp", "serve", "--config", str(directory / "config.yaml")]
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+        managed_process(name, args, directory=directory) as process,
+    ):
+        picker = PickerProcess(process, config=config, session=session)
+        await process.wait_ready(picker.ready)
+        yield picker
+
+
+@dataclass(slots=True)
+class Gateway:
+    """Backends, the real picker and Envoy, ready for requests."""
+
+    config: Config
+    directory: Path
+    backends: list[Backend]
+    picker: PickerProcess
+    envoy: EnvoyProcess
+    client: Client
+
+    def backend_at(self, address: str) -> Backend:
+        return next(b for b in self.backends if str(b.address) == address)
+
+    async def set_backends(self, backends: Iterable[Backend]) -> None:
+        """Rewrite the endpoints file and wait until Envoy holds exactly these."""
+        listed = list(backends)
+        write_endpoints(self.config, listed)
+        await self.envoy.wait_endpoints({str(b.address) for b in listed})
+
+
+@asynccontextmanager
+async def running_gateway(
+    directory: Path,
+    *,
+    backends: int = 3,
+    workers: int = 1,
+    policy: Mapping[str, Any] | None = None,
+    edit: Edit | None = None,
+    **fields: Any,
+) -> AsyncIterator[Gateway]:
+    """Everything, with the real picker. `fields` go to `config_in`; `edit` changes Envoy's bootstrap."""
+    if policy is not None:
+        fields["policyFile"] = str(directory / "policy.yaml")
+    config = config_in(directory, workers=workers, **fields)
+    if policy is not None:
+        write_policy(config, policy)
+    document = bootstrap_document(config)
+    if edit:
+        edit(document)
+    async with AsyncExitStack() as stack:
+        listed = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(backends)]
+        write_endpoints(config, listed)
+        picker = await stack.enter_async_context(running_picker(config, directory=directory))
+        eds_file = Path(config.envoy.eds_file)
+        await wait_until(eds_file.exists, what="the picker writes the endpoints file")
+        envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
+        await envoy.wait_endpoints({str(b.address) for b in listed})
+        client = await stack.enter_async_context(http_client(envoy.url))
+        yield Gateway(config, directory, listed, picker, envoy, client)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Envoy between backends and a fake picker."""
+
+    config: Config
+    backends: list[Backend]
+    pickers: list[FakePicker]
+    envoy: EnvoyProcess
+    client: Client
+    eds: EdsFile
+
+    @property
+    def picker(self) -> FakePicker:
+        return self.pickers[0]
+
+    async def set_endpoints(self, addresses: Iterable[Address]) -> None:
+        """Write the file that Envoy watches, and wait until Envoy holds exactly these."""
+        listed = list(addresses)
+        self.eds.write(as_endpoints(listed))
+        await self.envoy.wait_endpoints({str(address) for address in listed})
+
+
+def as_endpoints(addresses: Iterable[Address]) -> list[Endpoint]:
+    return [Endpoint(name=EndpointName(str(address)), address=address) for address in addresses]
+
+
+@asynccontextmanager
+async def running_bootstrap(
+    directory: Path,
+    *,
+    backends: int = 2,
+    workers: int = 1,
+    extra: Iterable[Address] = (),
+    edit: Edit | None = None,
+    **fields: Any,
+) -> AsyncIterator[Bench]:
+    """Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`, and `extra` dead endpoints."""
+    config = config_in(directory, workers=workers, **fields)
+    document = bootstrap_document(config)
+    if edit:
+        edit(document)
+    async with AsyncExitStack() as stack:
+        listed = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(backends)]
+        pickers = [
+            await stack.enter_async_context(running_fake_picker(address))
+            for address in picker_addresses(config.listen, workers=workers)
+        ]
+        eds = EdsFile(Path(config.envoy.eds_file))
+        eds.write(as_endpoints([*(b.address for b in listed), *extra]))
+        envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
+        client = await stack.enter_async_context(http_client(envoy.url))
+        yield Bench(config, listed, pickers, envoy, client, eds)

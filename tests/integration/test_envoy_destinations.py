@@ -1,0 +1,175 @@
+"""Where a request goes, through the real Envoy on our bootstrap, with a picker that answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epp.types import Address
+from tests.harness.envoy import EXT_PROC, MODEL_SERVERS, connection_manager
+from tests.harness.fake_picker import DESTINATION
+from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.ports import free_port
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+
+def dead_address() -> Address:
+    return Address("127.0.0.1", free_port())
+
+
+async def test_the_named_endpoint_serves_and_the_picker_hears_who_it_was(bench: Bench) -> None:
+    for backend in (bench.backends[1], bench.backends[0], bench.backends[1]):
+        bench.picker.always(backend.address)
+        reply = await bench.client.complete()
+        assert reply.served_by == backend.name
+        assert bench.picker.exchanges[-1].served == str(backend.address)
+        assert bench.picker.exchanges[-1].response_status == 200
+
+
+async def test_body_less_requests_are_picked_for_too(bench: Bench) -> None:
+    bench.picker.always(bench.backends[1].address)
+    assert [(await bench.client.get("/v1/models")).served_by for _ in range(4)] == ["s1"] * 4
+
+
+async def test_a_dead_first_choice_is_replaced_by_the_next_in_the_list(tmp_path: Path) -> None:
+    dead = dead_address()
+    async with running_bootstrap(tmp_path, extra=[dead]) as bench:
+        alive = bench.backends[1]
+        bench.picker.always(dead, alive.address)
+        replies = [await bench.client.complete() for _ in range(4)]
+        assert [(r.status, r.served_by) for r in replies] == [(200, "s1")] * 4
+        assert {e.served for e in bench.picker.exchanges} == {str(alive.address)}
+
+
+async def test_a_burst_whose_first_choice_is_dead_is_served_whole(tmp_path: Path) -> None:
+    """The default of three retries at a time would fail most of it."""
+    dead = dead_address()
+    async with running_bootstrap(tmp_path, extra=[dead]) as bench:
+        bench.picker.always(dead, bench.backends[0].address)
+        replies = await asyncio.gather(*(bench.client.complete(f"prompt {n}") for n in range(24)))
+        assert [r.status for r in replies] == [200] * 24
+        assert await bench.envoy.stat(f"{MODEL_SERVERS}upstream_rq_retry_overflow") == 0
+
+
+async def test_retries_go_down_the_list_in_order(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, backends=4) as bench:
+        first, second, third, other = (bench.backends[n] for n in (2, 0, 3, 1))
+        first.behaviour.fail_next = 1
+        second.behaviour.reset = True
+        bench.picker.always(first.address, second.address, third.address)
+        reply = await bench.client.complete()
+        assert reply.served_by == third.name
+        assert [len(b.prompts) for b in (first, second, third, other)] == [1, 1, 1, 0]
+
+
+async def test_a_server_killed_after_it_took_the_request_is_replaced(bench: Bench) -> None:
+    killed, other = bench.backends
+    killed.behaviour.before_headers.shut()
+    bench.picker.always(killed.address, other.address)
+    pending = asyncio.gather(*(bench.client.complete(f"prompt {n}") for n in range(8)))
+    await killed.behaviour.before_headers.wait_waiting(8)
+    await killed.stop()
+    assert [r.served_by for r in await pending] == [other.name] * 8
+
+
+async def test_a_request_that_kills_its_servers_visits_few(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, backends=5) as bench:
+        for backend in bench.backends:
+            backend.behaviour.reset = True
+        bench.picker.always(*(b.address for b in bench.backends))
+        reply = await bench.client.complete()
+        assert reply.status == 503
+        assert reply.json()["error"]["type"] == "service_unavailable"
+        assert sum(len(b.prompts) for b in bench.backends) == 3
+
+
+async def test_a_server_that_keeps_refusing_gets_its_own_words_through(bench: Bench) -> None:
+    for backend in bench.backends:
+        backend.behaviour.fail_next = 10
+    reply = await bench.client.complete()
+    assert (reply.status, reply.body) == (503, b"failing as told")
+
+
+async def test_an_error_that_is_not_retriable_reaches_the_client_at_once(bench: Bench) -> None:
+    bench.backends[0].behaviour.fail_next = 1
+    bench.backends[0].behaviour.fail_status = 500
+    bench.picker.always(bench.backends[0].address, bench.backends[1].address)
+    reply = await bench.client.complete()
+    assert (reply.status, reply.served_by) == (500, "s0")
+
+
+async def test_an_endpoint_that_envoy_does_not_hold_is_passed_over(bench: Bench) -> None:
+    unknown = dead_address()
+    bench.picker.always(unknown, bench.backends[1].address)
+    assert [(await bench.client.complete()).served_by for _ in range(4)] == ["s1"] * 4
+    bench.picker.always(unknown)
+    assert {(await bench.client.complete()).served_by for _ in range(4)} == {"s0", "s1"}
+
+
+async def test_a_client_never_chooses_its_server(bench: Bench) -> None:
+    """Neither when the picker names another, nor when it names none, nor when it is gone."""
+    wanted, other = bench.backends
+    claim = {DESTINATION: str(wanted.address), "X-Gateway-Destination-Endpoint": str(wanted.address)}
+    bench.picker.always(other.address)
+    assert [(await bench.client.complete(headers=claim)).served_by for _ in range(4)] == ["s1"] * 4
+    assert all(DESTINATION not in e.headers for e in bench.picker.exchanges)
+    assert all(r.headers[DESTINATION] == str(other.address) for r in other.prompts)
+
+    bench.picker.always()
+    await spread_without_header(bench, claim)
+    await bench.picker.stop()
+    await spread_without_header(bench, claim)
+
+
+async def spread_without_header(bench: Bench, claim: dict[str, str]) -> None:
+    before = [len(b.prompts) for b in bench.backends]
+    replies = [await bench.client.complete(headers=claim) for _ in range(6)]
+    assert sorted(r.served_by for r in replies) == ["s0"] * 3 + ["s1"] * 3
+    for backend, seen in zip(bench.backends, before, strict=True):
+        assert all(DESTINATION not in r.headers for r in backend.prompts[seen:])
+
+
+async def test_the_subset_hint_of_an_earlier_filter_reaches_the_picker(tmp_path: Path) -> None:
+    hint = {"x-gateway-destination-endpoint-subset": ["10.0.0.1:8000", "[fd00::1]:8000"]}
+
+    def set_hint(document: dict[str, Any]) -> None:
+        set_metadata = {
+            "name": "envoy.filters.http.set_metadata",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config",
+                "metadata": [{"metadata_namespace": "envoy.lb.subset_hint", "value": hint}],
+            },
+        }
+        connection_manager(document)["http_filters"].insert(0, set_metadata)
+
+    async with running_bootstrap(tmp_path, edit=set_hint) as bench:
+        await bench.client.complete()
+        assert bench.picker.exchanges[-1].metadata == {"envoy.lb.subset_hint": hint}
+
+
+async def test_websockets_go_round_the_picker(bench: Bench) -> None:
+    claim = {DESTINATION: str(bench.backends[0].address)}
+    served = set()
+    for _ in range(4):
+        async with bench.client.websocket("/ws", headers=claim) as socket:
+            await socket.send_str("hello")
+            name, _, echo = (await socket.receive_str()).partition(": ")
+            assert echo == "hello"
+            served.add(name)
+    assert served == {"s0", "s1"}
+    assert bench.picker.exchanges == []
+    assert all(DESTINATION not in r.headers for b in bench.backends for r in b.prompts)
+
+
+async def test_a_refusal_of_the_picker_reaches_the_client_as_it_is(bench: Bench) -> None:
+    for status in (429, 503):
+        bench.picker.refuse_status = status
+        reply = await bench.client.complete()
+        assert (reply.status, reply.body) == (status, b"refused")
+    assert all(not b.prompts for b in bench.backends)
+    assert await bench.envoy.stat(f"{EXT_PROC}failure_mode_allowed") == 0

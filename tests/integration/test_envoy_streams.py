@@ -1,0 +1,163 @@
+"""Bodies, answers, and the stream that Envoy holds at the picker, through the real Envoy on our bootstrap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.harness.client import Reply
+from tests.harness.envoy import EXT_PROC, PICKER
+from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+LIMIT_BYTES = 3 * 2**20
+
+
+async def test_a_body_up_to_the_limit_passes_and_one_byte_more_does_not(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, envoy={"maxBodyBytes": LIMIT_BYTES}) as bench:
+        first, second = bench.backends
+        first.behaviour.reset = True
+        bench.picker.always(first.address, second.address)
+        body = b"x" * LIMIT_BYTES
+        reply = await bench.client.request("POST", "/v1/completions", body=body)
+        assert (reply.status, reply.served_by) == (200, "s1"), "a retry sends the whole body again"
+        assert second.prompts[0].body == body
+        assert bench.picker.exchanges[0].body == body
+
+        reply = await bench.client.request("POST", "/v1/completions", body=body + b"x")
+        assert reply.status == 413
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+        assert len(second.prompts) == 1
+
+
+async def test_an_answer_larger_than_the_body_limit_passes(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, envoy={"maxBodyBytes": 65536}) as bench:
+        bench.backends[0].behaviour.chunks = 4000
+        bench.picker.always(bench.backends[0].address)
+        reply = await bench.client.complete()
+        assert reply.status == 200
+        assert reply.body.count(b"data: ") == 4001
+        assert len(reply.body) > 65536
+
+
+async def test_the_picker_hears_of_no_body_of_an_answer_unless_it_asks(bench: Bench) -> None:
+    bench.picker.always(bench.backends[0].address)
+    bench.backends[0].behaviour.chunks = 5
+    plain = await bench.client.complete()
+    bench.picker.sample = True
+    sampled = await bench.client.complete()
+    assert plain.body == sampled.body
+    assert bench.picker.exchanges[0].response_pieces == 0
+    assert bench.picker.exchanges[1].response_pieces >= 1
+
+
+async def test_the_stream_at_the_picker_lives_as_long_as_the_answer(bench: Bench) -> None:
+    backend = bench.backends[0]
+    bench.picker.always(backend.address)
+    backend.behaviour.before_last.shut()
+    async with bench.client.stream() as answer:
+        await backend.behaviour.before_last.wait_waiting(1)
+        assert bench.picker.exchanges[0].response_status == 200
+        assert bench.picker.open_streams == 1
+        backend.behaviour.before_last.open()
+        assert b"[DONE]" in await answer.rest()
+    await wait_until(lambda: bench.picker.open_streams == 0, what="the stream ends")
+
+
+async def test_a_client_that_goes_away_ends_the_stream_at_the_picker(bench: Bench) -> None:
+    backend = bench.backends[0]
+    bench.picker.always(backend.address)
+    for gate in (backend.behaviour.before_headers, backend.behaviour.before_last):
+        gate.shut()
+        pending = asyncio.ensure_future(bench.client.complete(stream=True))
+        await gate.wait_waiting(1)
+        assert bench.picker.open_streams == 1
+        pending.cancel()
+        await wait_until(lambda: bench.picker.open_streams == 0, what="the stream ends")
+        await gate.wait_waiting(0)
+        gate.open()
+
+
+async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(bench: Bench) -> None:
+    for backend in bench.backends:
+        backend.behaviour.before_last.shut()
+    async with AsyncExitStack() as stack:
+        answers = [await stack.enter_async_context(bench.client.stream(f"{n}")) for n in range(8)]
+        await bench.picker.stop()
+        new = asyncio.gather(*(bench.client.complete(f"new {n}") for n in range(8)))
+        gates = [b.behaviour.before_last for b in bench.backends]
+        await wait_until(lambda: sum(g.waiting for g in gates) == 16, what="all 16 are being answered")
+        for gate in gates:
+            gate.open()
+        assert all(b"[DONE]" in body for body in await asyncio.gather(*(a.rest() for a in answers)))
+        replies = await new
+    assert [r.status for r in replies] == [200] * 8
+    assert sorted(r.served_by for r in replies) == ["s0"] * 4 + ["s1"] * 4
+    assert await bench.envoy.bypassed() >= 8
+
+
+async def test_a_picker_that_hangs_is_passed_by(bench: Bench) -> None:
+    bench.picker.gate.shut()
+    replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(4)))
+    assert [r.status for r in replies] == [200] * 4
+    assert await bench.envoy.stat(f"{EXT_PROC}message_timeouts") >= 1
+    assert await bench.envoy.bypassed() == 4
+
+
+async def test_failing_closed_is_a_503(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, holdStreams=False, envoy={"failOpen": False}) as bench:
+        assert (await bench.client.complete()).status == 200
+        await bench.picker.stop()
+        reply = await bench.client.complete()
+        assert reply.status == 503
+        assert all(len(b.prompts) <= 1 for b in bench.backends)
+
+
+async def test_two_thousand_streams_are_held_at_once(tmp_path: Path) -> None:
+    """Beyond 1,024, Envoy's default breakers would let the rest bypass the picker without an error."""
+    # The rate of arrival is not the matter here: they come in waves, and a slow machine may take its time.
+    async with running_bootstrap(tmp_path, envoy={"messageTimeoutSeconds": 30}) as bench:
+        backend = bench.backends[0]
+        bench.picker.always(backend.address)
+        held = backend.behaviour.before_headers
+        held.shut()
+        pending: list[asyncio.Task[Reply]] = []
+        for count in range(200, 2001, 200):
+            pending += [asyncio.create_task(bench.client.complete(f"{n}")) for n in range(200)]
+            await held.wait_waiting(count)
+        assert bench.picker.open_streams == 2000
+        held.open()
+        assert {r.status for r in await asyncio.gather(*pending)} == {200}
+        assert await bench.envoy.bypassed() == 0
+        assert await bench.envoy.stat(f"{PICKER}upstream_rq_pending_overflow") == 0
+
+
+async def test_the_request_id_is_kept_or_made_and_told(bench: Bench) -> None:
+    given = "3c6e4c1e-0000-4b3a-9f3b-aaaaaaaaaaaa"
+    reply = await bench.client.complete(headers={"x-request-id": given})
+    assert reply.headers["x-request-id"] == given
+    assert bench.picker.exchanges[-1].headers["x-request-id"] == given
+    reply = await bench.client.complete()
+    assert bench.picker.exchanges[-1].headers["x-request-id"] == reply.headers["x-request-id"] != given
+
+
+async def test_the_access_log_says_who_was_picked_and_who_served(bench: Bench) -> None:
+    first, second = bench.backends
+    first.behaviour.fail_next = 1
+    bench.picker.always(first.address, second.address)
+    await bench.client.complete(headers={"x-request-id": "r-1"})
+    await wait_until(lambda: bool(bench.envoy.access_log()), what="the entry is written")
+    (entry,) = bench.envoy.access_log()
+    assert entry["request_id"] == "r-1"
+    assert entry["picked"] == f"{first.address},{second.address}"
+    assert entry["served_by"] == str(second.address)
+    assert (entry["attempts"], entry["status"], entry["path"]) == (2, 200, "/v1/completions")
+    assert isinstance(entry["duration_ms"], int)
+    assert json.dumps(entry)

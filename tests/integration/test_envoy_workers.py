@@ -1,0 +1,132 @@
+"""Several workers of a picker behind one Envoy: shares, deaths, hangs, returns; and TLS on both sides of Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from epp.envoy.eds import EdsFile
+from tests.harness.backend import running_backend
+from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
+from tests.harness.client import http_client
+from tests.harness.envoy import PICKER, running_envoy
+from tests.harness.fake_picker import running_fake_picker
+from tests.harness.gateway import Bench, as_endpoints, config_in, running_bootstrap
+from tests.harness.ports import free_port, free_run
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+
+async def requests(bench: Bench, count: int) -> None:
+    replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(count)))
+    assert [r.status for r in replies] == [200] * count
+
+
+async def test_workers_share_the_streams(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, workers=3) as bench:
+        await requests(bench, 30)
+        assert [len(p.exchanges) for p in bench.pickers] == [10, 10, 10]
+
+
+async def test_a_dead_worker_is_left_out_before_the_first_request_and_after_its_return_used(
+    tmp_path: Path,
+) -> None:
+    """The check must run without traffic too, which by default it does once a minute."""
+    async with running_bootstrap(tmp_path, workers=2) as bench:
+        first, second = bench.pickers
+        await first.stop()
+        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
+        await requests(bench, 20)
+        assert len(second.exchanges) == 20
+        assert await bench.envoy.bypassed() == 0
+        await first.start()
+        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 2)
+        await requests(bench, 20)
+        assert len(first.exchanges) == 10
+
+
+async def test_with_most_workers_dead_the_last_one_gets_all(tmp_path: Path) -> None:
+    """By default, with under half alive Envoy sends to the dead ones too."""
+    async with running_bootstrap(tmp_path, workers=3) as bench:
+        for picker in bench.pickers[:2]:
+            await picker.stop()
+        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
+        await requests(bench, 20)
+        assert len(bench.pickers[2].exchanges) == 20
+        assert await bench.envoy.bypassed() == 0
+
+
+async def test_a_worker_that_hangs_is_left_out_until_it_answers_again(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, workers=2) as bench:
+        hung, other = bench.pickers
+        hung.gate.shut()
+        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
+        await requests(bench, 10)
+        assert len(other.exchanges) == 10
+        assert await bench.envoy.bypassed() == 0
+        hung.gate.open()
+        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 2)
+
+
+async def test_a_worker_that_leaves_keeps_the_streams_it_has(tmp_path: Path) -> None:
+    """Its health says no while it drains; Envoy must not cut what it still holds."""
+    async with running_bootstrap(tmp_path, workers=2) as bench:
+        backend = bench.backends[0]
+        backend.behaviour.before_last.shut()
+        for picker in bench.pickers:
+            picker.always(backend.address)
+        async with AsyncExitStack() as stack:
+            answers = [await stack.enter_async_context(bench.client.stream(f"{n}")) for n in range(4)]
+            leaving = bench.pickers[0]
+            assert leaving.open_streams == 2
+            leaving.serving = False
+            await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
+            assert leaving.open_streams == 2
+            bench.pickers[1].always(bench.backends[1].address)
+            assert (await bench.client.complete()).served_by == "s1"
+            assert len(leaving.exchanges) == 2
+            backend.behaviour.before_last.open()
+            assert all(b"[DONE]" in body for body in await asyncio.gather(*(a.rest() for a in answers)))
+
+
+async def test_tcp_workers_listen_on_neighbouring_ports(tmp_path: Path) -> None:
+    listen = {"address": f"127.0.0.1:{free_run(2)}"}
+    async with running_bootstrap(tmp_path, workers=2, listen=listen) as bench:
+        await requests(bench, 10)
+        assert [len(p.exchanges) for p in bench.pickers] == [5, 5]
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
+async def test_the_picker_is_reached_over_tls_and_no_other_in_its_place(
+    tmp_path: Path, *, mutual: bool
+) -> None:
+    tls = write_tls(tmp_path, mutual=mutual)
+    fields = {"certFile": tls.cert_file, "keyFile": tls.key_file, "clientCaFile": tls.client_ca_file}
+    address = f"127.0.0.1:{free_port()}"
+    config = config_in(
+        tmp_path, listen={"address": address, "tls": fields}, envoy={"tls": {**fields, "clientCaFile": ""}}
+    )
+    credentials = grpc.ssl_server_credentials(
+        [(PRIVATE_KEY.encode(), CERTIFICATE.encode())],
+        root_certificates=CERTIFICATE.encode() if mutual else None,
+        require_client_auth=mutual,
+    )
+    async with (
+        running_backend("s0") as backend,
+        running_fake_picker(address, credentials=credentials) as picker,
+    ):
+        EdsFile(Path(config.envoy.eds_file)).write(as_endpoints([backend.address]))
+        async with running_envoy(config, directory=tmp_path) as envoy, http_client(envoy.url) as client:
+            assert envoy.url.startswith("https:")
+            assert (await client.complete()).status == 200
+            assert len(picker.exchanges) == 1
+            await picker.stop()
+            async with running_fake_picker(address) as plain:
+                await envoy.wait_stat_is(f"{PICKER}membership_healthy", 0)
+                assert (await client.complete()).status == 200
+                assert plain.exchanges == []
