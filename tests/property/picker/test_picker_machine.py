@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from hypothesis import settings
@@ -105,6 +105,15 @@ class PickerMachine(RuleBasedStateMachine):
                 for name, address, again, model in members
             ]
         )
+
+    @precondition(lambda self: self.picker.endpoints())
+    @rule(data=st.data(), address=addresses)
+    def an_endpoint_moves(self, data: st.DataObject, address: Address) -> None:
+        """Another address under the same name; whoever had it swaps."""
+        present = self.picker.endpoints()
+        moved = data.draw(st.sampled_from(present))
+        swapped = {address: moved.address, moved.address: address}
+        self.apply([replace(e, address=swapped.get(e.address, e.address)) for e in present])
 
     @rule(
         name=st.sampled_from(NAMES),
