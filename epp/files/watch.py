@@ -40,7 +40,7 @@ class FileWatcher:
         applied: bytes | None = None,
         poll_s: float = _POLL_S,
     ) -> None:
-        self._path = path
+        self.path = path
         self._on_change = on_change
         self._on_result = on_result
         self._poll_s = poll_s
@@ -65,7 +65,7 @@ class FileWatcher:
             return
         if self._unreadable:
             self._unreadable = ""
-            logger.info("%s can be read again", self._path)
+            logger.info("%s can be read again", self.path)
         if content == self._handed_over:
             self._glimpsed = None
         elif content == self._glimpsed:
@@ -75,7 +75,7 @@ class FileWatcher:
             self._glimpsed = content
 
     def _read(self) -> bytes:
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise OSError(27, f"larger than {_MAX_BYTES} bytes")
@@ -86,15 +86,15 @@ class FileWatcher:
         try:
             self._on_change(content)
         except ConfigError as error:
-            logger.error("%s has changed and is refused; what was read before stays: %s", self._path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
+            logger.error("%s has changed and is refused; what was read before stays: %s", self.path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
             self._on_result(False)
         else:
-            logger.info("%s has changed and is in use", self._path)
+            logger.info("%s has changed and is in use", self.path)
             self._on_result(True)
 
     def _say_unreadable(self, reason: str) -> None:
         """Once for each reason, not four times a second."""
         if reason != self._unreadable:
             self._unreadable = reason
-            logger.error("%s cannot be read; what was read before stays: %s", self._path, reason)
+            logger.error("%s cannot be read; what was read before stays: %s", self.path, reason)
             self._on_result(False)

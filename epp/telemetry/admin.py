@@ -1,0 +1,184 @@
+"""The admin address: metrics, health, decisions, state, and a page for a browser. Never for clients of the gateway.
+
+Reads, and changes nothing. Everything but the page and the metrics is JSON, errors too. Started and stopped by `app`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from multidict import MultiMapping
+
+from epp.config import Config
+from epp.policy import Policy
+from epp.telemetry import page
+from epp.telemetry.decisions import DecisionRing, as_json, encode
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+from epp.types import Address
+
+_SHOWN: Final = 50
+_SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
+_USERINFO: Final = re.compile(r"(?<=://)[^/@\s]*@")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """Serves on `address`; port 0 takes a free one. `not_ready` says why the picker is not ready; empty: it is."""
+
+    def __init__(
+        self,
+        *,
+        address: Address,
+        metrics: Metrics,
+        decisions: DecisionRing,
+        state: StatusSource,
+        not_ready: Callable[[], str],
+        config: Config,
+        policy: Callable[[], Policy],
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._address = address
+        self._metrics = metrics
+        self._decisions = decisions
+        self._state = state
+        self._not_ready = not_ready
+        self._config = config
+        self._policy = policy
+        self._unix_clock = unix_clock
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> Address:
+        """Listen. Returns the address it got; OSError when it cannot be had."""
+        assert self._runner is None, "already started"
+        application = web.Application(middlewares=[_errors_as_json])
+        application.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/metrics", self._prometheus),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/decisions", self._recent),
+                web.get("/decisions/{request_id:.+}", self._decision),
+                web.get("/endpoints", self._endpoints),
+                web.get("/config", self._configuration),
+                web.get("/policy", self._policy_in_use),
+            ]
+        )
+        runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._address.host, self._address.port)
+            await site.start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+        host, port, *_ = runner.addresses[0]
+        return Address(host=host, port=port)
+
+    async def stop(self) -> None:
+        """Stop listening. Harmless when not started."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _page(self, _: web.Request) -> web.Response:
+        text = page.render(self._state(), self._decisions.last(_SHOWN), unix_now_s=self._unix_clock())
+        headers = {
+            "Content-Security-Policy": page.CONTENT_SECURITY_POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        return web.Response(text=text, content_type="text/html", headers=headers)
+
+    async def _prometheus(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.page(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        reason = self._not_ready()
+        return (
+            _json({"status": "not ready", "reason": reason}, status=503)
+            if reason
+            else _json({"status": "ready"})
+        )
+
+    async def _recent(self, request: web.Request) -> web.Response:
+        limit = _limit(request.query)
+        records = self._decisions.last(limit, endpoint=request.query.get("endpoint", ""))
+        return _json({"decisions": [as_json(record) for record in records]})
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        record = self._decisions.get(request.match_info["request_id"])
+        if record is None:
+            kept = len(self._decisions)
+            raise web.HTTPNotFound(text=f"no decision of that request id among the last {kept}")
+        return _json(as_json(record))
+
+    async def _endpoints(self, _: web.Request) -> web.Response:
+        return _json(_status_json(self._state()))
+
+    async def _configuration(self, _: web.Request) -> web.Response:
+        return _json(_without_secrets(msgspec.to_builtins(self._config)))
+
+    async def _policy_in_use(self, _: web.Request) -> web.Response:
+        return _json(msgspec.to_builtins(self._policy()))
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        message = error.text if error.text and not error.text.startswith(f"{error.status}:") else error.reason
+        answer = _json({"error": message}, status=error.status)
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return web.Response(
+        body=encode(value),
+        status=status,
+        content_type="application/json",
+        headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"},
+    )
+
+
+def _limit(query: MultiMapping[str]) -> int:
+    text = query.get("limit", str(_SHOWN))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise web.HTTPBadRequest(text="limit: expected a whole number above 0")
+    return int(text)
+
+
+def _status_json(status: PickerStatus) -> dict[str, Any]:
+    shown: dict[str, Any] = {name: getattr(status, name) for name in PickerStatus.__dataclass_fields__}
+    shown["endpoints"] = [
+        {name: getattr(e, name) for name in EndpointStatus.__dataclass_fields__} | {"address": str(e.address)}
+        for e in status.endpoints
+    ]
+    return shown
+
+
+def _without_secrets(value: Any) -> Any:
+    """Settings as shown: no value of a field that names a secret, no user and password within a URL."""
+    if isinstance(value, dict):
+        return {
+            k: "(hidden)" if v and _SECRET.search(str(k)) else _without_secrets(v) for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_secrets(v) for v in value]
+    return _USERINFO.sub("(hidden)@", value) if isinstance(value, str) else value

@@ -1,0 +1,172 @@
+"""Every metric of the picker, by name: the one list that `metrics` registers and `reference` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+_FINE_SECONDS: Final = (
+    *(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+    *(0.01, 0.02, 0.05, 0.1, 0.25, 1.0),
+)
+_TTFT_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric as Prometheus sees it; counters end in `_total`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+REQUESTS: Final = Spec(
+    "epp_requests_total",
+    "counter",
+    "Requests that are over: ended, aborted by the client, failed, detached (stream let go early), or refused. "
+    "The API kind of a refused request is unknown.",
+    ("outcome", "kind"),
+)
+IN_FLIGHT: Final = Spec("epp_in_flight", "gauge", "Requests picked whose streams are open.")
+PICK_SECONDS: Final = Spec(
+    "epp_pick_seconds",
+    "histogram",
+    "Time to choose an endpoint, from parsed request to answer.",
+    buckets=_FINE_SECONDS,
+)
+PARSE_SECONDS: Final = Spec(
+    "epp_parse_seconds", "histogram", "Time to read a request body.", buckets=_FINE_SECONDS
+)
+PARSED_BYTES: Final = Spec("epp_parsed_bytes_total", "counter", "Bytes of request bodies read.")
+PICKS: Final = Spec(
+    "epp_picks_total",
+    "counter",
+    "Picks by endpoint chosen first and by what decided. Starts anew when an endpoint leaves and returns.",
+    ("endpoint", "reason"),
+)
+PROMPT_TOKENS: Final = Spec("epp_prompt_tokens_total", "counter", "Prompt tokens routed, estimated.")
+MATCHED_TOKENS: Final = Spec(
+    "epp_matched_tokens_total",
+    "counter",
+    "The part of epp_prompt_tokens_total that the chosen endpoint was believed to hold in its prefix cache.",
+)
+SAMPLED_PREDICTED: Final = Spec(
+    "epp_sampled_predicted_tokens_total",
+    "counter",
+    "Matched tokens of sampled answers in which the server said how many it had cached.",
+)
+SAMPLED_CACHED: Final = Spec(
+    "epp_sampled_cached_tokens_total",
+    "counter",
+    "Cached tokens by the servers' own account, for the same answers: over epp_sampled_predicted_tokens_total, the "
+    "accuracy of the prediction.",
+)
+SAMPLED_TTFT: Final = Spec(
+    "epp_sampled_ttft_seconds",
+    "histogram",
+    "Time from pick to first token, of sampled streamed answers.",
+    buckets=_TTFT_SECONDS,
+)
+REFUSED: Final = Spec("epp_refused_total", "counter", "Requests answered by the picker itself.", ("reason",))
+MISMATCHES: Final = Spec(
+    "epp_served_mismatch_total",
+    "counter",
+    "Answers that came from another endpoint than the first choice: retried or routed around by the data plane.",
+)
+PROTOCOL_ERRORS: Final = Spec(
+    "epp_protocol_errors_total", "counter", "Messages of the data plane that made no sense.", ("reason",)
+)
+RELOADS: Final = Spec(
+    "epp_reloads_total",
+    "counter",
+    "Changes of watched files, by file and whether they were accepted or refused.",
+    ("source", "result"),
+)
+RELOAD_OK: Final = Spec(
+    "epp_reload_ok",
+    "gauge",
+    "1 while the newest content of a watched file is in use, 0 while it is refused.",
+    ("source",),
+)
+EVENTS: Final = (
+    *(REQUESTS, IN_FLIGHT, PICK_SECONDS, PARSE_SECONDS, PARSED_BYTES, PICKS, PROMPT_TOKENS, MATCHED_TOKENS),
+    *(
+        SAMPLED_PREDICTED,
+        SAMPLED_CACHED,
+        SAMPLED_TTFT,
+        REFUSED,
+        MISMATCHES,
+        PROTOCOL_ERRORS,
+        RELOADS,
+        RELOAD_OK,
+    ),
+)
+"""Counted as things happen."""
+
+POLICY: Final = Spec("epp_policy_info", "gauge", "1; which policy and rule are in use.", ("policy", "rule"))
+DRAINING: Final = Spec("epp_draining", "gauge", "1 from SIGTERM on.")
+TABLE_TOTAL: Final = Spec(
+    "epp_table_size_entries", "gauge", "Entries of the prefix table, over all endpoints."
+)
+READY: Final = Spec("epp_endpoint_ready", "gauge", "1 if the endpoint may be picked.", ("endpoint",))
+ENDPOINT_IN_FLIGHT: Final = Spec(
+    "epp_endpoint_in_flight", "gauge", "Requests that this picker has open there.", ("endpoint",)
+)
+BACKLOG: Final = Spec(
+    "epp_endpoint_backlog_tokens",
+    "gauge",
+    "Prompt tokens sent there and not yet computed, estimated.",
+    ("endpoint",),
+)
+PREFILL_RATE: Final = Spec(
+    "epp_endpoint_prefill_tokens_per_second",
+    "gauge",
+    "Prefill rate, learned from the server's own times.",
+    ("endpoint",),
+)
+RUNNING: Final = Spec("epp_endpoint_running", "gauge", "Requests running there, scraped.", ("endpoint",))
+WAITING: Final = Spec("epp_endpoint_waiting", "gauge", "Requests waiting there, scraped.", ("endpoint",))
+KV_USAGE: Final = Spec(
+    "epp_endpoint_kv_usage_ratio", "gauge", "Share of its KV cache in use, scraped.", ("endpoint",)
+)
+CAPACITY: Final = Spec(
+    "epp_endpoint_capacity_tokens", "gauge", "Size of its KV cache, scraped.", ("endpoint",)
+)
+SCRAPE_AGE: Final = Spec(
+    "epp_endpoint_scrape_age_seconds",
+    "gauge",
+    "Age of its last good scrape; absent before the first.",
+    ("endpoint",),
+)
+SCRAPE_OK: Final = Spec(
+    "epp_endpoint_scrape_ok", "gauge", "1 if its last scrape gave a page to believe.", ("endpoint",)
+)
+TABLE_ENTRIES: Final = Spec(
+    "epp_table_entries", "gauge", "Entries of the prefix table for it.", ("endpoint",)
+)
+TABLE_BYTES: Final = Spec(
+    "epp_table_bytes", "gauge", "Prompt text that its cache is believed to hold.", ("endpoint",)
+)
+TABLE_CAPACITY: Final = Spec("epp_table_capacity_bytes", "gauge", "Bound of epp_table_bytes.", ("endpoint",))
+EVICTIONS: Final = Spec(
+    "epp_table_evictions_total", "counter", "Entries evicted from the table for it.", ("endpoint",)
+)
+STATE: Final = (
+    *(
+        POLICY,
+        DRAINING,
+        TABLE_TOTAL,
+        READY,
+        ENDPOINT_IN_FLIGHT,
+        BACKLOG,
+        PREFILL_RATE,
+        RUNNING,
+        WAITING,
+        KV_USAGE,
+    ),
+    *(CAPACITY, SCRAPE_AGE, SCRAPE_OK, TABLE_ENTRIES, TABLE_BYTES, TABLE_CAPACITY, EVICTIONS),
+)
+"""Read from the picker's state when Prometheus asks."""

@@ -1,0 +1,109 @@
+"""The last decisions, for whoever asks why a request went where it went.
+
+A bounded ring in order of time, and the newest entry of each request id. Clients choose request ids, so the same one
+may come twice: both stay in the ring, and the id names the later. Filled by `metrics`, shown by `admin`. A decision is
+filled in while its answer comes, so what is kept is the live record and not a copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from epp.decision import Decision
+from epp.types import Address
+
+_MAX_TEXT_CHARS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that got no endpoint."""
+
+    request_id: str
+    at_unix_s: float
+    status: int
+    reason: str
+    message: str
+    outcome: str = "refused"
+
+
+Record = Decision | Refusal
+
+
+class DecisionRing:
+    """The last `keep` records; 0 keeps none."""
+
+    def __init__(self, *, keep: int) -> None:
+        self._keep = keep
+        self._ring: deque[Record] = deque()
+        self._newest: dict[str, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def add(self, record: Record) -> None:
+        if self._keep == 0:
+            return
+        if len(self._ring) == self._keep:
+            oldest = self._ring.popleft()
+            if self._newest.get(oldest.request_id) is oldest:
+                del self._newest[oldest.request_id]
+        self._ring.append(record)
+        self._newest[record.request_id] = record
+
+    def get(self, request_id: str) -> Record | None:
+        """The newest record of that id, if it is among those kept."""
+        return self._newest.get(request_id)
+
+    def last(self, limit: int, *, endpoint: str = "") -> list[Record]:
+        """Newest first, at most `limit`; `endpoint`: only those that chose it."""
+        return list(islice(self._matching(endpoint), limit))
+
+    def _matching(self, endpoint: str) -> Iterator[Record]:
+        for record in reversed(self._ring):
+            if not endpoint or (isinstance(record, Decision) and record.chosen == endpoint):
+                yield record
+
+    def check_integrity(self) -> None:
+        """The ring is bounded, and each id names the last record that has it."""
+        assert len(self._ring) <= self._keep
+        assert self._newest == {record.request_id: record for record in self._ring}
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """The record as JSON values: addresses as `ip:port`, text that cannot be written as UTF-8 replaced."""
+    shown: dict[str, Any] = _shown(record)
+    if isinstance(record, Decision):
+        shown["candidates"] = [_shown(candidate) for candidate in record.candidates]
+        shown["destinations"] = [str(address) for address in record.destinations]
+    return shown
+
+
+def _shown(record: object) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        name: getattr(record, name)
+        for name in record.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass with slots has no __dict__
+        if name not in ("candidates", "destinations")
+    }
+    for name, value in fields.items():
+        if isinstance(value, Address):
+            fields[name] = str(value)
+        elif isinstance(value, str):
+            fields[name] = printable(value)
+    return fields
+
+
+def printable(text: str) -> str:
+    """Text from a client, short and encodable: lone surrogates of JSON strings are not UTF-8."""
+    return text[:_MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
+
+
+def encode(value: object) -> bytes:
+    """JSON, indented for people; numbers that JSON lacks become null."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -1,0 +1,78 @@
+"""Structured logs on standard error: one line an event, JSON or text, with whatever `extra` names beside the message.
+
+Nothing that a client wrote is logged by the picker but its request id; prompts never. Control characters are escaped,
+so no value can start a line of its own. Called once by `app`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+from epp.config import Log
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return (
+        datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    """What the call gave as `extra`; `request_id` first, since it is what people search for."""
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    first = {"request_id": extra.pop("request_id")} if "request_id" in extra else {}
+    return first | extra
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, then the extra fields, then the exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in _extra(record).items():
+            line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """For people at a terminal: time, level, logger, message, then key=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = "".join(f" {name}={_one_line(str(value))}" for name, value in _extra(record).items())
+        level, message = record.levelname.lower(), _one_line(record.getMessage())
+        line = f"{_time(record)} {level:7} {record.name}: {message}{extra}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _OwnHandler(logging.StreamHandler[TextIO]):
+    """Known by its class, so that setting up again replaces it."""
+
+
+def setup_logging(config: Log, *, stream: TextIO | None = None) -> None:
+    """Send all logs to `stream` (standard error) in the configured form. Later calls replace earlier ones."""
+    handler = _OwnHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, _OwnHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(config.level.upper())

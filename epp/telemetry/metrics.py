@@ -1,0 +1,189 @@
+"""Counts what happens, for Prometheus: the picker's `Observer`.
+
+Owns a registry of its own, nothing global. On the request path an event is a few additions: label children are found
+once and kept. State that the picker already holds is not counted a second time but read when Prometheus asks, through
+the callable given by the composition root; series of endpoints that are gone go with them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from epp.decision import Pick
+from epp.errors import PickError
+from epp.telemetry import catalog
+from epp.telemetry.catalog import Spec
+from epp.telemetry.decisions import DecisionRing, Refusal
+from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+from epp.types import EndpointName
+
+_C = TypeVar("_C")
+
+
+class _Children(dict[tuple[str, ...], _C], Generic[_C]):
+    """Children by label values, looked up once. Only for labels from small fixed sets."""
+
+    def __init__(self, labels: Callable[..., _C]) -> None:
+        super().__init__()
+        self._labels = labels
+
+    def __missing__(self, key: tuple[str, ...]) -> _C:
+        child = self[key] = self._labels(*key)
+        return child
+
+
+class Metrics:
+    """Implements `epp.decision.Observer`; every decision also goes to `decisions`."""
+
+    def __init__(
+        self, *, decisions: DecisionRing, state: StatusSource, unix_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._decisions = decisions
+        self._unix_clock = unix_clock
+        self.registry = registry = CollectorRegistry()
+        self._requests = _Children(_counter(catalog.REQUESTS, registry).labels)
+        self._refused = _Children(_counter(catalog.REFUSED, registry).labels)
+        self._protocol_errors = _Children(_counter(catalog.PROTOCOL_ERRORS, registry).labels)
+        self._reloads = _Children(_counter(catalog.RELOADS, registry).labels)
+        self._reload_ok = _Children(_gauge(catalog.RELOAD_OK, registry).labels)
+        self._in_flight = _gauge(catalog.IN_FLIGHT, registry)
+        self._pick_seconds = _histogram(catalog.PICK_SECONDS, registry)
+        self._parse_seconds = _histogram(catalog.PARSE_SECONDS, registry)
+        self._parsed_bytes = _counter(catalog.PARSED_BYTES, registry)
+        self._prompt_tokens = _counter(catalog.PROMPT_TOKENS, registry)
+        self._matched_tokens = _counter(catalog.MATCHED_TOKENS, registry)
+        self._sampled_predicted = _counter(catalog.SAMPLED_PREDICTED, registry)
+        self._sampled_cached = _counter(catalog.SAMPLED_CACHED, registry)
+        self._sampled_ttft = _histogram(catalog.SAMPLED_TTFT, registry)
+        self._mismatches = _counter(catalog.MISMATCHES, registry)
+        self._picks: dict[tuple[EndpointName, str], int] = {}
+        registry.register(_StateCollector(state, self._picks))
+        ProcessCollector(registry=registry)
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None:
+        self._parse_seconds.observe(seconds)
+        self._parsed_bytes.inc(size_bytes)
+
+    def picked(self, pick: Pick, *, seconds: float) -> None:
+        decision = pick.decision
+        self._in_flight.inc()
+        self._pick_seconds.observe(seconds)
+        self._prompt_tokens.inc(decision.prompt_tokens)
+        self._matched_tokens.inc(decision.matched_tokens)
+        key = (decision.chosen, decision.reason)
+        self._picks[key] = self._picks.get(key, 0) + 1
+        self._decisions.add(decision)
+
+    def refused(self, request_id: str, error: PickError) -> None:
+        self._requests["refused", "unknown"].inc()
+        self._refused[error.reason,].inc()
+        self._decisions.add(
+            Refusal(
+                request_id=request_id,
+                at_unix_s=self._unix_clock(),
+                status=error.status,
+                reason=error.reason,
+                message=str(error),
+            )
+        )
+
+    def responded(self, pick: Pick, *, mismatch: bool) -> None:  # noqa: ARG002 - the observer's signature
+        if mismatch:
+            self._mismatches.inc()
+
+    def ended(self, pick: Pick) -> None:
+        decision = pick.decision
+        self._in_flight.dec()
+        self._requests[decision.outcome or "ended", decision.kind].inc()
+        if decision.cached_tokens is not None:
+            self._sampled_predicted.inc(decision.matched_tokens)
+            self._sampled_cached.inc(decision.cached_tokens)
+        if decision.ttft_s is not None:
+            self._sampled_ttft.observe(decision.ttft_s)
+
+    def protocol_error(self, reason: str) -> None:
+        self._protocol_errors[reason,].inc()
+
+    def reloaded(self, source: str, *, ok: bool) -> None:
+        """A watched file changed; `source` says which: policy, endpoints."""
+        self._reloads[source, "accepted" if ok else "refused"].inc()
+        self._reload_ok[source,].set(ok)
+
+    def page(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+class _StateCollector(Collector):
+    """The picker's state as metrics, and the picks by endpoint, which live as long as their endpoint."""
+
+    def __init__(self, state: StatusSource, picks: dict[tuple[EndpointName, str], int]) -> None:
+        self._state = state
+        self._picks = picks
+
+    def describe(self) -> Iterable[Metric]:
+        """Without this, registering would ask for state that is not there yet."""
+        return [_family(spec) for spec in (*catalog.STATE, catalog.PICKS)]
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._state()
+        yield self._picks_of({e.name for e in status.endpoints})
+        yield _family(catalog.POLICY, ((status.policy, status.rule), 1.0))
+        yield _family(catalog.DRAINING, ((), float(status.draining)))
+        yield _family(catalog.TABLE_TOTAL, ((), status.table_entries))
+        yield from _endpoint_families(status)
+
+    def _picks_of(self, present: set[EndpointName]) -> Metric:
+        for key in [key for key in self._picks if key[0] not in present]:
+            del self._picks[key]
+        return _family(catalog.PICKS, *self._picks.items())
+
+
+_PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...] = (
+    (catalog.READY, lambda e: e.ready),
+    (catalog.ENDPOINT_IN_FLIGHT, lambda e: e.in_flight),
+    (catalog.BACKLOG, lambda e: e.backlog_tokens),
+    (catalog.PREFILL_RATE, lambda e: e.prefill_tokens_per_s),
+    (catalog.RUNNING, lambda e: e.running),
+    (catalog.WAITING, lambda e: e.waiting),
+    (catalog.KV_USAGE, lambda e: e.kv_usage),
+    (catalog.CAPACITY, lambda e: e.capacity_tokens),
+    (catalog.SCRAPE_AGE, lambda e: e.scrape_age_s),
+    (catalog.SCRAPE_OK, lambda e: e.scrape_age_s is not None and not e.scrape_error),
+    (catalog.TABLE_ENTRIES, lambda e: e.table_entries),
+    (catalog.TABLE_BYTES, lambda e: e.table_bytes),
+    (catalog.TABLE_CAPACITY, lambda e: e.table_capacity_bytes),
+    (catalog.EVICTIONS, lambda e: e.table_evictions),
+)
+
+
+def _endpoint_families(status: PickerStatus) -> Iterator[Metric]:
+    for spec, read in _PER_ENDPOINT:
+        values = ((e.name, read(e)) for e in status.endpoints)
+        yield _family(spec, *(((name,), float(value)) for name, value in values if value is not None))
+
+
+def _family(spec: Spec, *samples: tuple[tuple[str, ...], float]) -> CounterMetricFamily | GaugeMetricFamily:
+    made = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    family = made(spec.name, spec.help, labels=spec.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _counter(spec: Spec, registry: CollectorRegistry) -> Counter:
+    return Counter(spec.name, spec.help, spec.labels, registry=registry)
+
+
+def _gauge(spec: Spec, registry: CollectorRegistry) -> Gauge:
+    return Gauge(spec.name, spec.help, spec.labels, registry=registry)
+
+
+def _histogram(spec: Spec, registry: CollectorRegistry) -> Histogram:
+    return Histogram(spec.name, spec.help, spec.labels, registry=registry, buckets=spec.buckets)

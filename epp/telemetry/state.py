@@ -1,0 +1,57 @@
+"""What the picker's state looks like to people and to Prometheus: plain values, made anew for each look.
+
+The composition root fills these from the picker and the scraper; `metrics` and `admin` show them. None everywhere
+means that the server does not say, or that nothing fresh is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from epp.types import Address, EndpointName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatus:
+    """One endpoint now."""
+
+    name: EndpointName
+    address: Address
+    model: str = ""
+    adapters: tuple[str, ...] = ()
+    """Believed to be loaded there."""
+    ready: bool = True
+    """Among the candidates."""
+    in_flight: int = 0
+    """Requests that this picker has open there."""
+    backlog_tokens: float = 0.0
+    """Prompt tokens sent there and not yet computed, as far as this picker knows."""
+    prefill_tokens_per_s: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    capacity_tokens: int | None = None
+    table_entries: int = 0
+    table_bytes: int = 0
+    """Prompt text that its cache is believed to hold."""
+    table_capacity_bytes: int = 0
+    table_evictions: int = 0
+    scrape_age_s: float | None = None
+    """None: it has never answered."""
+    scrape_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerStatus:
+    """The whole picker now."""
+
+    endpoints: tuple[EndpointStatus, ...] = ()
+    table_entries: int = 0
+    """Entries over all endpoints, each shared chunk counted once for each endpoint that holds it."""
+    policy: str = ""
+    rule: str = ""
+    draining: bool = False
+
+
+StatusSource = Callable[[], PickerStatus]

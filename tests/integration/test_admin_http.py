@@ -1,0 +1,233 @@
+"""The admin address over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from epp.config import Config, Listen, Tls
+from epp.errors import NoEndpointError
+from epp.policy import DEFAULT_POLICY
+from epp.telemetry.admin import AdminServer
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.types import Address, EndpointName
+from tests.unit.telemetry.records import HERE, THERE, decision, pick
+
+HOSTILE = "<script>alert(1)</script>\"'&"
+
+
+class Tags(HTMLParser):
+    """The elements of a page, to see what a browser would make of it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@dataclass
+class Admin:
+    """A running admin server, what it shows, and a client."""
+
+    status: PickerStatus = field(default_factory=PickerStatus)
+    not_ready: str = ""
+    config: Config = field(default_factory=lambda: Config(endpoints_file="endpoints.yaml"))
+    ring: DecisionRing = field(default_factory=lambda: DecisionRing(keep=100))
+    address: Address = field(init=False)
+    session: aiohttp.ClientSession = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(decisions=self.ring, state=lambda: self.status)
+        self.server = AdminServer(
+            address=Address("127.0.0.1", 0),
+            metrics=self.metrics,
+            decisions=self.ring,
+            state=lambda: self.status,
+            not_ready=lambda: self.not_ready,
+            config=self.config,
+            policy=lambda: DEFAULT_POLICY,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Admin]:
+        self.address = await self.server.start()
+        async with aiohttp.ClientSession() as self.session:
+            yield self
+        await self.server.stop()
+
+    async def text(self, path: str, *, status: int = 200, method: str = "GET") -> str:
+        async with self.session.request(
+            method, URL(f"http://{self.address}{path}", encoded=True)
+        ) as response:
+            self.headers = response.headers
+            assert response.status == status, await response.text()
+            text: str = await response.text()
+            return text
+
+    async def json(self, path: str, *, status: int = 200, method: str = "GET") -> Any:
+        text = await self.text(path, status=status, method=method)
+        assert self.headers["Content-Type"].startswith("application/json")
+        return json.loads(text)
+
+
+@pytest.fixture
+async def admin() -> AsyncIterator[Admin]:
+    async with Admin().running() as running:
+        yield running
+
+
+async def test_metrics_are_in_prometheus_text_format(admin: Admin) -> None:
+    admin.metrics.picked(pick(), seconds=0.001)
+    page = await admin.text("/metrics")
+    assert "\nepp_in_flight 1.0\n" in page
+    assert "\nprocess_cpu_seconds_total " in page
+    assert admin.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_ready_says_why_not_while_healthy(admin: Admin) -> None:
+    assert await admin.json("/readyz") == {"status": "ready"}
+    admin.not_ready = "draining"
+    assert await admin.json("/readyz", status=503) == {"status": "not ready", "reason": "draining"}
+    assert await admin.json("/healthz") == {"status": "ok"}
+
+
+async def test_decisions_are_listed_newest_first_filtered_and_limited(admin: Admin) -> None:
+    for n in range(60):
+        admin.ring.add(decision(f"r{n}", chosen="ab"[n % 2]))
+
+    async def ids(query: str) -> list[str]:
+        return [d["request_id"] for d in (await admin.json(f"/decisions{query}"))["decisions"]]
+
+    assert await ids("") == [f"r{n}" for n in range(59, 9, -1)]
+    assert await ids("?limit=2") == ["r59", "r58"]
+    assert await ids("?endpoint=a&limit=2") == ["r58", "r56"]
+    assert await ids("?endpoint=none") == []
+    assert len(await ids("?limit=99999")) == 60
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1e3", "9999999999"])
+async def test_a_senseless_limit_is_refused(admin: Admin, limit: str) -> None:
+    answer = await admin.json(f"/decisions?limit={limit}", status=400)
+    assert "limit" in answer["error"]
+
+
+@pytest.mark.parametrize("request_id", ["r1", "a/b", "with space", "ü", "a%2Fb", "?x=1", HOSTILE])
+async def test_a_decision_is_found_by_any_request_id(admin: Admin, request_id: str) -> None:
+    admin.ring.add(decision(request_id))
+    links = [a["href"] for tag, a in Tags(await admin.text("/")).found if tag == "a"]
+    (link,) = [href for href in links if href and href.startswith("decisions/")]
+    shown = await admin.json(f"/{link}")
+    assert shown["request_id"] == request_id
+    assert shown["candidates"][1]["address"] == str(THERE)
+
+
+async def test_a_refused_request_explains_itself_too(admin: Admin) -> None:
+    admin.metrics.refused("r1", NoEndpointError("no endpoint is ready", reason="no_endpoints"))
+    shown = await admin.json("/decisions/r1")
+    assert (shown["outcome"], shown["status"], shown["reason"]) == ("refused", 503, "no_endpoints")
+
+
+async def test_what_is_not_there_is_said_in_json(admin: Admin) -> None:
+    assert "no decision" in (await admin.json("/decisions/unknown", status=404))["error"]
+    assert await admin.json("/nothing", status=404) == {"error": "Not Found"}
+    assert "Allowed" in (await admin.json("/policy", status=405, method="POST"))["error"]
+    assert "GET" in admin.headers["Allow"]
+
+
+async def test_endpoints_show_what_is_known_of_each(admin: Admin) -> None:
+    a = EndpointStatus(
+        name=EndpointName("a"), address=THERE, in_flight=4, adapters=("sql",), scrape_age_s=0.5
+    )
+    admin.status = PickerStatus(endpoints=(a,), policy="p", rule="least-cost", table_entries=9)
+    shown = await admin.json("/endpoints")
+    assert (shown["policy"], shown["rule"], shown["table_entries"]) == ("p", "least-cost", 9)
+    (endpoint,) = shown["endpoints"]
+    assert (endpoint["name"], endpoint["address"], endpoint["in_flight"]) == ("a", "[fd00::2]:8000", 4)
+    assert (endpoint["adapters"], endpoint["scrape_age_s"], endpoint["waiting"]) == (["sql"], 0.5, None)
+
+
+async def test_policy_and_configuration_are_shown_as_running(admin: Admin) -> None:
+    assert (await admin.json("/policy"))["spec"]["rule"] == "least-cost"
+    shown = await admin.json("/config")
+    assert shown["endpointsFile"] == "endpoints.yaml"
+    assert shown["admin"]["keepDecisions"] == 1000
+
+
+async def test_secrets_in_the_configuration_are_hidden() -> None:
+    tls = Tls(cert_file="https://user:hunter2@vault/cert.pem", key_file="key.pem")
+    async with Admin(config=Config(endpoints_file="e.yaml", listen=Listen(tls=tls))).running() as admin:
+        text = await admin.text("/config")
+    assert "hunter2" not in text
+    assert "https://(hidden)@vault/cert.pem" in text
+    assert '"keyFile": "key.pem"' in text
+
+
+async def test_the_page_shows_endpoints_and_decisions_as_tables(admin: Admin) -> None:
+    a = EndpointStatus(
+        name=EndpointName("pod-a"), address=HERE, in_flight=4, table_bytes=50, table_capacity_bytes=100
+    )
+    admin.status = PickerStatus(endpoints=(a,), policy="p", rule="least-cost")
+    admin.ring.add(decision("r1", chosen="pod-a"))
+    page = Tags(await admin.text("/"))
+    assert [tag for tag, _ in page.found].count("table") == 2
+    for shown in ("pod-a", "10.0.0.1:8000", "50%", "r1", "prefix", "600 (60%)", "125 ms", "in flight"):
+        assert shown in page.words, shown
+
+
+async def test_the_page_needs_nothing_from_elsewhere(admin: Admin) -> None:
+    page = await admin.text("/")
+    assert "http" not in page.replace("html", "")
+    assert not [a for _, a in Tags(page).found if "src" in a]
+    assert "default-src 'none'" in admin.headers["Content-Security-Policy"]
+
+
+async def test_nothing_shown_can_become_markup(admin: Admin) -> None:
+    hostile = EndpointStatus(
+        name=EndpointName(HOSTILE),
+        address=HERE,
+        adapters=(HOSTILE,),
+        scrape_age_s=1.0,
+        scrape_error=HOSTILE,
+    )
+    admin.status = PickerStatus(endpoints=(hostile,), policy=HOSTILE, rule=HOSTILE)
+    admin.ring.add(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE, adapter=HOSTILE))
+    admin.metrics.refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE))
+    page = await admin.text("/")
+    tags = Tags(page)
+    assert [tag for tag, _ in tags.found].count("script") == 1
+    assert "alert(1)</script>" not in page
+    assert tags.words.count(HOSTILE) >= 7
+    assert not [a for _, a in tags.found if any(name.startswith("on") for name in a)]
+
+
+async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(admin: Admin) -> None:
+    second = AdminServer(
+        address=admin.address,
+        metrics=admin.metrics,
+        decisions=admin.ring,
+        state=lambda: admin.status,
+        not_ready=lambda: "",
+        config=admin.config,
+        policy=lambda: DEFAULT_POLICY,
+    )
+    with pytest.raises(OSError, match="in use"):
+        await second.start()
+    await second.stop()
+    await second.stop()

@@ -1,0 +1,58 @@
+"""Decisions and picks for tests of what is shown about them."""
+
+from __future__ import annotations
+
+from epp.decision import Candidate, Decision, Pick
+from epp.types import Address, EndpointName
+
+HERE = Address("10.0.0.1", 8000)
+THERE = Address("fd00::2", 8000)
+
+
+def decision(
+    request_id: str = "r1",
+    *,
+    chosen: str = "a",
+    reason: str = "prefix",
+    model: str = "base",
+    adapter: str = "",
+    prompt_tokens: int = 1000,
+    matched_tokens: int = 600,
+) -> Decision:
+    candidates = tuple(
+        Candidate(
+            name=EndpointName(name),
+            address=address,
+            matched_tokens=matched_tokens if name == chosen else 0,
+            uncached_tokens=prompt_tokens - matched_tokens,
+            backlog_tokens=50,
+            in_flight=2,
+            waiting=0,
+            kv_usage=0.5,
+            prefill_tokens_per_s=8000.0,
+            score_s=0.125,
+            parts_s={"backlog": 0.025, "prefill": 0.1},
+        )
+        for name, address in ((chosen, HERE), ("other", THERE))
+    )
+    return Decision(
+        request_id=request_id,
+        at_unix_s=1_700_000_000.0,
+        kind="chat",
+        model=model,
+        adapter=adapter,
+        rule="least-cost",
+        policy="default",
+        prompt_tokens=prompt_tokens,
+        prompt_chunks=16,
+        matched_tokens=matched_tokens,
+        reason=reason,
+        chosen=EndpointName(chosen),
+        destinations=(HERE, THERE),
+        candidates=candidates,
+    )
+
+
+def pick(of: Decision | None = None) -> Pick:
+    made = of or decision()
+    return Pick(decision=made, destinations=made.destinations, sampled=False)

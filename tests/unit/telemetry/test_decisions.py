@@ -1,0 +1,91 @@
+"""The ring of decisions: bounded, newest first, sound when request ids repeat."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.telemetry.decisions import DecisionRing, Refusal, as_json, encode
+from tests.unit.telemetry.records import HERE, decision
+
+
+def refusal(request_id: str) -> Refusal:
+    return Refusal(request_id=request_id, at_unix_s=1.0, status=400, reason="bad_json", message="not JSON")
+
+
+def test_the_newest_come_first_and_the_oldest_are_forgotten() -> None:
+    ring = DecisionRing(keep=3)
+    for n in range(5):
+        ring.add(decision(f"r{n}"))
+    assert [d.request_id for d in ring.last(10)] == ["r4", "r3", "r2"]
+    assert [d.request_id for d in ring.last(1)] == ["r4"]
+    assert ring.get("r1") is None
+    ring.check_integrity()
+
+
+def test_a_repeated_id_names_the_later_decision_and_outlives_the_earlier() -> None:
+    ring = DecisionRing(keep=2)
+    first, second = decision("same", chosen="a"), decision("same", chosen="b")
+    ring.add(first)
+    ring.add(second)
+    assert ring.last(5) == [second, first]
+    ring.add(decision("other"))
+    assert ring.get("same") is second
+    ring.check_integrity()
+
+
+def test_a_ring_of_nothing_keeps_nothing() -> None:
+    ring = DecisionRing(keep=0)
+    ring.add(decision())
+    assert (len(ring), ring.last(5), ring.get("r1")) == (0, [], None)
+
+
+def test_decisions_can_be_asked_for_by_endpoint() -> None:
+    ring = DecisionRing(keep=10)
+    for n, chosen in enumerate("abab"):
+        ring.add(decision(f"r{n}", chosen=chosen))
+    ring.add(refusal("r9"))
+    assert [d.request_id for d in ring.last(10, endpoint="a")] == ["r2", "r0"]
+    assert [d.request_id for d in ring.last(1, endpoint="b")] == ["r3"]
+
+
+@given(st.integers(0, 6), st.lists(st.sampled_from("abcd"), max_size=30))
+def test_the_ring_is_sound_after_every_addition(keep: int, ids: list[str]) -> None:
+    ring = DecisionRing(keep=keep)
+    for n, request_id in enumerate(ids):
+        ring.add(refusal(request_id) if n % 3 == 0 else decision(request_id))
+        ring.check_integrity()
+        assert [r.request_id for r in reversed(ring.last(len(ids)))] == ids[: n + 1][-keep or n + 1 :]
+
+
+def test_json_shows_what_came_after_the_pick() -> None:
+    ring = DecisionRing(keep=1)
+    made = decision()
+    ring.add(made)
+    made.status, made.outcome, made.served, made.ttft_s = 200, "ended", HERE, 0.25
+    record = ring.get("r1")
+    assert record is not None
+    shown = json.loads(encode(as_json(record)))
+    assert shown["request_id"] == "r1"
+    assert (shown["status"], shown["outcome"], shown["served"], shown["ttft_s"]) == (
+        200,
+        "ended",
+        "10.0.0.1:8000",
+        0.25,
+    )
+    assert shown["destinations"] == ["10.0.0.1:8000", "[fd00::2]:8000"]
+    assert shown["candidates"][0]["name"] == "a"
+    assert shown["candidates"][0]["address"] == "10.0.0.1:8000"
+    assert shown["candidates"][0]["parts_s"] == {"backlog": 0.025, "prefill": 0.1}
+
+
+def test_text_that_is_not_utf8_endless_or_not_a_number_is_still_json() -> None:
+    made = decision("id-\ud800", model="m" * 100_000)
+    made.ttft_s = math.inf
+    shown = json.loads(encode(as_json(made)))
+    assert shown["request_id"] == "id-?"
+    assert len(shown["model"]) == 512
+    assert shown["ttft_s"] is None

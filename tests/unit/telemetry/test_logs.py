@@ -1,0 +1,80 @@
+"""Log lines: one an event, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from epp.config import Log
+from epp.telemetry.logs import setup_logging
+
+
+@pytest.fixture(autouse=True)
+def restored_root() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def logged(form: Literal["json", "text"], message: str, *args: object, **extra: object) -> str:
+    stream = io.StringIO()
+    setup_logging(Log(format=form), stream=stream)
+    logging.getLogger("epp.test").warning(message, *args, extra=extra)
+    return stream.getvalue()
+
+
+def test_json_carries_the_extra_fields() -> None:
+    line = json.loads(logged("json", "picked %s", "a", worker=2, request_id="r1"))
+    assert line["message"] == "picked a"
+    assert (line["level"], line["logger"], line["worker"], line["request_id"]) == (
+        "warning",
+        "epp.test",
+        2,
+        "r1",
+    )
+    assert line["time"].endswith("Z")
+
+
+def test_extra_fields_cannot_pose_as_the_message() -> None:
+    assert json.loads(logged("json", "real", level="debug", logger="x"))["level"] == "warning"
+
+
+def test_text_is_for_people() -> None:
+    line = logged("text", "serving", worker=0, request_id="r1")
+    assert line.endswith("warning epp.test: serving request_id=r1 worker=0\n")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_value_cannot_start_a_line_of_its_own(form: Literal["json", "text"]) -> None:
+    line = logged(form, "bad id %s", "x\n2026 forged\r\x1b[31m\ud800", request_id="y\u2028z")
+    assert line.count("\n") == 1
+    assert line.isascii()
+    assert line.strip().isprintable()
+
+
+def test_an_exception_is_part_of_its_line() -> None:
+    stream = io.StringIO()
+    setup_logging(Log(), stream=stream)
+    try:
+        int("boom")
+    except ValueError:
+        logging.getLogger("epp.test").exception("failed")
+    line = json.loads(stream.getvalue())
+    assert "ValueError: invalid literal" in line["exception"]
+
+
+def test_setting_up_again_replaces_and_the_level_holds() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    setup_logging(Log(level="info"), stream=first)
+    setup_logging(Log(level="error"), stream=second)
+    logging.getLogger("epp.test").warning("quiet")
+    logging.getLogger("epp.test").error("loud")
+    assert first.getvalue() == ""
+    assert json.loads(second.getvalue())["message"] == "loud"

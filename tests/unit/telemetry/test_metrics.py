@@ -1,0 +1,178 @@
+"""What Prometheus gets to see of events and of state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from epp.decision import Observer
+from epp.errors import BadRequestError, NoEndpointError
+from epp.telemetry import catalog
+from epp.telemetry.decisions import DecisionRing, Refusal
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.reference import metrics_reference
+from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.types import EndpointName
+from tests.unit.telemetry.records import HERE, decision, pick
+
+
+class Shown:
+    """Metrics over a state that the test sets, and their values as Prometheus would read them."""
+
+    def __init__(self) -> None:
+        self.status = PickerStatus(endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),))
+        self.ring = DecisionRing(keep=10)
+        self.metrics = Metrics(decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0)
+
+    def samples(self, name: str) -> dict[tuple[str, ...], float]:
+        """By label values, in the order of the labels' names."""
+        families = text_string_to_metric_families(self.metrics.page().decode())
+        return {
+            tuple(v for _, v in sorted(s.labels.items())): s.value
+            for f in families
+            for s in f.samples
+            if s.name == name
+        }
+
+    def value(self, name: str, *labels: str) -> float:
+        return self.samples(name)[labels]
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
+    observer: Observer = shown.metrics
+    made = pick()
+    observer.parsed(seconds=0.00003, size_bytes=4000)
+    observer.picked(made, seconds=0.0002)
+    assert shown.value("epp_in_flight") == 1
+    assert shown.samples("epp_requests_total") == {}
+    observer.responded(made, mismatch=False)
+    made.decision.outcome = "aborted"
+    observer.ended(made)
+    assert shown.value("epp_in_flight") == 0
+    assert shown.samples("epp_requests_total") == {("chat", "aborted"): 1}
+    assert (shown.value("epp_prompt_tokens_total"), shown.value("epp_matched_tokens_total")) == (1000, 600)
+    assert shown.value("epp_parsed_bytes_total") == 4000
+    assert shown.value("epp_served_mismatch_total") == 0
+    assert shown.samples("epp_picks_total") == {("a", "prefix"): 1}
+    assert shown.ring.get("r1") is made.decision
+
+
+def test_fine_times_fall_into_fine_buckets(shown: Shown) -> None:
+    shown.metrics.parsed(seconds=0.00003, size_bytes=1)
+    buckets = shown.samples("epp_parse_seconds_bucket")
+    assert buckets["1e-05",] == buckets["2e-05",] == 0
+    assert buckets["5e-05",] == 1
+
+
+def test_a_refusal_is_counted_by_reason_and_can_be_asked_about(shown: Shown) -> None:
+    shown.metrics.refused("r7", BadRequestError("messages: expected a list", reason="bad_messages"))
+    shown.metrics.refused("r8", NoEndpointError("none", reason="no_endpoints"))
+    shown.metrics.refused("r9", NoEndpointError("none", reason="no_endpoints"))
+    assert shown.samples("epp_refused_total") == {("bad_messages",): 1, ("no_endpoints",): 2}
+    assert shown.samples("epp_requests_total") == {("unknown", "refused"): 3}
+    assert shown.ring.get("r7") == Refusal(
+        request_id="r7", at_unix_s=5.0, status=400, reason="bad_messages", message="messages: expected a list"
+    )
+
+
+def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> None:
+    shown.metrics.responded(pick(), mismatch=True)
+    shown.metrics.protocol_error("body_before_headers")
+    shown.metrics.reloaded("policy", ok=True)
+    shown.metrics.reloaded("policy", ok=False)
+    assert shown.value("epp_served_mismatch_total") == 1
+    assert shown.samples("epp_protocol_errors_total") == {("body_before_headers",): 1}
+    assert shown.samples("epp_reloads_total") == {("accepted", "policy"): 1, ("refused", "policy"): 1}
+    assert shown.value("epp_reload_ok", "policy") == 0
+
+
+def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Shown) -> None:
+    told, silent = pick(), pick(decision("r2"))
+    told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
+    for made in (told, silent):
+        shown.metrics.picked(made, seconds=0.0)
+        shown.metrics.ended(made)
+    assert shown.value("epp_sampled_predicted_tokens_total") == 600
+    assert shown.value("epp_sampled_cached_tokens_total") == 580
+    assert shown.value("epp_sampled_ttft_seconds_count") == 1
+
+
+def test_state_is_read_at_the_time_of_asking(shown: Shown) -> None:
+    status = EndpointStatus(
+        name=EndpointName("a"),
+        address=HERE,
+        ready=False,
+        in_flight=3,
+        backlog_tokens=1234.5,
+        prefill_tokens_per_s=9000.0,
+        capacity_tokens=200_000,
+        table_entries=7,
+        table_bytes=7000,
+        table_evictions=2,
+        scrape_age_s=1.5,
+        scrape_error="HTTP status 500",
+    )
+    shown.status = PickerStatus(
+        endpoints=(status,), table_entries=7, policy="p", rule="affinity", draining=True
+    )
+    assert shown.samples("epp_endpoint_ready") == {("a",): 0}
+    assert shown.samples("epp_endpoint_in_flight") == {("a",): 3}
+    assert shown.samples("epp_endpoint_backlog_tokens") == {("a",): 1234.5}
+    assert shown.samples("epp_endpoint_scrape_age_seconds") == {("a",): 1.5}
+    assert shown.samples("epp_endpoint_scrape_ok") == {("a",): 0}
+    assert shown.samples("epp_table_evictions_total") == {("a",): 2}
+    assert shown.samples("epp_policy_info") == {("p", "affinity"): 1}
+    assert shown.value("epp_draining") == 1
+
+
+def test_what_a_server_does_not_say_is_absent_not_zero(shown: Shown) -> None:
+    for name in ("running", "waiting", "kv_usage_ratio", "capacity_tokens", "scrape_age_seconds"):
+        assert shown.samples(f"epp_endpoint_{name}") == {}
+
+
+def test_series_of_an_endpoint_go_with_it(shown: Shown) -> None:
+    shown.metrics.picked(pick(decision(chosen="a")), seconds=0.0)
+    shown.metrics.picked(pick(decision(chosen="b")), seconds=0.0)
+    a, b = (EndpointStatus(name=EndpointName(name), address=HERE) for name in "ab")
+    shown.status = replace(shown.status, endpoints=(a, b))
+    assert shown.samples("epp_picks_total") == {("a", "prefix"): 1, ("b", "prefix"): 1}
+    shown.status = replace(shown.status, endpoints=(b,))
+    assert shown.samples("epp_picks_total") == {("b", "prefix"): 1}
+    assert shown.samples("epp_endpoint_ready") == {("b",): 1}
+    shown.status = replace(shown.status, endpoints=(a, b))
+    assert shown.samples("epp_picks_total") == {("b", "prefix"): 1}
+
+
+def test_label_values_from_outside_cannot_forge_a_line(shown: Shown) -> None:
+    shown.status = PickerStatus(policy='p"\nepp_in_flight 99\n', rule="r\\")
+    assert shown.samples("epp_policy_info") == {('p"\nepp_in_flight 99\n', "r\\"): 1}
+    assert shown.value("epp_in_flight") == 0
+
+
+def test_two_pickers_in_one_process_do_not_share_counts() -> None:
+    one, two = Shown(), Shown()
+    one.metrics.picked(pick(), seconds=0.0)
+    assert (one.value("epp_in_flight"), two.value("epp_in_flight")) == (1, 0)
+
+
+def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
+    page = metrics_reference()
+    specs = {spec.name: spec for spec in (*catalog.EVENTS, *catalog.STATE)}
+    served = {
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in shown.metrics.registry.collect()
+        if family.name.startswith("epp_")
+    }
+    assert served.keys() == specs.keys()
+    for name, spec in specs.items():
+        assert served[name].type == spec.kind
+        assert served[name].documentation == spec.help
+        assert f"| `{name}` | {spec.kind} | " in page
+    assert page.count("\n| `epp_") == len(specs)
