@@ -1,0 +1,225 @@
+"""The composition root: builds every part from the configuration, connects them, and runs until told to stop.
+
+The only module besides the command line that sees everything. Every loop is a named task; one that ends early takes the
+process down, loudly, and a supervisor (systemd, kubelet, `epp serve` with workers) starts it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from epp.config import Config, Listen
+from epp.envoy.eds import EdsFile
+from epp.errors import ConfigError
+from epp.extproc.response import StreamSettings
+from epp.extproc.server import ExtProcServer
+from epp.files.endpoints_file import load_endpoints
+from epp.files.watch import FileWatcher
+from epp.modelserver.scraper import Scraper
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY, Policy, load_policy
+from epp.status import status_of
+from epp.telemetry.admin import AdminServer
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.logs import setup_logging
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+from epp.types import Address, Endpoint
+
+_log = logging.getLogger("epp")
+_HOUSEKEEPING_S = 1.0
+_STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the configuration's files said at start."""
+
+    policy: Policy
+    endpoints: Sequence[Endpoint]
+    policy_text: bytes
+    endpoints_text: bytes
+
+
+def load_inputs(config: Config) -> Inputs:
+    """Read the policy and the endpoints. ConfigError names the file and the field."""
+    endpoints_text = _read(config.endpoints_file)
+    policy_text = _read(config.policy_file) if config.policy_file else b""
+    return Inputs(
+        policy=load_policy(policy_text, source=config.policy_file) if policy_text else DEFAULT_POLICY,
+        endpoints=load_endpoints(endpoints_text, source=config.endpoints_file),
+        policy_text=policy_text,
+        endpoints_text=endpoints_text,
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def worker_listen(listen: Listen, *, worker: int, workers: int) -> Listen:
+    """Each of several workers has a socket of its own: `unix:/path.N`, or ports in a row."""
+    if workers == 1:
+        return listen
+    if listen.address.startswith("unix:"):
+        address = f"{listen.address}.{worker}"
+    else:
+        first = Address.parse(listen.address)
+        address = str(replace(first, port=first.port + worker))
+    return Listen(address=address, tls=listen.tls)
+
+
+class App:
+    """One worker. `run` returns the process's exit status."""
+
+    def __init__(self, config: Config, *, worker: int = 0) -> None:
+        self._config = config
+        self._worker = worker
+        self._inputs = inputs = load_inputs(config)
+        setup_logging(config.log)
+        now = time.monotonic()
+        rng = random.Random()
+        self._picker = Picker(inputs.policy, rng=rng, unix_offset_s=time.time() - now)
+        self._scraper = Scraper(
+            settings=lambda: self._picker.policy.spec.scrape,
+            on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
+            clock=time.monotonic,
+            rng=rng,
+        )
+        self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
+        decisions = DecisionRing(keep=config.admin.keep_decisions)
+        self._metrics = Metrics(decisions=decisions, state=self._status)
+        first = Address.parse(config.admin.address)
+        self._admin = AdminServer(
+            address=replace(first, port=first.port + worker),
+            metrics=self._metrics,
+            decisions=decisions,
+            state=self._status,
+            not_ready=self._not_ready,
+            config=config,
+            policy=lambda: self._picker.policy,
+        )
+        self._server = ExtProcServer(
+            self._picker,
+            self._metrics,
+            listen=worker_listen(config.listen, worker=worker, workers=config.workers),
+            settings=StreamSettings(
+                max_body_bytes=config.envoy.max_body_bytes,
+                hold_streams=config.hold_streams,
+                conformance_headers=config.conformance_headers,
+                scores_metadata=config.scores_metadata,
+            ),
+        )
+        self._draining = False
+        self._set_endpoints(inputs.endpoints)
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then drain."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stopping.set)
+        async with self._serving():
+            tasks = self._tasks()
+            waiting = asyncio.create_task(stopping.wait(), name="stop")
+            done, _ = await asyncio.wait((*tasks, waiting), return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in done if task is not waiting]
+            if not ended:
+                await self._drain()
+            for task in (*tasks, waiting):
+                task.cancel()
+            await asyncio.gather(*tasks, waiting, return_exceptions=True)
+        for task in ended:
+            _log.critical("%s ended, which it never should", task.get_name(), exc_info=task.exception())
+        return 1 if ended else 0
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Both sockets, open."""
+        try:
+            address = await self._admin.start()
+        except OSError as error:
+            raise ConfigError(f"admin.address: {error.strerror}; is another picker running?") from error
+        _log.info("admin pages on http://%s/", address)
+        try:
+            await self._server.start()
+            try:
+                _log.info("serving on %s, worker %d", self._config.listen.address, self._worker)
+                yield
+            finally:
+                await self._server.stop(_STOP_GRACE_S)
+        finally:
+            await self._admin.stop()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        """Every loop that must run as long as the process does."""
+        config, inputs = self._config, self._inputs
+        watchers = [
+            self._watcher("endpoints", config.endpoints_file, inputs.endpoints_text, self._on_endpoints)
+        ]
+        if config.policy_file:
+            watchers.append(self._watcher("policy", config.policy_file, inputs.policy_text, self._on_policy))
+        return [
+            asyncio.create_task(self._scraper.run(), name="scraper"),
+            asyncio.create_task(self._housekeep(), name="housekeeping"),
+            *(asyncio.create_task(w.run(), name=f"watcher of {w.path}") for w in watchers),
+        ]
+
+    def _watcher(
+        self, kind: str, path: str, applied: bytes, on_change: Callable[[bytes], None]
+    ) -> FileWatcher:
+        return FileWatcher(
+            Path(path),
+            on_change=on_change,
+            on_result=lambda ok: self._metrics.reloaded(kind, ok=ok),
+            applied=applied,
+        )
+
+    def _not_ready(self) -> str:
+        """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""
+        return "draining" if self._draining else ""
+
+    def _status(self) -> PickerStatus:
+        return status_of(self._picker, self._scraper, draining=self._draining, now=time.monotonic())
+
+    async def _housekeep(self) -> None:
+        """Eviction also when no request comes, so that an idle picker forgets what is past its time."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            self._picker.housekeep(now=time.monotonic())
+
+    async def _drain(self) -> None:
+        self._draining = True
+        _log.info("draining %d streams, for %g s at most", self._server.streams, self._config.drain_seconds)
+        await self._server.drain(self._config.drain_seconds)
+
+    def _on_policy(self, content: bytes) -> None:
+        self._picker.set_policy(load_policy(content, source=self._config.policy_file), now=time.monotonic())
+
+    def _on_endpoints(self, content: bytes) -> None:
+        self._set_endpoints(load_endpoints(content, source=self._config.endpoints_file))
+
+    def _set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will."""
+        if self._eds is not None:
+            try:
+                self._eds.write(endpoints)
+            except OSError as error:
+                raise ConfigError(
+                    f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}"
+                ) from error
+        self._picker.set_endpoints(endpoints, now=time.monotonic())
+        self._scraper.set_endpoints(endpoints)

@@ -1,0 +1,99 @@
+"""The `epp` command: serve, check a configuration, write Envoy's, print the reference pages."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from epp import app, reference
+from epp.config import Config, load_config
+from epp.errors import ConfigError
+from epp.workers import Supervisor
+
+_DESCRIPTION = """\
+Endpoint picker for Envoy: routes LLM requests to the model server that can answer soonest,
+counting what each server's prefix cache already holds, its LoRA adapters and its undone work.
+"""
+_EXAMPLES = """\
+a minimal configuration:
+  config.yaml:     endpointsFile: endpoints.yaml
+                   envoy: {edsFile: /tmp/eds.json}
+  endpoints.yaml:  endpoints:
+                     - {name: a, address: "10.0.0.1:8000"}
+                     - {name: b, address: "10.0.0.2:8000"}
+then:
+  epp check --config config.yaml
+  epp serve --config config.yaml &
+  epp envoy-config --config config.yaml > envoy.yaml && envoy -c envoy.yaml
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="epp",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "--config", type=Path, required=True, metavar="FILE", help="the configuration, YAML"
+        )
+        return command
+
+    serve = add("serve", "Run the picker until SIGTERM, then drain.")
+    serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
+    add("check", "Check configuration, policy and endpoints, and print what would run.")
+    envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
+    envoy.add_argument("--format", choices=("yaml", "json"), default="yaml")
+    pages = commands.add_parser("reference", help="Print a reference page in Markdown.")
+    pages.add_argument("page", choices=sorted(reference.PAGES))
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; the exit status is 2 for a configuration that cannot be used."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "reference":
+            print(reference.PAGES[args.page](), end="")
+            return 0
+        config = load_config(args.config)
+        if args.command == "envoy-config":
+            from epp.envoy.bootstrap import bootstrap  # noqa: PLC0415 - its message classes take a second to import
+
+            print(bootstrap(config, output=args.format), end="")
+            return 0
+        if args.command == "check":
+            return _check(config)
+        return _serve(config, args.config, worker=args.worker)
+    except ConfigError as error:
+        print(f"epp: {error}", file=sys.stderr)
+        return 2
+
+
+def _check(config: Config) -> int:
+    """Print the configuration as it would run, defaults filled in."""
+    inputs = app.load_inputs(config)
+    endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.endpoints]
+    shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
+    print(msgspec.yaml.encode(shown).decode(), end="")
+    if not inputs.endpoints:
+        print("epp: no endpoints: every request would get 503", file=sys.stderr)
+    return 0
+
+
+def _serve(config: Config, path: Path, *, worker: int | None) -> int:
+    if worker is None and config.workers > 1:
+        app.load_inputs(config)  # say what is wrong once, not once a worker
+        return asyncio.run(Supervisor(config_path=path, count=config.workers).run())
+    status: int = uvloop.run(app.App(config, worker=worker or 0).run())
+    return status

@@ -1,0 +1,65 @@
+"""The picker's state as people and Prometheus see it, put together from the picker and the scraper. Called by `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from epp.endpoints.state import EndpointState
+from epp.modelserver.scraper import ScrapeAge, Scraper
+from epp.picker import Picker
+from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.types import EndpointName
+
+
+def status_of(picker: Picker, scraper: Scraper, *, draining: bool, now: float) -> PickerStatus:
+    """A snapshot; nothing in it changes later."""
+    ages = scraper.ages(now)
+    spec = picker.policy.spec
+    evictions = picker.table.evictions()
+    states = list(picker.fleet.states())
+    healthy = set(picker.fleet.healthy(states, failures_to_eject=spec.scrape.failures_to_eject))
+    return PickerStatus(
+        endpoints=tuple(
+            _endpoint(state, picker, ages, evictions, ready=state in healthy, now=now)
+            for state in states
+        ),
+        table_entries=len(picker.table),
+        policy=picker.policy.metadata.name,
+        rule=spec.rule,
+        draining=draining,
+    )
+
+
+def _endpoint(
+    state: EndpointState,
+    picker: Picker,
+    ages: Mapping[EndpointName, ScrapeAge],
+    evictions: Mapping[EndpointName, int],
+    *,
+    ready: bool,
+    now: float,
+) -> EndpointStatus:
+    endpoint, table = state.endpoint, picker.table
+    name, rate = endpoint.name, state.rate.tokens_per_s
+    metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
+    age = ages.get(name)
+    return EndpointStatus(
+        name=name,
+        address=endpoint.address,
+        model=endpoint.model,
+        adapters=tuple(sorted(state.loaded_adapters())),
+        ready=ready,
+        in_flight=state.in_flight,
+        backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
+        prefill_tokens_per_s=rate,
+        running=metrics.running if metrics else None,
+        waiting=metrics.waiting if metrics else None,
+        kv_usage=metrics.kv_usage if metrics else None,
+        capacity_tokens=metrics.capacity_tokens if metrics else None,
+        table_entries=table.entries(name),
+        table_bytes=table.used_bytes(name),
+        table_capacity_bytes=table.capacity_bytes(name),
+        table_evictions=evictions[name],
+        scrape_age_s=age.age_s if age else None,
+        scrape_error=age.error if age else "",
+    )

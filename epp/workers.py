@@ -1,0 +1,78 @@
+"""Several picker processes on one machine: starts them, passes signals on, starts a dead one again.
+
+Each worker is a whole picker with a socket of its own; Envoy spreads streams over the sockets and its health check
+leaves a dead one out within a second or two. Called by `cli` when `workers` is above one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+_log = logging.getLogger("epp.workers")
+_BACKOFF_S = (0.2, 1.0, 5.0)
+_HEALTHY_AFTER_S = 10.0
+"""A worker that lived this long starts again without delay."""
+
+
+class Supervisor:
+    """Runs `count` workers until told to stop, then waits for them to drain."""
+
+    def __init__(self, *, config_path: Path, count: int) -> None:
+        self._config_path = config_path
+        self._count = count
+        self._stopping = asyncio.Event()
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+
+    async def run(self) -> int:
+        """Exit status: 0 after a stop that was asked for."""
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self._stop)
+        async with asyncio.TaskGroup() as group:
+            for index in range(self._count):
+                group.create_task(self._keep(index), name=f"worker-{index}")
+        return 0
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for process in self._running.values():
+            if process.returncode is None:
+                process.terminate()
+
+    async def _keep(self, index: int) -> None:
+        """One worker, started again when it dies; a worker that dies at once is started ever more slowly."""
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            started = loop.time()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "epp",
+                "serve",
+                "--config",
+                str(self._config_path),
+                "--worker",
+                str(index),
+            )
+            self._running[index] = process
+            if self._stopping.is_set():
+                process.terminate()
+            status = await process.wait()
+            if self._stopping.is_set():
+                return
+            failures = 0 if loop.time() - started > _HEALTHY_AFTER_S else failures + 1
+            _log.error("worker %d ended with status %d; starting it again", index, status)
+            if failures:
+                delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
+                await self._pause(delay_s)
+
+    async def _pause(self, delay_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+        except TimeoutError:
+            return
