@@ -1,17 +1,57 @@
-# Every target sets up what it needs from a bare checkout: Python 3.11 and the package registries.
+# Every target sets up what it needs, from a bare checkout with Python 3.11, a C compiler and the package registries.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/prefix-gateway
+PYTEST := $(BIN)/python -m pytest
+COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help lock
+.PHONY: help run test check test-fast test-vllm vllm-env bench bench-dataplane docs lock clean
+
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.run ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up
+	@$(BIN)/python -m tests.demo $(ARGS)
+
+test: check vllm-env ## everything CI runs: format, lint, types, layers, and all tests, real Envoy and real vLLM included
+	PREFIX_GATEWAY_REQUIRE_VLLM=1 $(PYTEST)
+
+check: $(VENV)/.dev ## format, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test-fast: $(VENV)/.dev ## the tests that need neither Envoy nor vLLM: seconds
+	$(PYTEST) -m "not envoy and not vllm and not slow" $(ARGS)
+
+test-vllm: vllm-env ## the tests on real vLLM alone
+	PREFIX_GATEWAY_REQUIRE_VLLM=1 $(PYTEST) -m vllm $(ARGS)
+
+vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the checkout (3 GB, minutes the first time)
+	@$(BIN)/python -m tests.vllm_env build
+
+bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking and scraping: tables, a minute or two
+	@for b in prefix request pick scrape; do $(BIN)/python -m tests.bench.bench_$$b; done
+
+bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
+	@$(BIN)/python -m tests.bench.dataplane $(ARGS)
+
+docs: $(VENV)/.dev ## write the reference pages anew from the code
+	@for page in config policy metrics; do $(BIN)/epp reference $$page > docs/reference-$$page.md; done
+
+lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
+	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt
+	$(COMPILE) pyproject.toml --extra run --group dev -o requirements/dev.txt
+	$(BIN)/python -m tests.vllm_env lock
+
+clean: ## remove the virtual environment and caches of this checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
 $(VENV)/.run: requirements/run.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages (first time: about a minute)"
+	@echo "installing the pinned packages (the first time: half a minute)"
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/run.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
@@ -19,7 +59,3 @@ $(VENV)/.run: requirements/run.txt pyproject.toml
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
 	@touch $@
-
-lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml --extra run --group build -o requirements/run.txt
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml --extra run --group dev -o requirements/dev.txt
