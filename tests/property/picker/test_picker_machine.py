@@ -163,6 +163,12 @@ class PickerMachine(RuleBasedStateMachine):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
+    @rule(prompt=prompts, stream=st.booleans(), count=st.integers(1, 4))
+    def burst(self, *, prompt: bytes, stream: bool, count: int) -> None:
+        """Equal plain requests, so that most sequences have something open."""
+        for _ in range(count):
+            self.pick_one(prompt=prompt, stream=stream)
+
     @rule(
         prompt=prompts,
         model=st.sampled_from(["", "m", "x", "y"]),
@@ -172,16 +178,16 @@ class PickerMachine(RuleBasedStateMachine):
         subset=st.none() | st.frozensets(addresses, max_size=3),
         prescribed=st.lists(addresses, max_size=2).map(tuple),
     )
-    def pick(
+    def pick_one(
         self,
         *,
         prompt: bytes,
-        model: str,
-        salt: str,
-        stream: bool,
-        token_ids: bool,
-        subset: frozenset[Address] | None,
-        prescribed: tuple[Address, ...],
+        model: str = "",
+        salt: str = "",
+        stream: bool = False,
+        token_ids: bool = False,
+        subset: frozenset[Address] | None = None,
+        prescribed: tuple[Address, ...] = (),
     ) -> None:
         inference = InferenceRequest(
             kind=ApiKind.COMPLETIONS,
@@ -297,4 +303,4 @@ def policy_of(spec: PolicySpec) -> Policy:
 
 
 TestPickerMachine = PickerMachine.TestCase
-TestPickerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPickerMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
