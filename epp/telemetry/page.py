@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Final
@@ -38,7 +38,7 @@ h1 { font-size: 1.25rem; margin: 0 0 .25rem; } h2 { font-size: 1rem; margin: 1.5
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; background: var(--soft); } .n { text-align: right; font-variant-numeric: tabular-nums; }
-td.wide { white-space: normal; overflow-wrap: anywhere; max-width: 22rem; }
+td.wide { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
 .bad { color: var(--bad); } .good { color: var(--good); } .scroll { overflow-x: auto; }
 """
 
@@ -53,9 +53,10 @@ CONTENT_SECURITY_POLICY: Final = (
 )
 """Only this script and this style run, whatever else might get onto the page."""
 
+_COLUMN_CLASSES: Final = {"#": ' class="n"', "~": ' class="wide"'}
 _ENDPOINT_HEADS: Final = (
     *("endpoint", "address", "state", "#in flight", "#backlog tokens", "#running", "#waiting", "#KV cache"),
-    *("#prefill tok/s", "#table entries", "#table full", "#evicted", "adapters", "#scraped", "trouble"),
+    *("#prefill tok/s", "#table entries", "#table full", "#evicted", "#scraped", "~adapters"),
 )
 _DECISION_HEADS: Final = (
     *("time (UTC)", "request", "kind", "model", "endpoint", "why", "#prompt tokens", "#matched", "#score"),
@@ -73,7 +74,7 @@ def render(status: PickerStatus, records: Sequence[Record], *, unix_now_s: float
         f"<style>{_STYLE}</style></head><body><main><h1>prefix-gateway picker</h1>"
         f"<p>policy <b>{_text(status.policy)}</b>, rule <b>{_text(status.rule)}</b> &middot; {state} &middot; "
         f"{in_flight:,} in flight &middot; {status.table_entries:,} table entries &middot; {_clock(unix_now_s)} UTC</p>"
-        f"<h2>Endpoints</h2>{_table(_ENDPOINT_HEADS, map(_endpoint_cells, status.endpoints), 'No endpoints.')}"
+        f"<h2>Endpoints</h2>{_table(_ENDPOINT_HEADS, _endpoint_rows(status.endpoints), 'No endpoints.')}"
         f"<h2>Last decisions</h2>{_table(_DECISION_HEADS, map(_record_cells, records), 'No requests yet.')}"
         '<p><a href="metrics">metrics</a> &middot; <a href="decisions">decisions</a> &middot; '
         '<a href="endpoints">endpoints</a> &middot; <a href="config">config</a> &middot; '
@@ -83,36 +84,43 @@ def render(status: PickerStatus, records: Sequence[Record], *, unix_now_s: float
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> str:
-    """Heads that begin with # name columns of numbers. Cells are HTML already."""
-    classes = [' class="n"' if head.startswith("#") else "" for head in heads]
-    top = "".join(f"<th{c}>{escape(h.lstrip('#'))}</th>" for c, h in zip(classes, heads, strict=True))
+    """Heads that begin with # name columns of numbers, with ~ columns of wrapped text.
+
+    Cells are HTML already. A row of one cell is a remark that takes the whole width.
+    """
+    classes = [_COLUMN_CLASSES.get(head[0], "") for head in heads]
+    top = "".join(f"<th{c}>{escape(h.lstrip('#~'))}</th>" for c, h in zip(classes, heads, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{c}>{cell}</td>" for c, cell in zip(classes, row, strict=True)) + "</tr>"
+        f'<tr><td class="wide" colspan="{len(heads)}">{row[0]}</td></tr>'
+        if len(row) == 1
+        else "<tr>" + "".join(f"<td{c}>{cell}</td>" for c, cell in zip(classes, row, strict=True)) + "</tr>"
         for row in rows
     )
     body = body or f'<tr><td colspan="{len(heads)}">{escape(nothing)}</td></tr>'
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _endpoint_cells(e: EndpointStatus) -> Sequence[str]:
-    full = e.table_bytes / e.table_capacity_bytes if e.table_capacity_bytes else None
-    return (
-        _text(e.name),
-        _text(str(e.address)),
-        '<span class="good">ready</span>' if e.ready else '<span class="bad">left out</span>',
-        _count(e.in_flight),
-        _count(e.backlog_tokens),
-        _count(e.running),
-        _count(e.waiting),
-        _share(e.kv_usage),
-        _count(e.prefill_tokens_per_s),
-        _count(e.table_entries),
-        _share(full),
-        _count(e.table_evictions),
-        _text(", ".join(e.adapters)),
-        "never" if e.scrape_age_s is None else f"{e.scrape_age_s:.1f} s ago",
-        f'<span class="bad">{_text(e.scrape_error)}</span>' if e.scrape_error else "",
-    )
+def _endpoint_rows(endpoints: Iterable[EndpointStatus]) -> Iterator[Sequence[str]]:
+    for e in endpoints:
+        full = e.table_bytes / e.table_capacity_bytes if e.table_capacity_bytes else None
+        yield (
+            _text(e.name),
+            _text(str(e.address)),
+            '<span class="good">ready</span>' if e.ready else '<span class="bad">left out</span>',
+            _count(e.in_flight),
+            _count(e.backlog_tokens),
+            _count(e.running),
+            _count(e.waiting),
+            _share(e.kv_usage),
+            _count(e.prefill_tokens_per_s),
+            _count(e.table_entries),
+            _share(full),
+            _count(e.table_evictions),
+            "never" if e.scrape_age_s is None else f"{e.scrape_age_s:.1f} s ago",
+            _text(", ".join(e.adapters)),
+        )
+        if e.scrape_error:
+            yield (f'<span class="bad">scrape of {_text(e.name)}: {_text(e.scrape_error, 300)}</span>',)
 
 
 def _record_cells(record: Record) -> Sequence[str]:
