@@ -1,0 +1,232 @@
+"""Runs a scenario: a text file of commands to a picker, each followed by what it must answer.
+
+A file is a sequence of blocks, separated by empty lines. A block is any number of comment lines (`#`), command lines, a line
+`----`, and the output of those commands. Sizes of prompts are in tokens (four bytes each, as a fresh picker assumes);
+`system:1000+user:200` is 1,000 tokens of one text and 200 of another. Endpoints are named by one word each. Names with
+`model=` and the like are options; the commands are the methods `do_...` below.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from epp.decision import Candidate, Pick, PickRequest
+from epp.errors import NoEndpointError, SaturatedError
+from epp.picker import Picker
+from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
+from epp.request.response import ResponseFeedback
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+
+_BYTES_PER_TOKEN = 4
+
+
+def run(text: str) -> str:
+    """The scenario with the outputs that the picker really gives."""
+    world, blocks = World(), []
+    for block in text.strip().split("\n\n"):
+        given, _, _ = block.partition("\n----")
+        commands = [line for line in given.splitlines() if line and not line.startswith("#")]
+        output = [line for command in commands for line in world.do(command)]
+        blocks.append("\n".join([given, "----", *output]) if commands else given)
+    return "\n\n".join(blocks) + "\n"
+
+
+class World:
+    """A picker, its clock, and the requests that are open, by name."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+        self.requests: dict[str, Pick] = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self.known: dict[str, Address] = {}
+        """Every endpoint keeps its address when it leaves and comes back."""
+
+    def do(self, line: str) -> list[str]:
+        command, *rest = line.split()
+        names = [word for word in rest if "=" not in word]
+        options = dict(word.split("=", 1) for word in rest if "=" in word)
+        output = list(getattr(self, f"do_{command}")(names, options))
+        self.picker.housekeep(now=self.now)
+        self.picker.fleet.check_integrity()
+        self.picker.table.check_integrity()
+        return output
+
+    # -- the world -----------------------------------------------------------------------------------------------
+
+    def do_policy(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`policy rule=affinity gain.minMatchTokens=64`: the fields of the spec that differ from the defaults."""
+        spec: dict[str, Any] = {}
+        for path, text in options.items():
+            *sections, field = path.split(".")
+            holder = spec
+            for section in sections:
+                holder = holder.setdefault(section, {})
+            holder[field] = msgspec.yaml.decode(text)
+        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "scenario"}, "spec": spec}
+        self.picker.set_policy(msgspec.convert(document, Policy), now=self.now)
+        yield "ok"
+
+    def do_endpoints(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`endpoints a b model=m adapters=x,y`: the whole list, all with the same model and adapters."""
+        for name in names:
+            self.known.setdefault(name, Address(f"10.0.0.{len(self.known) + 1}", 8000))
+        adapters = frozenset(filter(None, options.get("adapters", "").split(",")))
+        self.endpoints = {
+            name: Endpoint(
+                EndpointName(name), self.known[name], model=options.get("model", ""), adapters=adapters
+            )
+            for name in names
+        }
+        self.picker.set_endpoints(list(self.endpoints.values()), now=self.now)
+        yield "ok"
+
+    def do_restart(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`restart a`: the source tells of another process under the same name and address."""
+        for name in names:
+            endpoint = self.endpoints[name]
+            self.endpoints[name] = replace(endpoint, incarnation=endpoint.incarnation + "+")
+        self.picker.set_endpoints(list(self.endpoints.values()), now=self.now)
+        yield "ok"
+
+    def do_advance(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`advance 1.5s`"""
+        self.now += float(names[0].removesuffix("s"))
+        yield f"at {self.now:g}s"
+
+    def do_scrape(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`scrape a b waiting=3 kv_usage=0.5`: one good page from each; `scrape a failed=3`: so many without."""
+        failed = int(options.pop("failed", 0))
+        values = {key: msgspec.yaml.decode(text) for key, text in options.items() if key != "active_adapters"}
+        active = frozenset(filter(None, options.get("active_adapters", "").split(",")))
+        for name in names:
+            for _ in range(failed):
+                self.picker.observe(EndpointName(name), None, now=self.now)
+            if not failed:
+                metrics = EndpointMetrics(scraped_at=self.now, active_adapters=active, **values)
+                self.picker.observe(EndpointName(name), metrics, now=self.now)
+        yield "ok"
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def do_pick(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`pick r1 prompt=system:1000+user:200 model=m salt=s session=u stream=yes subset=a,b`"""
+        try:
+            pick = self._pick(options)
+        except (NoEndpointError, SaturatedError) as error:
+            retry = f" retry after {error.retry_after_s}s" if isinstance(error, SaturatedError) else ""
+            yield f"{names[0]} refused: {error.status} {error.reason}{retry}"
+            return
+        self.requests[names[0]] = pick
+        decision = pick.decision
+        order = ",".join(str(self._name(address)) for address in pick.destinations)
+        cached = f"{decision.matched_tokens} of {decision.prompt_tokens} tokens cached"
+        yield f"{names[0]} -> {order} reason={decision.reason} {cached}"
+        for candidate in decision.candidates:
+            yield f"  {_shown(candidate, scored=decision.rule == 'least-cost')}"
+
+    def do_burst(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`burst 40 prompt=...`: so many requests at once, all left open; where they went. `{i}` is the number."""
+        counts: Counter[str] = Counter()
+        for number in range(int(names[0])):
+            numbered = {key: text.replace("{i}", str(number)) for key, text in options.items()}
+            pick = self._pick(numbered)
+            self.requests[f"burst{len(self.requests)}"] = pick
+            counts[pick.decision.chosen] += 1
+        yield " ".join(f"{name}={counts[name]}" for name in sorted(self.endpoints))
+
+    def do_respond(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`respond r1 status=200 served=b`: response headers came."""
+        served = self.known[options["served"]] if "served" in options else None
+        status = int(options.get("status", 200))
+        moved = self.picker.on_response_headers(
+            self.requests[names[0]], status=status, served=served, now=self.now
+        )
+        yield "moved" if moved else "ok"
+
+    def do_sampled(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`sampled r1 answer=a1:300`: the answer was streamed to the picker."""
+        text = _text(options["answer"]).decode()
+        told = ResponseFeedback(first_token_at=self.now, text=text, complete=True)
+        self.picker.on_feedback(self.requests[names[0]], told, now=self.now)
+        yield "ok"
+
+    def do_end(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`end r1 outcome=failed`; `end all`."""
+        outcome: Any = options.get("outcome", "ended")
+        for name in list(self.requests) if names == ["all"] else names:
+            self.picker.end(self.requests.pop(name), outcome=outcome, now=self.now)
+        yield "ok"
+
+    def do_serve(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`serve prompt=... [times=3]`: whole requests, one after another, answered by their first choice at once."""
+        chosen = []
+        for _ in range(int(options.pop("times", 1))):
+            pick = self._pick(options)
+            self.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=self.now)
+            self.picker.end(pick, outcome="ended", now=self.now)
+            chosen.append(str(pick.decision.chosen))
+        yield "by " + " ".join(chosen)
+
+    # -- what is remembered --------------------------------------------------------------------------------------
+
+    def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """Tokens that the table believes each server holds."""
+        for name in sorted(self.endpoints):
+            yield f"{name} {self.picker.table.used_bytes(EndpointName(name)) // _BYTES_PER_TOKEN} tokens"
+
+    def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """What is booked on each server."""
+        for state in sorted(self.picker.fleet.states(), key=lambda s: s.endpoint.name):
+            undone = state.backlog.undone_tokens(now=self.now, rate=state.rate.tokens_per_s)
+            yield f"{state.endpoint.name} in_flight={state.in_flight} undone={undone:.0f} tokens"
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _pick(self, options: dict[str, str]) -> Pick:
+        inference = InferenceRequest(
+            kind=ApiKind.COMPLETIONS,
+            model=options.get("model", "m"),
+            prompt=_text(options.get("prompt", "")),
+            cache_salt=options.get("salt", ""),
+            stream=options.get("stream") == "yes",
+        )
+        subset = options.get("subset")
+        request = PickRequest(
+            request_id="scenario",
+            inference=inference,
+            subset=frozenset(self.known[n] for n in subset.split(",")) if subset else None,
+            session=options.get("session", ""),
+        )
+        return self.picker.pick(request, now=self.now)
+
+    def _name(self, address: Address) -> EndpointName:
+        return next(EndpointName(name) for name, known in self.known.items() if known == address)
+
+
+def _text(parts: str) -> bytes:
+    """Of `name:tokens+name:tokens`; a shorter text of a name is the beginning of a longer one."""
+    prompt = b""
+    for part in filter(None, parts.split("+")):
+        name, _, tokens = part.partition(":")
+        size = int(tokens) * _BYTES_PER_TOKEN
+        prompt += (name.encode() * (size // len(name) + 1))[:size]
+    return prompt
+
+
+def _shown(candidate: Candidate, *, scored: bool) -> str:
+    if candidate.excluded:
+        return f"{candidate.name} left out: {candidate.excluded}"
+    facts = f"matched={candidate.matched_tokens} in_flight={candidate.in_flight}"
+    if not scored:
+        return f"{candidate.name} {facts}"
+    parts = " + ".join(f"{name} {value * 1000:.0f}" for name, value in candidate.parts_s.items() if value > 0)
+    return f"{candidate.name} {facts} cost {candidate.score_s * 1000:.0f} ms" + (
+        f" = {parts}" if parts else ""
+    )

@@ -1,0 +1,29 @@
+"""The scenarios in `data/`, which say in examples how requests are routed and why.
+
+`SCENARIOS_REWRITE=1` writes the real outputs into the files instead of comparing; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.interpreter import run
+
+FILES = sorted((Path(__file__).parent / "data").glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_scenario(file: Path) -> None:
+    told = file.read_text()
+    real = run(told)
+    if os.environ.get("SCENARIOS_REWRITE") and real != told:
+        file.write_text(real)
+        pytest.fail(f"{file.name} was rewritten; read the difference")
+    assert real == told
+
+
+def test_there_are_scenarios() -> None:
+    assert len(FILES) >= 10
