@@ -106,6 +106,9 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+TOLD = web.AppKey("told", asyncio.Event)
+
+
 async def serve_upstream(request: web.Request) -> web.StreamResponse:
     """Tells what reached it: its port, the size and edges of the body, the headers that matter."""
     body = await request.read()
@@ -119,6 +122,13 @@ async def serve_upstream(request: web.Request) -> web.StreamResponse:
     }
     if request.path == "/hang":
         await asyncio.sleep(60)
+    if request.path == "/until-told":
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"begun,")
+        await request.app[TOLD].wait()
+        await response.write(b"ended")
+        return response
     if request.path == "/stream":
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -252,9 +262,10 @@ async def running_envoy(config: dict[str, Any], folder: Path, *, port: int) -> A
 
 
 @contextlib.asynccontextmanager
-async def running_upstreams(count: int) -> AsyncIterator[list[int]]:
+async def running_upstreams(count: int, *, told: asyncio.Event | None = None) -> AsyncIterator[list[int]]:
     app = web.Application(client_max_size=64 * 2**20)
     app.router.add_route("*", "/{tail:.*}", serve_upstream)
+    app[TOLD] = told or asyncio.Event()
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     ports = [free_port() for _ in range(count)]
@@ -514,3 +525,27 @@ async def test_a_body_that_ends_in_trailers_arrives_whole(rig: Rig, mode: str) -
     assert answer.startswith(b"HTTP/1.1 200"), answer
     assert f'"size": {len(body)}, "sum": {sum(body)}'.encode() in answer
     assert rig.seen.picks[-1].decision.kind == ("completions" if mode in READS_BODY else "other")
+
+
+async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path: Path) -> None:
+    told = asyncio.Event()
+    async with running_upstreams(2, told=told) as upstreams:
+        seen, picker = Seen(), make_picker(upstreams)
+        server = ExtProcServer(picker, seen, listen=Listen(address="127.0.0.1:0"), settings=StreamSettings())
+        await server.start()
+        ports = {mode: free_port() for mode in ("buffered", "full_duplex_request")}
+        config = bootstrap(ports, upstreams, server.port)
+        async with running_envoy(config, tmp_path, port=ports["buffered"]), aiohttp.ClientSession() as client:
+            answers = [
+                await client.post(f"http://127.0.0.1:{port}/until-told", data=b"{}")
+                for port in ports.values()
+                for _ in range(4)
+            ]
+            for answer in answers:
+                assert await answer.content.readexactly(6) == b"begun,"
+            assert server.streams == len(answers)
+            await server.drain(5)
+            await server.stop()
+            told.set()
+            assert [await answer.text() for answer in answers] == ["ended"] * len(answers)
+        assert [p.decision.outcome for p in seen.over] == ["detached"] * len(answers)
