@@ -122,6 +122,19 @@ class TestRecord:
         assert table.match(chain("abcdefghij")) == {A: 10}
         table.check_integrity()
 
+    def test_a_split_stays_while_one_server_used_its_parts_at_different_times(self) -> None:
+        table = new_table(A, B)
+        table.record(A, chain("abcdef"), now=1)
+        table.record(B, chain("abcdef"), now=2)
+        table.touch(A, chain("abc"), now=3)
+        table.record(A, chain("xyz"), now=4)
+        table.record(B, chain("abcdef"), now=5)
+        table.check_integrity()
+        table.resize(A, capacity_bytes=6)
+        table.evict(6)
+        assert table.match(chain("abcdef")) == {A: 3, B: 6}
+        assert table.match(chain("xyz")) == {A: 3}
+
 
 class TestUndo:
     def test_takes_back_only_what_was_added(self) -> None:
@@ -288,6 +301,14 @@ class TestEviction:
         assert (len(table), table.match(chain("abcd")), table.match(chain("wxyz"))) == (6, {}, {B: 4})
         table.check_integrity()
 
+    def test_holds_the_total_bound_across_servers_in_the_order_of_use(self) -> None:
+        table = new_table(A, B, max_entries=2)
+        table.record(A, chain("ab"), now=1)
+        table.record(B, chain("wx"), now=2)
+        table.record(A, chain("cd"), now=3)
+        assert table.evict(4) == 4
+        assert (table.match(chain("cd")), table.entries(B)) == ({A: 2}, 0)
+
     def test_new_bounds_apply_with_the_next_eviction(self) -> None:
         table = new_table(A, ttl_s=1000)
         table.record(A, chain("abcd"), now=1)
@@ -310,6 +331,7 @@ class TestEviction:
         table = new_table(A, capacity_bytes=3)
         table.record(A, chain("abc"), now=10)
         table.record(A, chain("xyz"), now=5)
+        table.check_integrity()
         table.evict(6)
         assert table.match(chain("xyz")) == {A: 3}
         table.check_integrity()
@@ -325,6 +347,14 @@ class TestServers:
         assert (table.endpoints(), table.used_bytes(A), table.entries(A)) == ([A, B], 0, 0)
         assert table.match(chain("abcdef")) == {B: 6}
         table.check_integrity()
+
+    def test_a_restart_leaves_no_cycles_to_the_garbage_collector(self) -> None:
+        table = new_table(A)
+        for n in range(3):
+            table.record(A, chain(str(n)), now=n)
+        uses = list(table._mirrors[A].uses())
+        table.clear_endpoint(A)
+        assert [(use.older, use.newer) for use in uses] == [(None, None)] * 3
 
     def test_a_new_server_in_a_departed_ones_place_inherits_nothing(self) -> None:
         table = new_table(A, B)
