@@ -42,18 +42,14 @@ class PrefillRate:
     (too low when there was not). A server counts a prompt only when its prefill ends, hence sums over a minute.
     """
 
-    __slots__ = ("_busy_s", "_busy_tokens", "_request_s", "_request_tokens")
+    __slots__ = ("_busy_s", "_busy_tokens", "_request_s", "_request_tokens", "tokens_per_s")
 
     def __init__(self, *, start: float) -> None:
         self._request_tokens = start * _PRIOR_WEIGHT_S
         self._request_s = _PRIOR_WEIGHT_S
         self._busy_tokens = 0.0
         self._busy_s = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        by_request = self._request_tokens / self._request_s
-        return max(by_request, self._busy_tokens / self._busy_s) if self._busy_s >= 1 else by_request
+        self.tokens_per_s = start  # read for every candidate of every pick, changed once a scrape
 
     def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, busy: bool) -> None:
         """Two scrapes in a row; busy: prompts waited to be computed all the time between them."""
@@ -69,6 +65,9 @@ class PrefillRate:
         if busy:
             self._busy_tokens = self._busy_tokens * keep + tokens
             self._busy_s = self._busy_s * keep + elapsed_s
+        by_request = self._request_tokens / self._request_s
+        by_wall = self._busy_tokens / self._busy_s if self._busy_s >= 1 else 0.0
+        self.tokens_per_s = max(by_request, by_wall)
 
 
 class BytesPerToken:
