@@ -1,0 +1,177 @@
+"""The demo from start to end: fleet up, one run of the workload for each rule, the table, then open for visitors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from epp.policy import RuleName
+from tests.demo.counters import ServerCounters, cpu_s, scrape
+from tests.demo.fleet import Fleet, running_fleet
+from tests.demo.load import Run, drive
+from tests.demo.progress import Progress
+from tests.demo.report import RuleFigures, document, table
+from tests.demo.visit import invitation
+from tests.demo.workload import Shape, Workload, make_workload
+
+_T = TypeVar("_T")
+_SHOWN_FAILURES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, checked."""
+
+    servers: int
+    rules: Sequence[RuleName]
+    requests: int
+    seed: int
+    port: int
+    once: bool
+    json_file: Path | None
+    keep_logs: bool
+
+
+async def run_demo(options: Options) -> None:
+    """Until it is cancelled, or with `once` until the table is out. DemoError when it cannot go on."""
+    began = time.monotonic()
+    with _directory(keep=options.keep_logs) as directory:
+        print(f"Starting {options.servers} model servers, the picker and Envoy ...", flush=True)
+        async with running_fleet(
+            directory, servers=options.servers, rule=options.rules[0], gateway_port=options.port
+        ) as fleet:
+            print(f"Ready after {time.monotonic() - began:.1f} s: {fleet.envoy.url}\n", flush=True)
+            last_request_id = await _guarded(fleet, _compare(fleet, options))
+            if not options.once:
+                print(invitation(fleet, rule=options.rules[-1], request_id=last_request_id), flush=True)
+                await fleet.guard()
+
+
+async def _compare(fleet: Fleet, options: Options) -> str:
+    """The same work by each rule, and the table. Id of the last request that was answered."""
+    workload = make_workload(Shape.of(servers=options.servers, requests=options.requests), seed=options.seed)
+    print(_about(workload, options), flush=True)
+    nonces = random.Random(options.seed)
+    figures = []
+    last_request_id = ""
+    for rule in options.rules:
+        nonce = "".join(nonces.choices("abcdefghijklmnopqrstuvwxyz", k=6))
+        found, run = await _measure(fleet, workload, rule=rule, nonce=nonce)
+        figures.append(found)
+        last_request_id = run.last_request_id or last_request_id
+    print(f"\n{table(figures)}\n")
+    print(_footnote(figures, workload), flush=True)
+    if options.json_file:
+        text = json.dumps(document(figures, seed=options.seed, servers=options.servers), indent=2)
+        options.json_file.write_text(f"{text}\n")
+    return last_request_id
+
+
+async def _measure(
+    fleet: Fleet, workload: Workload, *, rule: RuleName, nonce: str
+) -> tuple[RuleFigures, Run]:
+    """One run from cold caches. The nonce begins every prompt: what the picker learned of the last run fits none of these."""
+    await fleet.use_rule(rule)
+    await fleet.forget_prefixes()
+    pid = fleet.picker.process.pid
+    before, cpu_before = await scrape(fleet.session, fleet.server_urls), cpu_s(pid)
+    run = Run(total=workload.shape.requests, started_at=time.monotonic())
+    async with _shown(rule, run):
+        await drive(workload, run, url=fleet.envoy.url, nonce=nonce, session=fleet.session)
+    duration_s, cpu_after = time.monotonic() - run.started_at, cpu_s(pid)
+    after = await scrape(fleet.session, fleet.server_urls)
+    grown = [a.since(b) for a, b in zip(after, before, strict=True)]
+    return _figures(rule, run, grown, duration_s=duration_s, picker_cpu_s=cpu_after - cpu_before), run
+
+
+def _figures(
+    rule: RuleName, run: Run, grown: Sequence[ServerCounters], *, duration_s: float, picker_cpu_s: float
+) -> RuleFigures:
+    return RuleFigures(
+        rule=rule,
+        requests=run.total,
+        failed=len(run.failures),
+        failures=tuple(run.failures[:_SHOWN_FAILURES]),
+        duration_s=duration_s,
+        queried_tokens=int(sum(c.queried_tokens for c in grown)),
+        hit_tokens=int(sum(c.hit_tokens for c in grown)),
+        ttfts_s=tuple(run.ttfts_s),
+        requests_by_server=tuple(int(c.finished) for c in grown),
+        picker_cpu_s=picker_cpu_s,
+    )
+
+
+def _about(workload: Workload, options: Options) -> str:
+    shape = workload.shape
+    return (
+        f"{shape.requests} requests by each rule: {shape.users} users of {shape.tenants} tenants in conversations of "
+        f"{shape.turns[0]} to {shape.turns[1]} turns, seed {options.seed}"
+    )
+
+
+def _footnote(figures: Sequence[RuleFigures], workload: Workload) -> str:
+    counted = ", ".join(str(len(f.ttfts_s)) for f in figures)
+    lines = [
+        f"  Each rule got the same {workload.shape.requests} requests, from empty caches. TTFT is of {counted} of them: without each",
+        "  user's first. Hit rate by the servers' own counters. CPU of the picker's process, scrapes included.",
+    ]
+    for f in figures:
+        lines += [f"  {f.rule}: a request failed: {text}" for text in f.failures]
+    return "\n".join(lines)
+
+
+@asynccontextmanager
+async def _shown(rule: str, run: Run) -> AsyncIterator[None]:
+    """Show how the run goes until the block ends."""
+    progress = Progress(sys.stdout)
+
+    async def keep_showing() -> None:
+        while True:
+            progress.show(rule, run, now=time.monotonic())
+            await asyncio.sleep(progress.interval_s)
+
+    task = asyncio.create_task(keep_showing(), name="progress")
+    try:
+        yield
+        progress.show(rule, run, now=time.monotonic())
+    finally:
+        task.cancel()
+        progress.close()
+
+
+async def _guarded(fleet: Fleet, work: Coroutine[None, None, _T]) -> _T:
+    """The outcome of `work`; DemoError as soon as a process of the fleet ends."""
+    working = asyncio.create_task(work, name="demo")
+    guard = asyncio.create_task(fleet.guard(), name="guard")
+    try:
+        await asyncio.wait((working, guard), return_when=asyncio.FIRST_COMPLETED)
+        if guard.done():
+            guard.result()
+        return await working
+    finally:
+        working.cancel()
+        guard.cancel()
+        await asyncio.gather(working, guard, return_exceptions=True)
+
+
+@contextmanager
+def _directory(*, keep: bool) -> Iterator[Path]:
+    """A directory for sockets, configuration and logs; gone afterwards unless it is to be kept."""
+    directory = Path(tempfile.mkdtemp(prefix="prefix-gateway-"))
+    try:
+        yield directory
+    finally:
+        if keep:
+            print(f"Logs and configuration: {directory}", flush=True)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,151 @@
+"""Figures of each rule's run, as a table for people and as a document for programs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFigures:
+    """What one run of the workload came to."""
+
+    rule: str
+    requests: int
+    failed: int
+    failures: tuple[str, ...]
+    """The first few, in words."""
+    duration_s: float
+    queried_tokens: int
+    hit_tokens: int
+    """Prompt tokens looked up in the servers' prefix caches, and found there, by the servers' own counters."""
+    ttfts_s: tuple[float, ...]
+    """After warm-up."""
+    requests_by_server: tuple[int, ...]
+    picker_cpu_s: float
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.queried_tokens - self.hit_tokens
+
+    @property
+    def requests_per_s(self) -> float:
+        return (self.requests - self.failed) / self.duration_s
+
+    @property
+    def picker_cpu_s_per_request(self) -> float:
+        return self.picker_cpu_s / self.requests
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all are not above; nan of none."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    title: str
+    value: Callable[[RuleFigures], float]
+    show: Callable[[float], str]
+    compare: str = ""
+    """What a ratio to the first rule is called: `x` more of it, or `less`; empty: no ratio."""
+
+
+def _ms(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value * 1000:,.0f} ms"
+
+
+_ROWS: Final = (
+    _Row("token hit rate", lambda f: f.hit_rate, lambda v: f"{v * 100:.1f} %", "more"),
+    _Row("prompt tokens computed", lambda f: f.computed_tokens, lambda v: f"{v:,.0f}", "more"),
+    _Row("TTFT p50", lambda f: percentile(f.ttfts_s, 0.5), _ms, "more"),
+    _Row("TTFT p90", lambda f: percentile(f.ttfts_s, 0.9), _ms, "more"),
+    _Row("requests/s", lambda f: f.requests_per_s, lambda v: f"{v:.2f} /s", "more"),
+    _Row("failed requests", lambda f: f.failed, lambda v: f"{v:.0f}"),
+    _Row(
+        "picker CPU per request", lambda f: f.picker_cpu_s_per_request, lambda v: f"{v * 1000:.2f} ms", "more"
+    ),
+)
+
+
+def _ratio(value: float, base: float) -> str:
+    if not base or math.isnan(value) or math.isnan(base):
+        return "-"
+    return f"{value / base:.2f}x"
+
+
+def table(figures: Sequence[RuleFigures]) -> str:
+    """The rules side by side, every one after the first with its ratio to the first."""
+    first = figures[0]
+    rows = [["", *_header(figures)]]
+    for row in _ROWS:
+        base = row.value(first)
+        cells = [row.show(base)]
+        for other in figures[1:]:
+            cells += [row.show(row.value(other)), _ratio(row.value(other), base) if row.compare else ""]
+        rows.append([row.title, *cells])
+    for n in range(len(first.requests_by_server)):
+        title = "requests by server" if n == 0 else ""
+        cells = [_share(first, n)]
+        for other in figures[1:]:
+            cells += [_share(other, n), ""]
+        rows.append([f"{title:<20}s{n + 1}", *cells])
+    return _aligned(rows)
+
+
+def _header(figures: Sequence[RuleFigures]) -> list[str]:
+    names = [figures[0].rule]
+    for other in figures[1:]:
+        names += [other.rule, "ratio"]
+    return names
+
+
+def _share(figures: RuleFigures, server: int) -> str:
+    return f"{figures.requests_by_server[server]:,}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = []
+    for n, row in enumerate(rows):
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+        ]
+        lines.append("  " + "   ".join(cells).rstrip())
+        if n == 0:
+            lines.append("  " + "   ".join("─" * w for w in widths))
+    return "\n".join(lines)
+
+
+def document(figures: Sequence[RuleFigures], *, seed: int, servers: int) -> dict[str, Any]:
+    """For `--json`: the table's figures in base units, and what they were made of."""
+    return {
+        "seed": seed,
+        "servers": servers,
+        "rules": [_entry(f) for f in figures],
+    }
+
+
+def _entry(figures: RuleFigures) -> dict[str, Any]:
+    raw = asdict(figures)
+    ttfts_s = raw.pop("ttfts_s")
+    return {
+        **raw,
+        "token_hit_rate": figures.hit_rate,
+        "computed_tokens": figures.computed_tokens,
+        "requests_per_s": figures.requests_per_s,
+        "picker_cpu_s_per_request": figures.picker_cpu_s_per_request,
+        "ttft_n": len(ttfts_s),
+        "ttft_p50_s": percentile(ttfts_s, 0.5),
+        "ttft_p90_s": percentile(ttfts_s, 0.9),
+    }

@@ -1,0 +1,141 @@
+"""What the demo asks: users of several tenants, each in conversations of several turns. Pure; the same seed, the same words.
+
+A tenant is a company's assistant: a long system prompt of its own, and a `cache_salt` of its own, so that nothing cached
+for one tenant serves another. A user belongs to one tenant, talks for a few turns, starts over, and thinks between
+turns. The first message of a conversation brings a document along; later ones are short. Every turn sends the whole
+conversation so far, as chat clients do.
+
+Every user has a fixed number of requests, and every answer a fixed length, so each rule gets exactly the same work.
+
+The sizes (see `Shape`) are those of ordinary chat over documents against the model server's default costs, an 8B model
+on one data-centre GPU, with a cache cut to what is left beside the weights on a small card. They were chosen so that
+- the prefixes in use at one time (system prompts, documents, conversations) are well above what one server's cache holds and
+  well under what four hold together: routed blindly, each server keeps throwing away what it needs next;
+- by round robin the servers are busy but not overrun: a queue that only grows would make any comparison look good.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+MODEL: Final = "demo"
+
+_TEXT: Final = (
+    "account after again agreement amount answer before between branch budget cable carrier change claim clear "
+    "client close contract copy country customer date deliver device draft early engine entry error estimate event "
+    "expect field figure filter first form garden given ground handle harbour history house index invoice island "
+    "item journey kind label later ledger letter level limit line machine manual market matter measure meeting "
+    "method metal minute month morning network notice number offer office often open order other paper partner "
+    "payment people period plan point policy price process product quarter question rather reading reason record "
+    "region release remark repair report request result return review river room rule safety sample schedule season "
+    "second section service shipment short simple source spring stage standard station storage street subject summer "
+    "supply support system table team term ticket today total train transfer travel under update usual value vendor "
+    "version visit warehouse water weather week window winter within without work workshop written year"
+)
+_WORDS: Final = _TEXT.split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a workload. Words are about 1.3 tokens."""
+
+    users: int
+    tenants: int
+    requests_per_user: int
+    system_words: int = 1500
+    document_words: tuple[int, int] = (500, 1500)
+    message_words: tuple[int, int] = (30, 120)
+    answer_tokens: tuple[int, int] = (30, 90)
+    turns: tuple[int, int] = (3, 6)
+    think_s: tuple[float, float] = (1.0, 3.0)
+
+    @property
+    def requests(self) -> int:
+        return self.users * self.requests_per_user
+
+    @classmethod
+    def of(cls, *, servers: int, requests: int) -> Shape:
+        """About so many requests, from as many users as keep so many servers busy."""
+        users = max(1, min(10 * servers, requests // 2))
+        return cls(users=users, tenants=2 * servers, requests_per_user=max(2, round(requests / users)))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request: what the user says, how long the answer is, and the pause before."""
+
+    message: str
+    answer_tokens: int
+    think_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One user's conversations, in order."""
+
+    tenant: int
+    conversations: Sequence[Sequence[Turn]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Who asks what. `body` turns a place in it into the request."""
+
+    shape: Shape
+    systems: Sequence[str]
+    """System prompt of each tenant."""
+    users: Sequence[User]
+
+    def body(self, user: User, said: Sequence[tuple[str, str]], turn: Turn, *, nonce: str) -> dict[str, Any]:
+        """The chat request of `turn` after `said` (messages and answers so far). `nonce` parts one run from another."""
+        system = f"Run {nonce}. {self.systems[user.tenant]}"
+        messages = [{"role": "system", "content": system}]
+        for message, answer in said:
+            messages += [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": turn.message})
+        return {
+            "model": MODEL,
+            "messages": messages,
+            "cache_salt": f"tenant-{user.tenant}",
+            "max_tokens": turn.answer_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+
+
+def make_workload(shape: Shape, *, seed: int) -> Workload:
+    """The same for the same shape and seed."""
+    rng = random.Random(seed)
+    systems = [_text(rng, shape.system_words) for _ in range(shape.tenants)]
+    # Some tenants are larger than others, as they are everywhere.
+    weights = [1 / (n + 1) ** 0.5 for n in range(shape.tenants)]
+    tenants = rng.choices(range(shape.tenants), weights, k=shape.users)
+    return Workload(shape, systems, [_user(rng, shape, tenant) for tenant in tenants])
+
+
+def _user(rng: random.Random, shape: Shape, tenant: int) -> User:
+    conversations: list[list[Turn]] = []
+    left = shape.requests_per_user
+    while left:
+        shortest = shape.turns[0] if conversations else 1  # the first is under way: users are not in step
+        turns = min(left, rng.randint(shortest, shape.turns[1]))
+        conversations.append([_turn(rng, shape, first=n == 0) for n in range(turns)])
+        left -= turns
+    return User(tenant, conversations)
+
+
+def _turn(rng: random.Random, shape: Shape, *, first: bool) -> Turn:
+    message = _text(rng, rng.randint(*shape.message_words))
+    if first:
+        message = f"{_text(rng, rng.randint(*shape.document_words))}\n\n{message}"
+    return Turn(message, rng.randint(*shape.answer_tokens), rng.uniform(*shape.think_s))
+
+
+def _text(rng: random.Random, words: int) -> str:
+    """So many words, in sentences."""
+    drawn = rng.choices(_WORDS, k=words)
+    sentences = [" ".join(drawn[n : n + 12]).capitalize() for n in range(0, words, 12)]
+    return ". ".join(sentences) + "."
