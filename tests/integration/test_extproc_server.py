@@ -57,6 +57,16 @@ class BrokenPicker(Picker):
         raise RuntimeError("a bug")
 
 
+class TidyPicker(Picker):
+    """Tells when it was asked to tidy up."""
+
+    tidied = 0
+
+    def housekeep(self, *, now: float) -> None:
+        self.tidied += 1
+        super().housekeep(now=now)
+
+
 def make_picker(kind: type[Picker] = Picker) -> Picker:
     picker = kind(DEFAULT_POLICY, rng=random.Random(1))
     endpoints = [
@@ -194,6 +204,37 @@ async def test_who_served_is_read_from_the_metadata_too() -> None:
         await exchange.call.done_writing()
         await rig.settled()
         assert rig.seen.over[0].decision.served == Address("10.0.0.9", 80)
+
+
+async def test_the_picker_tidies_up_once_for_each_pick_after_the_answer() -> None:
+    picker = TidyPicker(DEFAULT_POLICY, rng=random.Random(1))
+    picker.set_endpoints(make_picker().endpoints(), now=time.monotonic())
+    async with serving(picker=picker) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        await exchange.ask(headers())
+        assert picker.tidied == 0
+        await exchange.ask(ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True}))
+        await exchange.respond()
+        await exchange.call.done_writing()
+        await rig.settled()
+        assert picker.tidied == 1
+
+
+async def test_who_served_is_read_from_the_attribute_before_the_metadata() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        exchange = Exchange(channel)
+        await exchange.route()
+        message = response_headers()
+        message.attributes["envoy.filters.http.ext_proc"].fields[
+            "upstream.address"
+        ].string_value = "10.0.0.8:80"
+        message.metadata_context.filter_metadata["envoy.lb"].fields[
+            f"{KEY}-served"
+        ].string_value = "10.0.0.9:80"
+        await exchange.ask(message)
+        await exchange.call.done_writing()
+        await rig.settled()
+        assert rig.seen.over[0].decision.served == Address("10.0.0.8", 80)
 
 
 async def test_a_cancelled_stream_releases_its_booking() -> None:

@@ -304,6 +304,15 @@ def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
 # -- what decides the pick ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("modes", [NONE, STREAMED])
+def test_an_unread_body_still_counts_as_work_of_its_declared_length(bench: Bench, modes: Modes) -> None:
+    sizes = []
+    for length in ("4000", "8000"):
+        run(bench.stream(), RequestHeaders(((":path", "/x"), ("content-length", length)), modes=modes))
+        sizes.append(bench.seen.picks[-1].decision.prompt_tokens)
+    assert sizes[1] == 2 * sizes[0] > 0
+
+
 def test_a_partial_body_that_was_cut_is_routed_by_load(bench: Bench) -> None:
     actions = run(bench.stream(), head(PARTIAL), RequestBody(BODY[:200], end_of_stream=False))
     assert len(routed(actions)) == 1
