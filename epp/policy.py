@@ -105,7 +105,11 @@ class Table(_Spec, frozen=True):
 
     max_entries: Annotated[
         int,
-        Meta(ge=1000, le=10**8, description="Bound of (server, chunk) pairs; about 200 bytes each at most."),
+        Meta(
+            ge=1000,
+            le=10**8,
+            description="Bound of (server, chunk) pairs: about 10 bytes each for long prompts, 360 for one-chunk prompts.",
+        ),
     ] = 1_000_000
     default_capacity_tokens: Annotated[
         int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say.")
