@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from epp.decision import Candidate, Decision, Pick, PickRequest
+from epp.decision import Decision, Pick, PickRequest
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.learning import BytesPerToken, growth, restarted
@@ -26,13 +26,12 @@ from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
 from epp.prefix.table import PrefixTable, Recorded
 from epp.request.response import ResponseFeedback, next_turn_prompt
 from epp.scheduling.candidates import View, gate
-from epp.scheduling.rules import RULES, Rule, cost_parts_s
+from epp.scheduling.rules import RULES, Rule
 from epp.types import Address, ChunkHash, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.views import TOKEN_ID_BYTES, apply_gain, cached_tokens, is_text, prompt_tokens_of, shown, view_of
 
-_SHOWN_CANDIDATES = 10
 _RESIZE_RATIO = 0.02
 """A capacity that moved by less than this is left as it is."""
-_TOKEN_ID_BYTES = 4
 
 Outcome = Literal["ended", "aborted", "failed"]
 
@@ -48,6 +47,8 @@ class _Ticket(Pick):
     prompt_bytes: int
     recorded: Recorded | None
     table: PrefixTable
+    process: int
+    """Which process of the server it went to: a restarted one holds nothing of it."""
     responded: bool = False
     prefix_lost: bool = False
     """Its server did not compute the prompt: the table forgot it."""
@@ -144,16 +145,17 @@ class Picker:
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
         states = self._candidates(request)
         tokenizer = self._tokenizer(states[0].endpoint.model)
-        prompt_tokens = _prompt_tokens(inference, tokenizer, body_bytes=request.body_bytes)
+        prompt_tokens = prompt_tokens_of(inference, tokenizer, body_bytes=request.body_bytes)
         chain = self._chain(inference)
         matches = self._table.match(chain) if chain else {}
-        scale = _TOKEN_ID_BYTES if inference.token_ids else tokenizer.ratio
+        bytes_per_token = TOKEN_ID_BYTES if inference.token_ids else tokenizer.ratio
         views = []
         for state in states:
             chunks = matches.get(state.endpoint.name, 0)
-            cached = self._cached_tokens(state, chunks, scale, prompt_tokens) if chunks else 0
-            views.append(self._view(state, cached, prompt_tokens=prompt_tokens, adapter=adapter, now=now))
-        self._apply_gain(views, prompt_tokens)
+            held_bytes = self._schedule.end_bytes(chunks)
+            cached = cached_tokens(state, held_bytes / bytes_per_token, prompt_tokens) if chunks else 0
+            views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
+        apply_gain(views, prompt_tokens, spec.gain)
         ordered, reason = self._rank(views, request=request, adapter=adapter)
 
         # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
@@ -164,13 +166,28 @@ class Picker:
         if adapter:
             state.use_adapter(adapter, spec=spec, now=now)
         recorded = self._table.record(chosen.name, chain, now=now) if chain else None
-        decision = self._decision(request, ordered, adapter=adapter, reason=reason, now=now)
-        decision.prompt_tokens, decision.prompt_chunks = prompt_tokens, len(chain)
+        decision = Decision(
+            request_id=request.request_id,
+            at_unix_s=now + self._unix_offset_s,
+            kind=inference.kind,
+            model=inference.model,
+            adapter=adapter,
+            rule=spec.rule,
+            policy=self._policy.metadata.name,
+            prompt_tokens=prompt_tokens,
+            prompt_chunks=len(chain),
+            matched_tokens=chosen.cached_tokens,
+            reason=reason,
+            chosen=chosen.name,
+            destinations=tuple([v.address for v in ordered[: spec.max_destinations]]),
+            candidates=shown(ordered, spec=spec, adapter=adapter),
+        )
         return _Ticket(
             decision=decision,
             destinations=decision.destinations,
             sampled=spec.sampling.share > 0 and self._rng.random() < spec.sampling.share,
             state=state,
+            process=state.process,
             booking=booking,
             request=inference,
             chain=chain,
@@ -207,7 +224,7 @@ class Picker:
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-        if feedback.prompt_tokens and _is_text(ticket.request):
+        if feedback.prompt_tokens and is_text(ticket.request):
             self._tokenizer(ticket.state.endpoint.model).learn(ticket.prompt_bytes, feedback.prompt_tokens)
         if not feedback.complete or not feedback.text or ticket.prefix_lost or not self._mirrored(ticket):
             return
@@ -227,7 +244,7 @@ class Picker:
         status = ticket.decision.status
         served = outcome == "ended" and status is not None and status < 400
         ticket.state.release(ticket.booking, computed=served, now=now)
-        if served and _is_text(ticket.request):
+        if served and is_text(ticket.request):
             ticket.state.window.ended(ticket.prompt_bytes)
         if not ticket.responded:
             self._forget_prefix(ticket)
@@ -309,47 +326,6 @@ class Picker:
                 )
         return states
 
-    def _cached_tokens(self, state: EndpointState, chunks: int, scale: float, prompt_tokens: int) -> int:
-        """Tokens of the first `chunks` chunks that the server would take from its cache: whole blocks, never all.
-
-        A server computes at least the last token, to have something to sample from.
-        """
-        tokens = min(int(self._schedule.end_bytes(chunks) / scale), prompt_tokens - 1)
-        block = (state.metrics.block_size if state.metrics else None) or 1
-        return max(0, tokens // block * block)
-
-    def _view(
-        self, state: EndpointState, cached: int, *, prompt_tokens: int, adapter: str, now: float
-    ) -> View:
-        spec = self._spec
-        metrics = state.fresh(now=now, stale_after_s=spec.scrape.stale_after_seconds)
-        rate = state.rate.tokens_per_s
-        return View(
-            name=state.endpoint.name,
-            address=state.endpoint.address,
-            cached_tokens=cached,
-            matched_tokens=cached,
-            uncached_tokens=prompt_tokens - cached,
-            backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
-            in_flight=state.load(metrics),
-            waiting=metrics.waiting if metrics else 0,
-            kv_usage=metrics.kv_usage if metrics else 0.0,
-            metrics_fresh=metrics is not None,
-            rate=rate,
-            has_adapter=bool(adapter) and state.has_adapter(adapter),
-            free_slot=bool(adapter) and len(state.loaded_adapters()) < state.slots(spec=spec),
-        )
-
-    def _apply_gain(self, views: list[View], prompt_tokens: int) -> None:
-        """Gate two: where even the best match saves too little, the rule sees no matches at all."""
-        gain = self._spec.gain
-        if max(v.matched_tokens for v in views) < max(
-            gain.min_match_tokens, gain.min_match_ratio * prompt_tokens
-        ):
-            for view in views:
-                view.matched_tokens = 0
-                view.uncached_tokens = prompt_tokens
-
     def _rank(self, views: list[View], *, request: PickRequest, adapter: str) -> tuple[list[View], str]:
         """All views, best first, the left-out last; and the reason of the choice. SaturatedError if so configured."""
         gated = gate(views, adapter=adapter, spec=self._spec)
@@ -374,50 +350,13 @@ class Picker:
         rest = sorted((v for v in views if v.excluded), key=lambda v: v.in_flight)
         return ordered + rest, "saturated" if gated.saturated and self._rule.gated else reason
 
-    def _decision(
-        self, request: PickRequest, ordered: list[View], *, adapter: str, reason: str, now: float
-    ) -> Decision:
-        spec, chosen = self._spec, ordered[0]
-        candidates = tuple(
-            Candidate(
-                name=v.name,
-                address=v.address,
-                matched_tokens=v.cached_tokens,
-                uncached_tokens=v.uncached_tokens,
-                backlog_tokens=int(v.backlog_tokens),
-                in_flight=v.in_flight,
-                waiting=v.waiting,
-                kv_usage=v.kv_usage,
-                prefill_tokens_per_s=v.rate,
-                score_s=v.score_s,
-                parts_s=cost_parts_s(v, spec=spec, adapter=adapter),
-                excluded=v.excluded,
-            )
-            for v in ordered[:_SHOWN_CANDIDATES]
-        )
-        return Decision(
-            request_id=request.request_id,
-            at_unix_s=now + self._unix_offset_s,
-            kind=request.inference.kind,
-            model=request.inference.model,
-            adapter=adapter,
-            rule=spec.rule,
-            policy=self._policy.metadata.name,
-            prompt_tokens=0,
-            prompt_chunks=0,
-            matched_tokens=chosen.cached_tokens,
-            reason=reason,
-            chosen=chosen.name,
-            destinations=tuple(v.address for v in ordered[: spec.max_destinations]),
-            candidates=candidates,
-        )
-
     def _mirrored(self, ticket: _Ticket) -> bool:
         """Whether the table still holds this ticket's chunks for this very server.
 
         The server may have been removed, another may have taken its name, or chunks may be cut differently by now.
         """
-        same_server = self._fleet.get(ticket.state.endpoint.name) is ticket.state
+        state = ticket.state
+        same_server = self._fleet.get(state.endpoint.name) is state and state.process == ticket.process
         return bool(ticket.chain) and ticket.table is self._table and same_server
 
     def _forget_prefix(self, ticket: _Ticket) -> None:
@@ -437,15 +376,16 @@ class Picker:
                 name=EndpointName(str(served)), address=served, model=ticket.state.endpoint.model
             )
             state = EndpointState.new(stranger, spec=self._spec, now=now)
-        ticket.state = state
+        ticket.state, ticket.process = state, state.process
         chunks = 0
         if self._mirrored(ticket):
             chunks = self._table.match(ticket.chain).get(state.endpoint.name, 0)
             ticket.recorded = self._table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
         prompt_tokens = ticket.decision.prompt_tokens
-        scale = _TOKEN_ID_BYTES if ticket.request.token_ids else self._tokenizer(state.endpoint.model).ratio
-        cached = self._cached_tokens(state, chunks, scale, prompt_tokens) if chunks else 0
+        ratio = TOKEN_ID_BYTES if ticket.request.token_ids else self._tokenizer(state.endpoint.model).ratio
+        held_bytes = self._schedule.end_bytes(chunks)
+        cached = cached_tokens(state, held_bytes / ratio, prompt_tokens) if chunks else 0
         ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
         state.book(ticket.booking, now=now)
         if ticket.decision.adapter:
@@ -455,14 +395,3 @@ class Picker:
 def _own(pick: Pick) -> _Ticket:
     assert isinstance(pick, _Ticket), "a pick comes back to the picker that made it"
     return pick
-
-
-def _is_text(inference: InferenceRequest) -> bool:
-    """Whether the prompt's bytes tell its tokens, so that bytes per token can be learned from the pair."""
-    return bool(inference.prompt) and not inference.token_ids and not inference.opaque
-
-
-def _prompt_tokens(inference: InferenceRequest, tokenizer: BytesPerToken, *, body_bytes: int) -> int:
-    """Tokens of the whole request's prompts; a body that could not be read counts by its size."""
-    size = len(inference.prompt) + inference.more_prompt_bytes
-    return size // _TOKEN_ID_BYTES if inference.token_ids else tokenizer.tokens(size or body_bytes)

@@ -33,7 +33,8 @@ class EndpointState:
     """Our own requests whose streams are open."""
     picks_since_scrape: int = 0
     ends_since_scrape: int = 0
-    hits_predicted_tokens: int = 0
+    process: int = 0
+    """Counts the processes seen to serve under this name: each starts with a cold cache."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters we sent there, by last use; bounded by the server's slots."""
 
@@ -126,6 +127,7 @@ class EndpointState:
 
     def forget_server(self, *, now: float) -> None:
         """Another process serves under this name: metrics, adapters and backlog were the old one's."""
+        self.process += 1
         self.metrics = None
         self.adapters.clear()
         self.window = CounterWindow()

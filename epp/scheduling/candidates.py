@@ -15,7 +15,7 @@ from epp.types import Address, EndpointName
 
 @dataclass(slots=True, eq=False)
 class View:
-    """One endpoint at one pick. Tokens are estimates; `metrics_fresh` tells whether waiting and kv_usage are real."""
+    """One endpoint at one pick. Tokens are estimates; waiting and kv_usage are 0 where metrics are stale: unknown is no load."""
 
     name: EndpointName
     address: Address
@@ -31,7 +31,6 @@ class View:
     """L: requests running or waiting there."""
     waiting: int
     kv_usage: float
-    metrics_fresh: bool
     rate: float
     """V: tokens it computes in a second."""
     has_adapter: bool

@@ -532,6 +532,18 @@ def test_a_server_whose_counters_fell_has_a_cold_cache() -> None:
     check(picker)
 
 
+def test_the_answer_of_a_process_that_has_since_restarted_teaches_the_table_nothing() -> None:
+    picker = a_picker(on=endpoints("a"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=A, now=1.1)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
+    picker.on_feedback(pick, ResponseFeedback(text="x" * 900, complete=True), now=2.5)
+    picker.end(pick, outcome="ended", now=2.6)
+    assert held_bytes(picker, "a") == 0
+    check(picker)
+
+
 def test_the_table_holds_what_the_server_says_it_holds() -> None:
     picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("a"))
     assert picker.table.capacity_bytes(EndpointName("a")) == 20_000

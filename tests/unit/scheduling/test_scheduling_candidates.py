@@ -32,7 +32,6 @@ def view(
         in_flight=0,
         waiting=waiting,
         kv_usage=kv_usage,
-        metrics_fresh=True,
         rate=1000.0,
         has_adapter=has_adapter,
         free_slot=free_slot,

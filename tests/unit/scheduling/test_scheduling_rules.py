@@ -39,7 +39,6 @@ def view(
         in_flight=in_flight,
         waiting=0,
         kv_usage=0.0,
-        metrics_fresh=True,
         rate=rate,
         has_adapter=has_adapter,
         free_slot=False,

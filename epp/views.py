@@ -1,0 +1,94 @@
+"""Between what is known of endpoints and what rules look at: views of the candidates, and the record shown to people.
+
+Pure functions of one pick. Called by `picker` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epp.decision import Candidate
+from epp.endpoints.learning import BytesPerToken
+from epp.endpoints.state import EndpointState
+from epp.policy import Gain, PolicySpec
+from epp.scheduling.candidates import View
+from epp.scheduling.rules import cost_parts_s
+from epp.types import InferenceRequest
+
+TOKEN_ID_BYTES = 4
+_SHOWN_CANDIDATES = 10
+
+
+def is_text(inference: InferenceRequest) -> bool:
+    """Whether the prompt's bytes tell its tokens, so that bytes per token can be learned from the pair."""
+    return bool(inference.prompt) and not inference.token_ids and not inference.opaque
+
+
+def prompt_tokens_of(inference: InferenceRequest, tokenizer: BytesPerToken, *, body_bytes: int) -> int:
+    """Tokens of the whole request's prompts; a body that could not be read counts by its size."""
+    size = len(inference.prompt) + inference.more_prompt_bytes
+    return size // TOKEN_ID_BYTES if inference.token_ids else tokenizer.tokens(size or body_bytes)
+
+
+def cached_tokens(state: EndpointState, held_tokens: float, prompt_tokens: int) -> int:
+    """Tokens that the server would take from its cache, holding so many of the prompt: whole blocks, never all.
+
+    A server computes at least the last token, to have something to sample from.
+    """
+    tokens = min(int(held_tokens), prompt_tokens - 1)
+    block = (state.metrics.block_size if state.metrics else None) or 1
+    return max(0, tokens // block * block)
+
+
+def view_of(
+    state: EndpointState, cached: int, prompt_tokens: int, *, adapter: str, spec: PolicySpec, now: float
+) -> View:
+    """One endpoint at this moment, holding `cached` of the request's tokens."""
+    metrics = state.fresh(now=now, stale_after_s=spec.scrape.stale_after_seconds)
+    rate = state.rate.tokens_per_s
+    return View(
+        name=state.endpoint.name,
+        address=state.endpoint.address,
+        cached_tokens=cached,
+        matched_tokens=cached,
+        uncached_tokens=prompt_tokens - cached,
+        backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
+        in_flight=state.load(metrics),
+        waiting=metrics.waiting if metrics else 0,
+        kv_usage=metrics.kv_usage if metrics else 0.0,
+        rate=rate,
+        has_adapter=bool(adapter) and state.has_adapter(adapter),
+        free_slot=bool(adapter) and len(state.loaded_adapters()) < state.slots(spec=spec),
+    )
+
+
+def apply_gain(views: Sequence[View], prompt_tokens: int, gain: Gain) -> None:
+    """Gate two: where even the best match saves too little, the rule sees no matches at all."""
+    best = max(v.matched_tokens for v in views)
+    if best < max(gain.min_match_tokens, gain.min_match_ratio * prompt_tokens):
+        for view in views:
+            view.matched_tokens = 0
+            view.uncached_tokens = prompt_tokens
+
+
+def shown(ordered: Sequence[View], *, spec: PolicySpec, adapter: str) -> tuple[Candidate, ...]:
+    """The first candidates for the decision's record."""
+    return tuple(
+        [
+            Candidate(
+                name=v.name,
+                address=v.address,
+                matched_tokens=v.cached_tokens,
+                uncached_tokens=v.uncached_tokens,
+                backlog_tokens=int(v.backlog_tokens),
+                in_flight=v.in_flight,
+                waiting=v.waiting,
+                kv_usage=v.kv_usage,
+                prefill_tokens_per_s=v.rate,
+                score_s=v.score_s,
+                parts_s=cost_parts_s(v, spec=spec, adapter=adapter),
+                excluded=v.excluded,
+            )
+            for v in ordered[:_SHOWN_CANDIDATES]
+        ]
+    )
