@@ -51,13 +51,11 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpConnectionManagerUpgradeConfig,
     HttpFilter,
     LocalReplyConfig,
-    RequestIdExtension,
     ResponseMapper,
 )
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
     HeaderMutation as EarlyHeaderMutation,
 )
-from envoy_data_plane.envoy.extensions.request_id.uuid.v3 import UuidRequestIdConfig
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 from envoy_data_plane.google.protobuf import Struct
@@ -142,9 +140,6 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         # ... but the caller's request id is kept as it is, and told, since decisions are looked up by it.
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
-        request_id_extension=RequestIdExtension(
-            typed_config=AnyMessage.pack(UuidRequestIdConfig(pack_trace_reason=False))
-        ),
         # Default 5 min: it ends answers that are not streamed, though the route has no timeout.
         stream_idle_timeout=timedelta(seconds=envoy.stream_idle_timeout_seconds),
         http_filters=[ext_proc, router],

@@ -12,6 +12,7 @@ import pytest
 from tests.harness.client import Reply
 from tests.harness.envoy import EXT_PROC, PICKER
 from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -161,3 +162,16 @@ async def test_the_access_log_says_who_was_picked_and_who_served(bench: Bench) -
     assert (entry["attempts"], entry["status"], entry["path"]) == (2, 200, "/v1/completions")
     assert isinstance(entry["duration_ms"], int)
     assert json.dumps(entry)
+
+
+async def test_http2_without_tls_is_spoken_unless_refused(tmp_path: Path) -> None:
+    for accepted in (True, False):
+        directory = tmp_path / str(accepted)
+        directory.mkdir()
+        async with running_bootstrap(directory, envoy={"http2Cleartext": accepted}) as bench:
+            assert (await bench.client.complete()).status == 200
+            async with http2_client(bench.config.envoy.listen) as client:
+                streams = [client.complete(f"{n}") for n in range(20)]
+                await asyncio.wait_for(asyncio.gather(*(s.over.wait() for s in streams)), 20)
+                assert {s.status for s in streams} == ({200} if accepted else {0})
+                assert sum(len(b.prompts) for b in bench.backends) == (21 if accepted else 1)

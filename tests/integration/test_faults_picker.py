@@ -1,0 +1,171 @@
+"""The picker dies, hangs, drains or is held by thousands: what clients of the whole gateway notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.client import OpenReply, Reply
+from tests.harness.envoy import PICKER, cluster
+from tests.harness.gateway import Gateway, running_gateway, running_picker
+from tests.harness.http2 import http2_client
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+STREAMS = 8
+
+
+@asynccontextmanager
+async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
+    """Eight streamed answers, each with its headers and all but its last piece sent, held at the backends."""
+    for backend in gateway.backends:
+        backend.behaviour.chunks = 3
+        backend.behaviour.before_last.shut()
+    async with AsyncExitStack() as stack:
+        opening = (stack.enter_async_context(gateway.client.stream(f"prompt {n}")) for n in range(STREAMS))
+        answers = await asyncio.gather(*opening)
+        await wait_until(lambda: held(gateway) == STREAMS, what="all are in flight")
+        yield answers
+
+
+def held(gateway: Gateway) -> int:
+    return sum(b.behaviour.before_last.waiting for b in gateway.backends)
+
+
+async def let_go(gateway: Gateway, answers: list[OpenReply]) -> None:
+    """Every answer arrives whole."""
+    for backend in gateway.backends:
+        backend.behaviour.before_last.open()
+    bodies = await asyncio.gather(*(a.rest() for a in answers))
+    assert [b.count(b"data: ") for b in bodies] == [4] * STREAMS
+    assert all(b.endswith(b"[DONE]\n\n") for b in bodies)
+
+
+async def new_requests(gateway: Gateway, count: int = STREAMS) -> list[Reply]:
+    """Started; held like the rest once they reach a backend."""
+    before = held(gateway)
+    tasks = [asyncio.create_task(gateway.client.complete(f"new {n}")) for n in range(count)]
+    await wait_until(lambda: held(gateway) == before + count, what="the new ones are in flight")
+    for backend in gateway.backends:
+        backend.behaviour.before_last.open()
+    return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_running_answers_complete_and_new_requests_are_served(tmp_path: Path, fault: str) -> None:
+    async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway) as answers:
+        if fault == "killed":
+            gateway.picker.process.kill()
+            await gateway.picker.process.wait()
+        else:
+            gateway.picker.process.freeze()
+        replies = await new_requests(gateway)
+        assert [r.status for r in replies] == [200] * STREAMS
+        await let_go(gateway, answers)
+        assert await gateway.envoy.bypassed() >= STREAMS
+
+
+async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        gateway.picker.process.kill()
+        await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 0)
+        assert (await gateway.client.complete()).status == 200
+        bypassed = await gateway.envoy.bypassed()
+        assert bypassed == 1
+        async with running_picker(gateway.config, directory=tmp_path, name="picker-again") as again:
+            await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
+            await gateway.client.complete(headers={"x-request-id": "after"})
+            assert await again.decision("after")
+            assert await gateway.envoy.bypassed() == bypassed
+
+
+async def test_a_picker_told_to_stop_cuts_nothing_and_does_not_wait_for_answers(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway) as answers:
+        assert await gateway.picker.process.terminate() == 0
+        assert held(gateway) == STREAMS
+        await let_go(gateway, answers)
+
+
+async def test_after_one_of_two_workers_is_killed_no_request_bypasses_the_picker(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, workers=2) as gateway:
+        # The supervisor would start the dead one again; here it stays dead.
+        gateway.picker.process.signal(signal.SIGSTOP)
+        victim, _ = gateway.picker.worker_pids()
+        os.kill(victim, signal.SIGKILL)
+        await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1, timeout_s=3)
+        before = await gateway.envoy.bypassed()
+        replies = await asyncio.gather(*(gateway.client.complete(f"{n}") for n in range(24)))
+        assert [r.status for r in replies] == [200] * 24
+        assert await gateway.envoy.bypassed() == before
+
+
+async def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, workers=2) as gateway:
+        victim, other = gateway.picker.worker_pids()
+        os.kill(victim, signal.SIGKILL)
+
+        def another() -> bool:
+            pids = gateway.picker.worker_pids()
+            return len(pids) == 2 and victim not in pids and other in pids
+
+        await wait_until(another, what="there are two workers again")
+        await gateway.picker.process.wait_ready(gateway.picker.ready)
+        await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 2)
+        before = await gateway.envoy.bypassed()
+        replies = await asyncio.gather(*(gateway.client.complete(f"{n}") for n in range(24)))
+        assert [r.status for r in replies] == [200] * 24
+        assert await gateway.envoy.bypassed() == before
+
+
+@pytest.mark.timeout(120)
+async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: Path) -> None:
+    # The count is the matter, not the rate: they come in waves, and a slow machine may take its time over each.
+    async with running_gateway(tmp_path, envoy={"messageTimeoutSeconds": 30}) as gateway:
+        for backend in gateway.backends:
+            backend.behaviour.before_last.shut()
+        pending: list[asyncio.Task[Reply]] = []
+        for count in range(200, 2001, 200):
+            pending += [asyncio.create_task(gateway.client.complete(f"{count + n}")) for n in range(200)]
+            await wait_until(lambda count=count: held(gateway) == count, what=f"{count} are held")  # type: ignore[misc]  # mypy cannot type a default of a lambda
+        assert await gateway.picker.metric("epp_in_flight") == 2000
+        for backend in gateway.backends:
+            backend.behaviour.before_last.open()
+        assert {r.status for r in await asyncio.gather(*pending)} == {200}
+        assert await gateway.envoy.bypassed() == 0
+
+
+async def test_pings_of_the_data_plane_and_of_clients_lose_no_stream(tmp_path: Path) -> None:
+    """A gRPC server drops the connection of a client that pings often, unless told not to."""
+
+    def ping_often(document: dict[str, Any]) -> None:
+        # The faults that a ping a second brings out in some five seconds, brought out in one.
+        options = cluster(document, "picker")["typed_extension_protocol_options"]
+        http2 = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["explicit_http_config"]
+        http2["http2_protocol_options"] = {"connection_keepalive": {"interval": "0.1s", "timeout": "5s"}}
+
+    async with running_gateway(tmp_path, edit=ping_often) as gateway:
+        for backend in gateway.backends:
+            backend.behaviour.before_last.shut()
+        async with http2_client(gateway.config.envoy.listen) as client:
+            streams = [client.complete(f"{n}", stream=True) for n in range(STREAMS)]
+            await wait_until(lambda: held(gateway) == STREAMS, what="all are in flight")
+            pinging = asyncio.create_task(client.ping_every(0.1))
+            await wait_until(lambda: client.pongs >= 20, what="twenty pings are answered")
+            assert await gateway.picker.metric("epp_in_flight") == STREAMS
+            for backend in gateway.backends:
+                backend.behaviour.before_last.open()
+            await asyncio.wait_for(asyncio.gather(*(s.over.wait() for s in streams)), 20)
+            pinging.cancel()
+            assert [(s.status, s.error) for s in streams] == [(200, "")] * STREAMS
+            assert all(bytes(s.body).endswith(b"[DONE]\n\n") for s in streams)
+        assert await gateway.envoy.bypassed() == 0
+        assert await gateway.envoy.stat(f"{PICKER}upstream_cx_destroy_remote") == 0

@@ -1,0 +1,90 @@
+"""Model servers die, come and go, or show nonsense as metrics: what clients of the whole gateway notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.harness.backend import MetricsPage
+from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+FAST_SCRAPES = {"intervalSeconds": 0.1, "timeoutSeconds": 0.3, "failuresToEject": 3}
+
+
+async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:
+    """Sent at once; who served each."""
+    prompts = (f"prompt {n} " + "x" * (40 * n) for n in range(count))
+    replies = await asyncio.gather(*(gateway.client.complete(p) for p in prompts))
+    assert [r.status for r in replies] == [200] * count
+    return [r.served_by for r in replies]
+
+
+async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_path: Path) -> None:
+    # Scrapes would find it out in a moment; here they never do.
+    policy = {"scrape": {"failuresToEject": 100, "intervalSeconds": 10}}
+    async with running_gateway(tmp_path, policy=policy) as gateway:
+        await gateway.backends[0].stop()
+        assert "s0" not in await distinct_prompts(gateway)
+        dead = str(gateway.backends[0].address)
+        await wait_until(lambda: len(gateway.envoy.access_log()) == 24, what="all are logged")
+        picked_first = [e for e in gateway.envoy.access_log() if e["picked"].startswith(dead)]
+        assert picked_first, "none was meant for the dead one: the test shows nothing"
+        assert await gateway.envoy.bypassed() == 0
+
+
+async def test_requests_that_a_killed_server_had_taken_are_served_by_others(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        for backend in gateway.backends:
+            backend.behaviour.before_headers.shut()
+        pending = asyncio.create_task(distinct_prompts(gateway))
+        gates = [b.behaviour.before_headers for b in gateway.backends]
+        await wait_until(lambda: sum(g.waiting for g in gates) == 24, what="all are taken")
+        assert gates[0].waiting > 0
+        await gateway.backends[0].stop()
+        for gate in gates:
+            gate.open()
+        assert "s0" not in await pending
+
+
+@pytest.mark.parametrize("page", ["hang", "garbage", "huge", "error"])
+async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
+    tmp_path: Path, page: MetricsPage
+) -> None:
+    async with running_gateway(tmp_path, policy={"scrape": FAST_SCRAPES, "rule": "random"}) as gateway:
+        odd = gateway.backends[0]
+        odd.metrics_page = page
+        seen = len(odd.received)
+        await wait_until(lambda: len(odd.received) >= seen + 5, what="it was scraped some more")
+        await distinct_prompts(gateway)
+        assert await gateway.envoy.bypassed() == 0
+        odd.metrics_page = "normal"
+
+        async def serves_again() -> bool:
+            return "s0" in await distinct_prompts(gateway, 6)
+
+        await wait_until(serves_again, what="it serves again")
+
+
+async def test_without_endpoints_it_is_503_and_with_them_again_it_serves(gateway: Gateway) -> None:
+    assert (await gateway.client.complete()).status == 200
+    await gateway.set_backends([])
+    await wait_until(lambda: refuses(gateway), what="requests are refused")
+    reply = await gateway.client.complete()
+    assert reply.json()["error"]["type"] == "service_unavailable"
+    await gateway.set_backends(gateway.backends)
+    await wait_until(lambda: serves(gateway), what="requests are served")
+    await distinct_prompts(gateway)
+
+
+async def refuses(gateway: Gateway) -> bool:
+    return (await gateway.client.complete()).status == 503
+
+
+async def serves(gateway: Gateway) -> bool:
+    return (await gateway.client.complete()).status == 200
