@@ -8,13 +8,14 @@ are skipped with the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_V
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.vllm_env import environment, server
 
 REQUIRED = "PREFIX_GATEWAY_REQUIRE_VLLM"
+_FIGURE = "figure"
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +50,18 @@ def vllm_servers(
     dead = [one for one in _two_servers if not one.running]
     server.start_all(dead)
     return _two_servers
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Takes a line of what was measured; the lines of all tests stand at the end of the run."""
+    return lambda line: record_property(_FIGURE, line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, [])]
+    figures = [(r.nodeid, value) for r in reports for key, value in r.user_properties if key == _FIGURE]
+    if figures:
+        terminalreporter.section("measured on vLLM")
+    for test, value in figures:
+        terminalreporter.write_line(f"{test.rpartition('::')[2]}: {value}")

@@ -109,10 +109,11 @@ class VllmServer:
     ) -> None:
         self.stop()
 
-    def start(self) -> None:
+    def start(self, *, port: int | None = None) -> None:
+        """`port`: one to listen on, as a restarted server keeps its address; None: any that is free."""
         assert not self.running, f"{self.name} runs already"
         self.kill()  # what a dead leader left of its group
-        self.port = _free_port(self.host)
+        self.port = _free_port(self.host) if port is None else port
         self.ready_after_s = None
         self._started_at = time.monotonic()
         with self.log_path.open("ab") as log:

@@ -1,0 +1,201 @@
+"""Real vLLM behind the real Envoy and picker: what the picker predicts is what the servers' own counters then say.
+
+Servers live as long as the run, so each test sends text of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.processes import wait_until
+from tests.vllm_env.gateway import CHAT, HITS, Told, VllmGateway, running_vllm_gateway
+from tests.vllm_env.prompts import prose
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
+
+pytest_plugins = ["tests.vllm_env.fixtures"]
+# The first test waits for the servers to start.
+pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
+
+PREFIX_WORDS = 1230
+"""Somewhat over 2,000 tokens."""
+ANSWER_TOKENS = 300
+MATCHED = "epp_matched_tokens_total"
+Figure = Callable[[str], None]
+Servers = tuple[VllmServer, VllmServer]
+
+
+async def warm_up(gateway: VllmGateway, *, label: str) -> float:
+    """Ordinary requests until the picker has learned from the servers' counters how many bytes make a token."""
+    before = await bytes_per_token(gateway)
+    for batch in range(10):
+        prompts = [prose(f"{label} {batch} {n}", words=600) for n in range(4)]
+        await asyncio.gather(*(gateway.complete(prompt) for prompt in prompts))
+
+    async def learned() -> bool:
+        return await bytes_per_token(gateway) != before
+
+    await wait_until(learned, what="bytes per token are learned")
+    return await bytes_per_token(gateway)
+
+
+async def bytes_per_token(gateway: VllmGateway) -> float:
+    """As the picker's table has it: its bound in bytes over the server's in tokens."""
+    endpoint = await gateway.endpoint(gateway.servers[0].name)
+    return float(endpoint["table_capacity_bytes"] / endpoint["capacity_tokens"])
+
+
+async def ask_after(gateway: VllmGateway, prefix: str, question: str, *, chat: bool, stream: bool) -> Told:
+    if not chat:
+        return await gateway.complete(prefix + question, stream=stream)
+    messages = [{"role": "system", "content": prefix}, {"role": "user", "content": question}]
+    return await gateway.told(CHAT, messages=messages, stream=stream)
+
+
+def chosen(answers: Sequence[Told]) -> set[str]:
+    return {answer.decision["chosen"] for answer in answers}
+
+
+def error(estimated: float, real: float) -> float:
+    return (estimated - real) / real
+
+
+def shown(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+async def test_a_repeated_prefix_keeps_to_one_server_whose_hits_are_those_predicted(
+    tmp_path: Path, vllm_servers: Servers, figure: Figure
+) -> None:
+    async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:
+        learned = await warm_up(gateway, label="warm-up")
+        prefixes = [prose(f"tenant {n}", words=PREFIX_WORDS) for n in range(5)]
+        hits, matched = await gateway.counted(HITS), await gateway.picker.metric(MATCHED)
+        answers: list[list[Told]] = [[] for _ in prefixes]
+        for turn in range(10):
+            suffix = prose(f"question {turn}", words=20)
+            asked = (
+                ask_after(gateway, prefix, suffix, chat=n % 2 == 1, stream=(n + turn) % 2 == 0)
+                for n, prefix in enumerate(prefixes)
+            )
+            for row, answer in zip(answers, await asyncio.gather(*asked), strict=True):
+                row.append(answer)
+        hits = await gateway.counted(HITS) - hits
+        matched = await gateway.picker.metric(MATCHED) - matched
+
+        later = [answer for row in answers for answer in row[1:]]
+        off = [error(a.predicted_tokens, a.cached_tokens) for a in later]
+        sizes = [error(a.decision["prompt_tokens"], a.prompt_tokens) for a in later]
+        figure(f"50 requests: predicted {matched:.0f}, hits {hits:.0f} tokens: {shown(error(matched, hits))}")
+        figure(
+            f"single requests: hits {shown(min(off))} to {shown(max(off))}, prompt {shown(min(sizes))} to {shown(max(sizes))}"
+        )
+        figure(f"{learned:.3f} bytes a token learned; {later[0].prompt_tokens} tokens in the first prompt")
+        assert all(len(chosen(row)) == 1 for row in answers)
+        assert all(a.decision["served"] == gateway.server(a.decision["chosen"]).address for a in later)
+        assert matched == sum(a.predicted_tokens for row in answers for a in row)
+        assert min(a.cached_tokens for a in later) >= 2000
+        assert abs(error(matched, hits)) <= 0.05
+
+
+async def test_adapters_and_salts_share_no_prefix_and_an_adapter_keeps_to_its_server(
+    tmp_path: Path, vllm_servers: Servers, figure: Figure
+) -> None:
+    async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:
+        prompt = prose("common to adapters and salts", words=PREFIX_WORDS)
+        worlds: list[dict[str, Any]] = [
+            {"model": "alpha"},
+            {"model": "beta"},
+            {"cache_salt": "tenant-1"},
+            {"cache_salt": "tenant-2"},
+            {},
+        ]
+        hits = await gateway.counted(HITS)
+        first = [await gateway.complete(prompt, **world) for world in worlds]
+        assert [answer.predicted_anywhere() for answer in first] == [0] * 5
+        assert [answer.cached_tokens for answer in first] == [0] * 5
+        assert await gateway.counted(HITS) == hits
+
+        again = [await gateway.complete(prompt, **world) for world in worlds]
+        assert [a.decision["chosen"] for a in again] == [a.decision["chosen"] for a in first]
+        assert all(a.predicted_tokens > 1500 and a.cached_tokens > 1500 for a in again)
+        assert await gateway.counted(HITS) - hits == sum(a.cached_tokens for a in again)
+
+        for n, adapter in enumerate(("alpha", "beta")):
+            others = await asyncio.gather(
+                *(gateway.complete(prose(f"{adapter} {m}", words=100), model=adapter) for m in range(8))
+            )
+            assert chosen(others) == {first[n].decision["chosen"]}
+            assert {a.decision["reason"] for a in others} == {"lora"}
+        figure(
+            f"first {[a.cached_tokens for a in first]}, again {[a.cached_tokens for a in again]} tokens hit"
+        )
+
+
+async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_does(
+    tmp_path: Path, vllm_servers: Servers, figure: Figure
+) -> None:
+    policy = {"sampling": {"share": 1.0}}
+    vocabulary = whole_word_tokens(vllm_servers[0])
+    async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
+        for n in range(10):
+            await gateway.complete(said(vocabulary, f"sampled {n}", words=600), stream=n % 2 == 0)
+        messages = [{"role": "user", "content": said(vocabulary, "first turn", words=600)}]
+        turns: list[Told] = []
+        hits = await gateway.counted(HITS)
+        for n in range(4):
+            answer = await gateway.told(
+                CHAT,
+                stream=n != 1,
+                messages=messages,
+                max_tokens=ANSWER_TOKENS,
+                min_tokens=ANSWER_TOKENS,
+                temperature=1,
+                allowed_token_ids=list(vocabulary.values()),
+            )
+            turns.append(answer)
+            messages += [
+                {"role": "assistant", "content": answer.text},
+                {"role": "user", "content": said(vocabulary, f"turn {n}", words=10)},
+            ]
+        assert await gateway.counted(HITS) - hits == sum(turn.cached_tokens for turn in turns)
+        assert [t.decision["cached_tokens"] for t in turns] == [t.cached_tokens for t in turns]
+        assert [t.decision["ttft_s"] is not None for t in turns] == [True, False, True, True]
+        assert len(chosen(turns)) == 1
+        for before, after in itertools.pairwise(turns):
+            off = error(after.predicted_tokens, after.cached_tokens)
+            figure(
+                f"{before.prompt_tokens} prompt + {before.completion_tokens} answer tokens, then predicted "
+                f"{after.predicted_tokens}, hits {after.cached_tokens}: {shown(off)}"
+            )
+            # Whole blocks of the answer, in truth; whole chunks of its text, by the picker's account.
+            assert after.cached_tokens > before.prompt_tokens + ANSWER_TOKENS - 2 * BLOCK_TOKENS
+            assert after.predicted_tokens > before.prompt_tokens + ANSWER_TOKENS // 2
+            assert abs(off) <= 0.1
+
+
+def said(vocabulary: Mapping[str, int], seed: str, *, words: int) -> str:
+    return " " + " ".join(random.Random(seed).choices(list(vocabulary), k=words))
+
+
+def whole_word_tokens(server: VllmServer) -> dict[str, int]:
+    """Words that with the space before them are one token each: what a model says in these is read as it was said.
+
+    A random model's own choice of tokens is not: the same text, sent back, is cut into other tokens.
+    """
+    found: dict[str, int] = {}
+    for word in sorted(set(prose("vocabulary", words=2000).lower().replace(".", " ").split())):
+        tokens = server.post(
+            "/tokenize", {"model": MODEL_NAME, "prompt": f" {word}", "add_special_tokens": False}
+        ).json()["tokens"]
+        assert isinstance(tokens, list)
+        if len(tokens) == 1:
+            found[word] = tokens[0]
+    assert len(found) > 50
+    return found
