@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.modelserver.metrics_page import MetricsError, parse_page
@@ -94,6 +94,7 @@ def read(page: bytes) -> EndpointMetrics | None:
         return None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400) | st.lists(fragments, max_size=40).map(b"".join))
 @example(b"# TYPE vllm:num_requests_running gauge")
 @example(b"# TYPE ")
@@ -103,6 +104,7 @@ def test_any_bytes_are_read_or_refused(page: bytes) -> None:
     assert metrics is None or believable(metrics)
 
 
+@settings(deadline=None)
 @given(engines, st.data())
 def test_a_damaged_page_is_read_or_refused(engine: EngineState, data: st.DataObject) -> None:
     page = bytearray(vllm_page([engine], loras=[LoraSeries(at=2.0, running="sql")]))
@@ -113,6 +115,7 @@ def test_a_damaged_page_is_read_or_refused(engine: EngineState, data: st.DataObj
     assert metrics is None or believable(metrics)
 
 
+@settings(deadline=None)
 @given(st.lists(engines, min_size=1, max_size=3), st.lists(names, max_size=3, unique=True), names)
 def test_what_a_server_writes_is_what_is_read(
     written: list[EngineState], adapters: list[str], model: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.telemetry.decisions import DecisionRing, Refusal, as_json, encode
@@ -52,6 +52,7 @@ def test_decisions_can_be_asked_for_by_endpoint() -> None:
     assert [d.request_id for d in ring.last(1, endpoint="b")] == ["r3"]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 6), st.lists(st.sampled_from("abcd"), max_size=30))
 def test_the_ring_is_sound_after_every_addition(keep: int, ids: list[str]) -> None:
     ring = DecisionRing(keep=keep)
