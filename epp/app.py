@@ -68,18 +68,6 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def worker_listen(listen: Listen, *, worker: int, workers: int) -> Listen:
-    """Each of several workers has a socket of its own: `unix:/path.N`, or ports in a row."""
-    if workers == 1:
-        return listen
-    if listen.address.startswith("unix:"):
-        address = f"{listen.address}.{worker}"
-    else:
-        first = Address.parse(listen.address)
-        address = str(replace(first, port=first.port + worker))
-    return Listen(address=address, tls=listen.tls)
-
-
 class App:
     """One worker. `run` returns the process's exit status."""
 
@@ -113,7 +101,9 @@ class App:
         self._server = ExtProcServer(
             self._picker,
             self._metrics,
-            listen=worker_listen(config.listen, worker=worker, workers=config.workers),
+            listen=Listen(
+                address=config.listen.addresses(workers=config.workers)[worker], tls=config.listen.tls
+            ),
             settings=StreamSettings(
                 max_body_bytes=config.envoy.max_body_bytes,
                 hold_streams=config.hold_streams,

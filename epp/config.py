@@ -36,10 +36,19 @@ class Listen(_Section, frozen=True):
     address: Annotated[
         str,
         Meta(
-            description="`ip:port`, or `unix:/path`; of several workers each has its own: `.N` is appended."
+            description="`ip:port`, or `unix:/path`. Of several workers each has its own: ports in a row, or `.N` appended."
         ),
     ] = "127.0.0.1:9002"
     tls: Tls | None = None
+
+    def addresses(self, *, workers: int) -> tuple[str, ...]:
+        """Where each worker listens: a lone worker at the address itself, of several each at its own."""
+        if workers == 1:
+            return (self.address,)
+        if self.address.startswith("unix:"):
+            return tuple(f"{self.address}.{n}" for n in range(workers))
+        first = Address.parse(self.address)
+        return tuple(str(Address(host=first.host, port=first.port + n)) for n in range(workers))
 
 
 class Admin(_Section, frozen=True):
@@ -151,6 +160,6 @@ def load_config(path: Path) -> Config:
         config.validate()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (msgspec.MsgspecError, ValueError, ConfigError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return config

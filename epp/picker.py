@@ -30,6 +30,8 @@ from epp.scheduling.rules import RULES, Rule
 from epp.types import Address, ChunkHash, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.views import TOKEN_ID_BYTES, apply_gain, cached_tokens, is_text, prompt_tokens_of, shown, view_of
 
+_SHOWN_CHARS = 256
+"""Of a model's name in a decision: clients choose it, and decisions are kept."""
 _RESIZE_RATIO = 0.02
 """A capacity that moved by less than this is left as it is."""
 
@@ -170,7 +172,7 @@ class Picker:
             request_id=request.request_id,
             at_unix_s=now + self._unix_offset_s,
             kind=inference.kind,
-            model=inference.model,
+            model=inference.model[:_SHOWN_CHARS],
             adapter=adapter,
             rule=spec.rule,
             policy=self._policy.metadata.name,

@@ -209,7 +209,7 @@ def load_policy(text: str | bytes, *, source: str) -> Policy:
     """Decode and check one policy document. ConfigError names `source` and the field at fault."""
     try:
         return msgspec.yaml.decode(text, type=Policy)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: {error}") from error
 
 

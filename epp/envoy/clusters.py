@@ -65,25 +65,12 @@ from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, PI
 from epp.types import Address
 
 if TYPE_CHECKING:
-    from epp.config import Config, Listen
+    from epp.config import Config
 
 UPSTREAM_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 UPSTREAM_IDLE: Final = timedelta(seconds=3)
 """Under the 5 s after which vLLM's server closes an idle connection: a request sent into that close is lost."""
-
-
-def picker_addresses(listen: Listen, *, workers: int) -> tuple[str, ...]:
-    """Where each worker listens: a lone worker at the address itself, of several each at its own.
-
-    Of several, a unix socket gets `.N` appended, and a port N added to it.
-    """
-    if workers == 1:
-        return (listen.address,)
-    if listen.address.startswith("unix:"):
-        return tuple(f"{listen.address}.{n}" for n in range(workers))
-    first = Address.parse(listen.address)
-    return tuple(str(Address(host=first.host, port=first.port + n)) for n in range(workers))
 
 
 def envoy_address(text: str) -> EnvoyAddress:
@@ -135,7 +122,7 @@ def picker(config: Config) -> Cluster:
     """The picker's workers, each an endpoint of its own."""
     endpoints = [
         LbEndpoint(endpoint=Endpoint(address=envoy_address(address)))
-        for address in picker_addresses(config.listen, workers=config.workers)
+        for address in config.listen.addresses(workers=config.workers)
     ]
     return Cluster(
         name=PICKER,

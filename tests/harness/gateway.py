@@ -17,7 +17,6 @@ import aiohttp
 import yaml
 
 from epp.config import Config, load_config
-from epp.envoy.clusters import picker_addresses
 from epp.envoy.eds import EdsFile
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.backend import Backend, running_backend
@@ -243,7 +242,7 @@ async def running_bootstrap(
         listed = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(backends)]
         pickers = [
             await stack.enter_async_context(running_fake_picker(address))
-            for address in picker_addresses(config.listen, workers=workers)
+            for address in config.listen.addresses(workers=workers)
         ]
         eds = EdsFile(Path(config.envoy.eds_file))
         eds.write(as_endpoints([*(b.address for b in listed), *extra]))

@@ -81,6 +81,11 @@ def test_a_document_that_is_no_policy_is_refused(text: str | bytes, why: str) ->
     assert why in str(caught.value)
 
 
+def test_a_document_nested_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^p\.yaml: "):
+        load_policy("[" * 100_000, source="p.yaml")
+
+
 def test_later_chunks_may_be_as_large_as_the_first() -> None:
     text = HEAD + "spec: {chunks: {sizeBytes: 512, laterSizeBytes: 512}}"
     assert load_policy(text, source="p.yaml").spec.chunks.later_size_bytes == 512

@@ -14,7 +14,6 @@ from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
 from epp.config import Config, Envoy, Listen
 from epp.envoy.bootstrap import bootstrap, message
-from epp.envoy.clusters import picker_addresses
 from epp.errors import ConfigError
 from tests.harness.certificate import write_tls
 
@@ -115,7 +114,7 @@ def test_failing_closed_reaches_ext_proc() -> None:
     ],
 )
 def test_each_worker_has_an_address_of_its_own(address: str, workers: int, expected: tuple[str, ...]) -> None:
-    assert picker_addresses(Listen(address=address), workers=workers) == expected
+    assert Listen(address=address).addresses(workers=workers) == expected
 
 
 if __name__ == "__main__":
