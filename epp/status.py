@@ -20,8 +20,7 @@ def status_of(picker: Picker, scraper: Scraper, *, draining: bool, now: float) -
     healthy = set(picker.fleet.healthy(states, failures_to_eject=spec.scrape.failures_to_eject))
     return PickerStatus(
         endpoints=tuple(
-            _endpoint(state, picker, ages, evictions, ready=state in healthy, now=now)
-            for state in states
+            _endpoint(state, picker, ages, evictions, ready=state in healthy, now=now) for state in states
         ),
         table_entries=len(picker.table),
         policy=picker.policy.metadata.name,
