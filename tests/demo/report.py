@@ -25,6 +25,9 @@ class RuleFigures:
     """After warm-up."""
     requests_by_server: tuple[int, ...]
     picker_cpu_s: float
+    """All that the picker's process took meanwhile."""
+    picker_idle_cpu_s: float
+    """What it would have taken in that time without a request: scrapes, watched files."""
 
     @property
     def hit_rate(self) -> float:
@@ -40,7 +43,7 @@ class RuleFigures:
 
     @property
     def picker_cpu_s_per_request(self) -> float:
-        return self.picker_cpu_s / self.requests
+        return (self.picker_cpu_s - self.picker_idle_cpu_s) / self.requests
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -56,24 +59,26 @@ class _Row:
     title: str
     value: Callable[[RuleFigures], float]
     show: Callable[[float], str]
-    compare: str = ""
-    """What a ratio to the first rule is called: `x` more of it, or `less`; empty: no ratio."""
+    compare: bool = True
+    """Whether a ratio to the first rule says anything."""
 
 
 def _ms(value: float) -> str:
     return "-" if math.isnan(value) else f"{value * 1000:,.0f} ms"
 
 
+def _fine_ms(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value * 1000:.2f} ms"
+
+
 _ROWS: Final = (
-    _Row("token hit rate", lambda f: f.hit_rate, lambda v: f"{v * 100:.1f} %", "more"),
-    _Row("prompt tokens computed", lambda f: f.computed_tokens, lambda v: f"{v:,.0f}", "more"),
-    _Row("TTFT p50", lambda f: percentile(f.ttfts_s, 0.5), _ms, "more"),
-    _Row("TTFT p90", lambda f: percentile(f.ttfts_s, 0.9), _ms, "more"),
-    _Row("requests/s", lambda f: f.requests_per_s, lambda v: f"{v:.2f} /s", "more"),
-    _Row("failed requests", lambda f: f.failed, lambda v: f"{v:.0f}"),
-    _Row(
-        "picker CPU per request", lambda f: f.picker_cpu_s_per_request, lambda v: f"{v * 1000:.2f} ms", "more"
-    ),
+    _Row("token hit rate", lambda f: f.hit_rate, lambda v: f"{v * 100:.1f} %"),
+    _Row("prompt tokens computed", lambda f: f.computed_tokens, lambda v: f"{v:,.0f}"),
+    _Row("TTFT p50", lambda f: percentile(f.ttfts_s, 0.5), _ms),
+    _Row("TTFT p90", lambda f: percentile(f.ttfts_s, 0.9), _ms),
+    _Row("requests/s", lambda f: f.requests_per_s, lambda v: f"{v:.2f} /s"),
+    _Row("failed requests", lambda f: f.failed, lambda v: f"{v:.0f}", compare=False),
+    _Row("picker CPU per request", lambda f: f.picker_cpu_s_per_request, _fine_ms),
 )
 
 
@@ -125,6 +130,24 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
         if n == 0:
             lines.append("  " + "   ".join("─" * w for w in widths))
     return "\n".join(lines)
+
+
+def footnotes(figures: Sequence[RuleFigures], *, reusable_share: float) -> str:
+    """What the figures are of, and what failed."""
+    counted = " and ".join(dict.fromkeys(str(len(f.ttfts_s)) for f in figures))
+    idle_ms_per_s = figures[0].picker_idle_cpu_s / figures[0].duration_s * 1000
+    lines = [
+        f"Each rule got the same {figures[0].requests} requests, from empty caches.",
+        f"TTFT: of {counted} requests, without each user's first; first token as the client sees it.",
+        f"Token hit rate: the servers' own counters. A cache that forgets nothing would reach about {reusable_share:.0%}.",
+        f"Picker CPU: its whole process, less the {_idle(idle_ms_per_s)} that it takes without requests.",
+    ]
+    lines += [f"{f.rule}: a request failed: {text}" for f in figures for text in f.failures]
+    return "\n".join(f"  {line}" for line in lines) + "\n"
+
+
+def _idle(ms_per_s: float) -> str:
+    return "(unknown)" if math.isnan(ms_per_s) else f"{ms_per_s:.0f} ms a second"
 
 
 def document(figures: Sequence[RuleFigures], *, seed: int, servers: int) -> dict[str, Any]:

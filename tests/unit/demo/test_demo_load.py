@@ -1,0 +1,152 @@
+"""The demo's client and counters: what is an answer, what is a failure, what a metrics page says, how progress reads."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.demo.counters import CpuMeter, read_counters
+from tests.demo.load import Answer, Run, ask, drive, read_events
+from tests.demo.progress import Progress, line
+from tests.demo.workload import Shape, make_workload
+
+EVENTS = (
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    b'data: {"choices":[{"delta":{"content":" one"}}]}\n\n'
+    b': a comment\n\ndata: {"choices":[{"delta":{"content":" two"},"finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+PAGE = """\
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_hits_total{engine="0"} 40.0
+vllm:prefix_cache_hits_created{engine="0"} 1.7e9
+vllm:request_success_total{finished_reason="stop"} 2.0
+vllm:request_success_total{finished_reason="length"} 3.0
+"""
+
+
+async def serve(body: bytes, *, status: int = 200, cut: bool = False) -> tuple[web.AppRunner, str]:
+    """A gateway that answers everything so; `cut`: closes the connection before the end."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(status=status, headers={"x-request-id": "r-1"})
+        await response.prepare(request)
+        await response.write(body)
+        if cut:
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def asked(body: bytes, *, status: int = 200, cut: bool = False) -> Answer:
+    runner, url = await serve(body, status=status, cut=cut)
+    async with aiohttp.ClientSession() as session:
+        answer = await ask(session, f"{url}/v1/chat/completions", b"{}")
+    await runner.cleanup()
+    return answer
+
+
+def test_the_text_of_an_answer_is_put_together_from_its_events() -> None:
+    assert read_events(EVENTS + DONE) == (" one two", True)
+
+
+@pytest.mark.parametrize("stream", [EVENTS, b"", EVENTS + b'data: {"error":', b"data: [DO"])
+def test_an_answer_without_its_end_is_incomplete(stream: bytes) -> None:
+    assert read_events(stream)[1] is False
+
+
+async def test_a_whole_answer_has_a_time_a_text_and_its_request_id() -> None:
+    answer = await asked(EVENTS + DONE)
+    assert (answer.text, answer.request_id, answer.failure) == (" one two", "r-1", "")
+    assert answer.ttft_s > 0
+
+
+async def test_an_error_status_a_cut_and_a_dead_address_are_failures_with_their_reason() -> None:
+    assert (await asked(b'{"error":"full"}', status=429)).failure == 'status 429: {"error":"full"}'
+    assert (await asked(EVENTS)).failure == "the answer was cut before its end"
+    assert "Error" in (await asked(EVENTS, cut=True)).failure
+    async with aiohttp.ClientSession() as session:
+        dead = await ask(session, "http://127.0.0.1:1/v1/chat/completions", b"{}")
+    assert "127.0.0.1" in dead.failure
+
+
+async def test_each_users_first_request_is_not_timed_and_a_user_goes_on_after_a_failure() -> None:
+    shape = Shape(
+        users=3, tenants=2, requests_per_user=3, system_words=5, think_s=(0.0, 0.0), arrivals_per_s=1e6
+    )
+    workload = make_workload(shape, seed=1)
+    good, failing = Run(total=9, started_at=0.0), Run(total=9, started_at=0.0)
+    async with aiohttp.ClientSession() as session:
+        runner, url = await serve(EVENTS + DONE)
+        await drive(workload, good, url=url, nonce="n", session=session)
+        await runner.cleanup()
+        runner, url = await serve(b"no", status=500)
+        await drive(workload, failing, url=url, nonce="n", session=session)
+        await runner.cleanup()
+    assert (good.sent, good.done, len(good.ttfts_s), good.failures) == (9, 9, 6, [])
+    assert good.last_request_id == "r-1"
+    assert (failing.done, len(failing.failures), failing.ttfts_s) == (9, 9, [])
+
+
+def test_counters_are_summed_over_labels() -> None:
+    counters = read_counters(PAGE)
+    assert (counters.queried_tokens, counters.hit_tokens, counters.finished) == (100, 40, 5)
+    later = read_counters(PAGE.replace("40.0", "70.0"))
+    assert later.since(counters).hit_tokens == 30
+
+
+def test_a_page_without_a_counter_is_refused_rather_than_read_as_zero() -> None:
+    with pytest.raises(ValueError, match="prefix_cache_hits"):
+        read_counters(PAGE.replace("vllm:prefix_cache_hits_total", "vllm:other_total"))
+
+
+def test_the_meter_counts_the_cpu_time_of_a_process_and_is_unknown_for_none() -> None:
+    meter = CpuMeter(os.getpid())
+    sum(n * n for n in range(1_000_000))
+    assert meter.spent_s() > 0
+    assert math.isnan(CpuMeter(0).spent_s())
+
+
+def test_progress_off_a_terminal_is_whole_lines() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.show("least-cost", Run(total=4, started_at=0.0, sent=3, done=2, ttfts_s=[0.1]), now=7.4)
+    progress.close()
+    text = stream.getvalue()
+    assert text.endswith("\n")
+    assert "\r" not in text
+    assert "2/4" in text
+
+
+def test_progress_on_a_terminal_writes_over_itself_and_leaves_no_trace() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.show("least-cost", Run(total=4, started_at=0.0), now=1.0)
+    progress.close()
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_line_of_progress_tells_failures_and_a_full_bar_at_the_end() -> None:
+    text = line("x", Run(total=2, started_at=0.0, sent=2, done=2, failures=["status 500"]), now=3.0)
+    assert "░" not in text
+    assert "1 failed" in text

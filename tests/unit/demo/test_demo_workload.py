@@ -1,0 +1,66 @@
+"""The demo's workload: fixed by its seed, the same work for every rule, conversations that grow by what was said."""
+
+from __future__ import annotations
+
+import json
+
+from tests.demo.workload import Shape, Turn, User, Workload, make_workload
+
+SHAPE = Shape.of(servers=4, requests=264)
+
+
+def turns(user: User) -> list[Turn]:
+    return [turn for conversation in user.conversations for turn in conversation]
+
+
+def test_a_seed_gives_the_same_workload_and_another_seed_another() -> None:
+    assert make_workload(SHAPE, seed=1) == make_workload(SHAPE, seed=1)
+    assert make_workload(SHAPE, seed=1) != make_workload(SHAPE, seed=2)
+
+
+def test_every_user_has_the_same_number_of_requests_and_together_they_are_those_announced() -> None:
+    workload = make_workload(SHAPE, seed=1)
+    assert {len(turns(user)) for user in workload.users} == {SHAPE.requests_per_user}
+    assert sum(len(turns(user)) for user in workload.users) == SHAPE.requests == 264
+
+
+def test_few_requests_come_from_few_users_so_that_conversations_still_have_turns() -> None:
+    small = Shape.of(servers=2, requests=36)
+    assert (small.users, small.requests_per_user) == (12, 3)
+    assert Shape.of(servers=4, requests=1).requests == 2
+
+
+def test_a_turn_sends_the_conversation_so_far_behind_its_tenants_system_prompt() -> None:
+    workload = make_workload(SHAPE, seed=1)
+    user = workload.users[3]
+    first, second = next(c for c in user.conversations if len(c) > 1)[:2]
+    before = workload.body(user, [], first, nonce="abc")
+    after = workload.body(user, [(first.message, "an answer")], second, nonce="abc")
+    assert after["messages"][: len(before["messages"])] == before["messages"]
+    assert [m["role"] for m in after["messages"]] == ["system", "user", "assistant", "user"]
+    assert workload.systems[user.tenant] in after["messages"][0]["content"]
+    assert after["cache_salt"] == f"tenant-{user.tenant}"
+
+
+def test_another_nonce_changes_every_prompt_from_its_first_words_and_no_size() -> None:
+    workload = make_workload(SHAPE, seed=1)
+    user = workload.users[0]
+    bodies = [json.dumps(workload.body(user, [], turns(user)[0], nonce=n)) for n in ("aaaaaa", "bbbbbb")]
+    assert len(bodies[0]) == len(bodies[1])
+    assert bodies[0].index("aaaaaa") < bodies[0].index(workload.systems[user.tenant][:20])
+
+
+def test_the_prefixes_in_use_fit_the_fleet_and_not_one_server() -> None:
+    from tests.demo.fleet import SERVER_CACHE_TOKENS  # noqa: PLC0415 - imports all of Envoy's messages
+
+    live = make_workload(SHAPE, seed=1).live_prefix_tokens
+    assert 2 * SERVER_CACHE_TOKENS < live < 4 * SERVER_CACHE_TOKENS
+
+
+def test_the_reusable_share_counts_system_prompts_and_earlier_turns() -> None:
+    shape = Shape(users=1, tenants=1, requests_per_user=2)
+    one = User(tenant=0, conversations=[[Turn("x" * 50, 10, 0.0), Turn("y" * 50, 10, 0.0)]])
+    two = User(tenant=0, conversations=[[Turn("z" * 100, 10, 0.0)]])
+    # Prompts of 150, 250 and 200 characters: of the second 200 are known, of the third the system prompt's 100.
+    workload = Workload(shape, ["s" * 100], [one, two])
+    assert workload.reusable_share() == (200 + 100) / (150 + 250 + 200)
