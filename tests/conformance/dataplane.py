@@ -1,0 +1,357 @@
+"""A data plane's half of ext_proc v3: sends one HTTP request as each body mode has it, and does what the picker answers.
+
+Written from the protocol alone, so that it drives any picker. An `Exchange` is one HTTP request on one gRPC stream; it
+fails (AssertionError) on an answer that no data plane could use. Values of headers are text, a character a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
+from google.protobuf import json_format
+
+METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+DESTINATION: Final = "x-gateway-destination-endpoint"
+LB: Final = "envoy.lb"
+SUBSET_HINT: Final = "envoy.lb.subset_hint"
+MAX_PIECE_BYTES: Final = 62_000
+_PATIENCE_S: Final = 15.0
+
+_BODY: Final = processing_mode_pb2.ProcessingMode.BodySendMode
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way in which a data plane hands over bodies."""
+
+    request: int
+    response: int = _BODY.NONE
+    early: bool = False
+    """Body chunks do not wait for the answer to the headers."""
+    silent: bool = False
+    """The data plane does not say its modes, as older ones do not."""
+
+    @property
+    def duplex(self) -> bool:
+        return bool(self.request == _BODY.FULL_DUPLEX_STREAMED)
+
+
+NONE: Final = Mode(_BODY.NONE)
+BUFFERED: Final = Mode(_BODY.BUFFERED)
+PARTIAL: Final = Mode(_BODY.BUFFERED_PARTIAL)
+STREAMED: Final = Mode(_BODY.STREAMED, _BODY.STREAMED)
+EARLY: Final = Mode(_BODY.STREAMED, early=True)
+DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED)
+DUPLEX_REQUEST: Final = Mode(_BODY.FULL_DUPLEX_STREAMED)
+SILENT_DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED, silent=True)
+
+MODES: Final = {
+    "none": NONE,
+    "buffered": BUFFERED,
+    "buffered_partial": PARTIAL,
+    "streamed": STREAMED,
+    "streamed_early": EARLY,
+    "full_duplex": DUPLEX,
+    "full_duplex_request": DUPLEX_REQUEST,
+    "full_duplex_silent": SILENT_DUPLEX,
+}
+READING_MODES: Final = {name: mode for name, mode in MODES.items() if mode not in (NONE, STREAMED)}
+"""Those in which the pick may wait for the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """The picker answers the client itself."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Half:
+    """One direction of the exchange: what a data plane made of the picker's answers."""
+
+    headers: list[tuple[str, str]]
+    """Lower-case names, the picker's mutations applied."""
+    pieces: list[bytes] = field(default_factory=list)
+    """Of the body as the picker sent it back; full duplex only."""
+    ends: list[bool] = field(default_factory=list)
+    """The end-of-stream flag of each piece."""
+    order: list[str] = field(default_factory=list)
+    """Kinds of the answers, in the order in which they came."""
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key == name]
+
+
+class Exchange:
+    """One HTTP request. Made by `exchange`."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, mode: Mode) -> None:
+        self.mode = mode
+        self.request = Half([])
+        self.response = Half([])
+        self.immediate: Immediate | None = None
+        self.metadata: dict[str, Any] = {}
+        """The picker's dynamic metadata, namespaces outermost."""
+        self.carriers = 0
+        """Answers that named a destination in a header and in the metadata at once."""
+        self._told_modes = mode.silent
+        self.call: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=wire.ProcessingRequest.SerializeToString,
+            response_deserializer=wire.ProcessingResponse.FromString,
+        )()
+
+    # -- what tests read -----------------------------------------------------------------------------------------
+
+    @property
+    def destination(self) -> str:
+        """The value that would be sent on in the header; one value, or the picker failed."""
+        values = self.request.values(DESTINATION)
+        assert len(values) == 1, f"{DESTINATION}: {values}, immediate: {self.immediate}"
+        return values[0]
+
+    @property
+    def told_destination(self) -> str:
+        """The same in the dynamic metadata."""
+        value = self.metadata.get(LB, {}).get(DESTINATION)
+        assert isinstance(value, str), f"{DESTINATION} in {self.metadata}, immediate: {self.immediate}"
+        return value
+
+    @property
+    def destinations(self) -> list[str]:
+        return [part.strip() for part in self.destination.split(",")]
+
+    @property
+    def refused(self) -> Immediate:
+        assert self.immediate is not None, f"routed to {self.request.values(DESTINATION)}"
+        return self.immediate
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        body: bytes | Sequence[bytes] | None = None,
+        *,
+        method: str = "POST",
+        path: str = "/v1/completions",
+        headers: Headers = (),
+        subset: Any = None,
+        trailers: bool = False,
+        plain_values: bool = False,
+    ) -> Exchange:
+        """The whole request, by the rules of the mode, and every answer to it.
+
+        `body`: None has no body at all; a sequence is how the network cut it. `subset`: the hint's value, a list or text.
+        """
+        pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
+        pseudo = ((":method", method), (":path", path), (":scheme", "http"), (":authority", "models.test"))
+        sent = [*pseudo, *headers]
+        self.request.headers = [(name.lower(), value) for name, value in sent]
+        message = _with_headers("request_headers", sent, end=body is None, plain_values=plain_values)
+        if subset is not None:
+            hint = message.metadata_context.filter_metadata[SUBSET_HINT]
+            hint.update({f"{DESTINATION}-subset": subset})
+        if body is None or self.mode.request == _BODY.NONE:
+            await self._ask(message, self.request)
+        elif self.mode.duplex or self.mode.early:
+            await self._send_ahead(message, pieces, trailers=trailers)
+        else:
+            await self._send_in_turn(message, pieces, trailers=trailers)
+        return self
+
+    async def begin(self, *, path: str = "/v1/completions") -> None:
+        """Only the headers of a request whose body is yet to come, and no waiting for an answer."""
+        await self._write(_with_headers("request_headers", [(":method", "POST"), (":path", path)], end=False))
+
+    async def _send_in_turn(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
+        """Each message waits for the answer to the one before."""
+        await self._ask(head, self.request)
+        if self.mode.request != _BODY.STREAMED:
+            pieces = [b"".join(pieces)]
+        for message in _bodies("request_body", pieces, trailers=trailers):
+            if self.immediate is None:
+                await self._ask(message, self.request)
+
+    async def _send_ahead(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
+        """Messages go out whatever is answered meanwhile."""
+        messages = [head, *_bodies("request_body", pieces, trailers=trailers)]
+        if self.mode.duplex and trailers:
+            messages.append(wire.ProcessingRequest(request_trailers={}))
+        writing = asyncio.create_task(self._write_all(messages))
+        try:
+            while self.immediate is None and not self._whole(self.request, len(messages), trailers=trailers):
+                await self._read(self.request)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    def _whole(self, half: Half, sent: int, *, trailers: bool) -> bool:
+        """Whether every answer that the mode asks for has come."""
+        if not self.mode.duplex:
+            return len(half.order) == sent
+        return "trailers" in half.order if trailers else any(half.ends)
+
+    # -- the response --------------------------------------------------------------------------------------------
+
+    async def respond(
+        self,
+        body: bytes | Sequence[bytes] | None = None,
+        *,
+        status: int = 200,
+        headers: Headers = (),
+        trailers: bool = False,
+        served: str = "",
+        attribute: bool = False,
+    ) -> Exchange:
+        """The server's answer. `served`: who it was, in the metadata, or as `attribute` (Envoy's `upstream.address`)."""
+        pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
+        sent = [(":status", str(status)), *headers]
+        self.response.headers = [(name.lower(), value) for name, value in sent]
+        shown = body is not None and self.mode.response != _BODY.NONE
+        message = _with_headers("response_headers", sent, end=body is None)
+        if served and attribute:
+            message.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": served})
+        elif served:
+            message.metadata_context.filter_metadata[LB].update({f"{DESTINATION}-served": served})
+        await self._ask(message, self.response)
+        if not shown:
+            return self
+        duplex = self.mode.response == _BODY.FULL_DUPLEX_STREAMED
+        for part in _bodies("response_body", pieces, trailers=trailers):
+            if duplex:
+                await self.call.write(part)
+            else:
+                await self._ask(part, self.response)
+        if trailers:
+            await self.call.write(wire.ProcessingRequest(response_trailers={}))
+        while duplex and not ("trailers" in self.response.order if trailers else any(self.response.ends)):
+            await self._read(self.response)
+        return self
+
+    async def finish(self) -> Any:
+        """The HTTP request is over: close our side. The stream's gRPC status."""
+        await self.call.done_writing()
+        assert await asyncio.wait_for(self.call.read(), _PATIENCE_S) is grpc.aio.EOF
+        return await self.code()
+
+    async def code(self) -> Any:
+        """The stream's gRPC status, once the picker ends it."""
+        return await asyncio.wait_for(self.call.code(), _PATIENCE_S)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    async def _write_all(self, messages: Iterable[Any]) -> None:
+        for message in messages:
+            await self._write(message)
+
+    async def _write(self, message: Any) -> None:
+        if not self._told_modes:
+            self._told_modes = True
+            config = message.protocol_config
+            config.request_body_mode = self.mode.request
+            config.response_body_mode = self.mode.response
+            config.send_body_without_waiting_for_header_response = self.mode.early
+        await self.call.write(message)
+
+    async def _ask(self, message: Any, half: Half) -> None:
+        await self._write(message)
+        await self._read(half)
+
+    async def _read(self, half: Half) -> None:
+        answer = await asyncio.wait_for(self.call.read(), _PATIENCE_S)
+        assert answer is not grpc.aio.EOF, f"the picker ended the stream: {await self.code()}"
+        if answer.HasField("dynamic_metadata"):
+            self.metadata.update(json_format.MessageToDict(answer.dynamic_metadata))
+        kind = answer.WhichOneof("response")
+        if kind == "immediate_response":
+            self.immediate = _immediate(answer.immediate_response)
+            return
+        direction, _, part = (kind or "").partition("_")
+        assert half is (self.request if direction == "request" else self.response), f"{kind} out of turn"
+        half.order.append(part)
+        if part != "trailers":
+            common = getattr(answer, kind).response
+            self._apply(common, part, half)
+            named = {option.header.key.lower() for option in common.header_mutation.set_headers}
+            self.carriers += DESTINATION in named and answer.HasField("dynamic_metadata")
+
+    def _apply(self, common: Any, part: str, half: Half) -> None:
+        """What a data plane does with a header or body answer."""
+        half.headers = _mutated(half.headers, common.header_mutation)
+        mode = self.mode.request if half is self.request else self.mode.response
+        if part != "body":
+            return
+        if mode == _BODY.FULL_DUPLEX_STREAMED:
+            assert common.body_mutation.HasField("streamed_response"), (
+                "full duplex: the body has to be sent back"
+            )
+            half.pieces.append(common.body_mutation.streamed_response.body)
+            half.ends.append(common.body_mutation.streamed_response.end_of_stream)
+        else:
+            assert not common.body_mutation.HasField("streamed_response"), (
+                "only full duplex takes a streamed body"
+            )
+
+
+def _with_headers(kind: str, headers: Headers, *, end: bool, plain_values: bool = False) -> Any:
+    message = wire.ProcessingRequest()
+    part = getattr(message, kind)
+    part.end_of_stream = end
+    for name, value in headers:
+        if plain_values:
+            part.headers.headers.add(key=name, value=value)
+        else:
+            part.headers.headers.add(key=name, raw_value=value.encode("latin-1"))
+    return message
+
+
+def _bodies(kind: str, pieces: Sequence[bytes], *, trailers: bool) -> list[Any]:
+    """Body messages; the last ends the stream unless trailers follow."""
+    last = len(pieces) - 1
+    return [
+        wire.ProcessingRequest(**{kind: {"body": piece, "end_of_stream": n == last and not trailers}})
+        for n, piece in enumerate(pieces)
+    ]
+
+
+def _immediate(message: Any) -> Immediate:
+    headers = dict(_mutated([], message.headers))
+    return Immediate(status=message.status.code, headers=headers, body=message.body)
+
+
+def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, str]]:
+    """Headers after a mutation: removals first, then additions, which overwrite unless `append` says otherwise."""
+    gone = {name.lower() for name in mutation.remove_headers}
+    result = [(key, value) for key, value in headers if key not in gone]
+    for option in mutation.set_headers:
+        name = option.header.key.lower()
+        value = (option.header.raw_value or option.header.value.encode()).decode("latin-1")
+        if not option.append.value:
+            result = [(key, old) for key, old in result if key != name]
+        result.append((name, value))
+    return result
+
+
+@asynccontextmanager
+async def exchange(channel: grpc.aio.Channel, *, mode: Mode = BUFFERED) -> AsyncIterator[Exchange]:
+    """One HTTP request; cancelled at the end if a test leaves it open, as when a client goes away."""
+    running = Exchange(channel, mode=mode)
+    try:
+        yield running
+    finally:
+        running.call.cancel()
