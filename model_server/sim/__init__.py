@@ -1,0 +1,1 @@
+"""Many simulated engines on one virtual clock, driven by any router."""

@@ -1,0 +1,407 @@
+"""A simulated engine: the core's scheduling and block pool without tokens, fast enough for hours of traffic.
+
+It behaves as `core.engine.Engine` with the cost runner does: the same block pool (the core's own), the same rule for chunks,
+admission and preemption, the same durations. Differential tests hold it to that. What is left out is tokens: a request brings
+the names of its blocks, and an answer's length is known.
+
+Where nothing but decoding can happen, many steps are taken as one stride in closed form: until a request ends or needs
+a block. An arrival cuts a stride at the next step's end, as the real engine would look at its queue then.
+
+Protocol of use: `add` at any time; `wake(now)` when the time of `due_s` has come, which books what was computed and starts the
+next step or stride. `due_s` may move closer with `add`. Caller: the fleet.
+
+Invariants (`check_integrity`): those of the core's scheduler, and never two strides under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from model_server.core.block_pool import Block, BlockPool
+from model_server.core.hashing import BlockHash
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """A request inside an engine."""
+
+    job_id: int
+    names: list[BlockHash]
+    """Names of all full blocks of prompt and answer."""
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    adapter: str = ""
+    arrived_s: float = 0.0
+    num_tokens: int = 0
+    """Prompt and the answer so far."""
+    num_computed: int = 0
+    num_named: int = 0
+    """Blocks of the table that can be found by name."""
+    table: list[Block] | None = None
+    num_cached_tokens: int | None = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.num_prompt_tokens > 0
+        assert self.num_answer_tokens > 0
+        self.num_tokens = self.num_prompt_tokens
+
+    @property
+    def end_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_answer_tokens
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a server of the real kind counts, since its start."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    finished: int = 0
+    ttft_sum_s: float = 0.0
+    ttft_count: int = 0
+    prefill_sum_s: float = 0.0
+    adapter_loads: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """Sizes and speed of one simulated server."""
+
+    num_blocks: int = 1000
+    block_tokens: int = 512
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    costs: CostModel = field(default_factory=CostModel)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+
+@dataclass(slots=True)
+class _Stride:
+    """Steps under way: `num_steps` times the same plan."""
+
+    chunks: list[tuple[Job, int]]
+    started_s: float
+    num_steps: int
+    first_s: float
+    """Duration of the first step; each later one is `growth_s` longer than the one before."""
+    growth_s: float
+    interruptible: bool
+    """An arrival could be admitted at the next step."""
+
+    def end_s(self, num_steps: int) -> float:
+        return self.started_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
+
+    def steps_until(self, now: float) -> int:
+        """The fewest steps whose end is not before `now`."""
+        left = max(0.0, now - self.started_s)
+        if self.growth_s > 0:
+            half = self.first_s - self.growth_s / 2
+            steps = math.ceil((math.sqrt(half * half + 2 * self.growth_s * left) - half) / self.growth_s)
+        else:
+            steps = math.ceil(left / self.first_s)
+        steps = max(1, min(steps, self.num_steps))
+        while steps > 1 and self.end_s(steps - 1) >= now:  # what rounding may have added or lost
+            steps -= 1
+        while steps < self.num_steps and self.end_s(steps) < now:
+            steps += 1
+        return steps
+
+
+class SimEngine:
+    def __init__(self, shape: EngineShape) -> None:
+        self.shape = shape
+        self.pool = BlockPool(shape.num_blocks)
+        self.counters = Counters()
+        self.due_s = math.inf
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._stride: _Stride | None = None
+        self._resident: OrderedDict[str, None] = OrderedDict()
+        self._no_room = False
+        """The head of the queue found too few blocks: nothing behind it is admitted before something ends."""
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active_adapters(self) -> frozenset[str]:
+        return frozenset(job.adapter for job in self.jobs() if job.adapter)
+
+    @property
+    def resident_adapters(self) -> frozenset[str]:
+        return frozenset(self._resident)
+
+    def jobs(self) -> list[Job]:
+        """Running ones in order of admission, then waiting ones in order."""
+        return [*self._running, *self._waiting]
+
+    def fits(self, job: Job) -> bool:
+        """Whether it could ever run here."""
+        return job.end_tokens <= self.shape.capacity_tokens
+
+    def add(self, job: Job, *, now: float) -> None:
+        """Queue a request. An idle engine wants to be woken now, a striding one at the end of the step under way."""
+        assert self.fits(job), "the request could never run"
+        job.arrived_s = now
+        self._waiting.append(job)
+        stride = self._stride
+        if stride is None:
+            self.due_s = now
+        elif stride.interruptible and stride.num_steps > 1:
+            stride.num_steps = stride.steps_until(now)
+            self.due_s = stride.end_s(stride.num_steps)
+
+    def drop_all(self) -> list[Job]:
+        """The process died: everything in it fails. The engine is of no use afterwards."""
+        lost = self.jobs()
+        self._running.clear()
+        self._waiting.clear()
+        self._stride, self.due_s = None, math.inf
+        return lost
+
+    def wake(self, now: float) -> tuple[list[Job], list[Job]]:
+        """The stride under way is over (or there is none): book it, start the next. Jobs with their first token, and ended ones."""
+        first: list[Job] = []
+        ended: list[Job] = []
+        if self._stride is not None:
+            first, ended = self._finish(self._stride, now)
+            self._stride = None
+        self._begin(now)
+        return first, ended
+
+    def check_integrity(self) -> None:
+        """Assert the invariants named in the module's docstring."""
+        self.pool.check_integrity()
+        held = sum(len(job.table or ()) for job in self._running)
+        assert held == sum(block.ref_count for block in self.pool.blocks)
+        assert all(job.table is None and job.num_computed == 0 for job in self._waiting)
+        assert len(self._running) <= self.shape.limits.max_num_seqs
+        assert len({j.adapter for j in self._running if j.adapter}) <= self.shape.limits.max_loras
+        assert (self._stride is None) == (not self._running)
+
+    # -- booking what was computed -------------------------------------------------------------------------------
+
+    def _finish(self, stride: _Stride, now: float) -> tuple[list[Job], list[Job]]:
+        first: list[Job] = []
+        ended: list[Job] = []
+        steps = stride.num_steps
+        for job, num_tokens in stride.chunks:
+            job.num_computed += num_tokens if steps == 1 else steps
+            if job.num_computed < job.num_tokens:
+                continue
+            job.num_tokens = job.num_computed + 1
+            self.counters.generated_tokens += steps
+            if job.first_token_s is None:
+                job.first_token_s = now
+                self._count_first(job, now)
+                first.append(job)
+            if job.num_tokens >= job.end_tokens:
+                ended.append(job)
+        for job in ended:
+            job.ended_s = now
+            self.counters.finished += 1
+            self._running.remove(job)
+            self._free(job)
+        return first, ended
+
+    def _count_first(self, job: Job, now: float) -> None:
+        counters = self.counters
+        counters.prompt_tokens += job.num_prompt_tokens
+        counters.cached_prompt_tokens += job.num_cached_tokens or 0
+        counters.ttft_sum_s += now - job.arrived_s
+        counters.ttft_count += 1
+        assert job.scheduled_s is not None
+        counters.prefill_sum_s += now - job.scheduled_s
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        budget = self.shape.limits.max_num_batched_tokens
+        chunks, left, preempted = self._continue_running(budget)
+        running = len(chunks)
+        self._no_room = False
+        if not preempted:
+            self._admit(chunks, left, now)
+        if not chunks:
+            assert not self._running, "requests wait and nothing can run"
+            self.due_s = math.inf
+            return
+        load_s = self._load_adapters(chunks)
+        first_s, growth_s = self._durations(chunks)
+        num_steps = 1
+        if not load_s and not preempted and running == len(chunks) == len(self._running):
+            num_steps = self._steps_alike(chunks)
+        stride = self._stride = _Stride(
+            chunks=chunks,
+            started_s=now,
+            num_steps=num_steps,
+            first_s=(first_s + load_s) / self.shape.costs.speed,
+            growth_s=growth_s / self.shape.costs.speed,
+            interruptible=not self._no_room and len(self._running) < self.shape.limits.max_num_seqs,
+        )
+        self.due_s = stride.end_s(num_steps)
+
+    def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
+        """Steps until a request ends or needs a block, if all of them decode; else one."""
+        size, least = self.shape.block_tokens, 1 << 30
+        for job, num_tokens in chunks:
+            if num_tokens != 1 or job.num_computed + 1 != job.num_tokens or job.first_token_s is None:
+                return 1  # a prompt's last token may come alone as well, and its answer's first must be seen
+            assert job.table is not None
+            # The step that fills a block stands alone: the block can be found from that step's start on.
+            slots = len(job.table) * size - job.num_computed - 1
+            left = job.end_tokens - job.num_tokens
+            least = min(least, slots, left)
+        return max(1, least)
+
+    def _continue_running(self, budget: int) -> tuple[list[tuple[Job, int]], int, bool]:
+        chunks: list[tuple[Job, int]] = []
+        preempted = False
+        index = 0
+        while index < len(self._running) and budget > 0:
+            job = self._running[index]
+            num_tokens = min(job.num_tokens - job.num_computed, budget)
+            while not self._append(job, num_tokens):
+                victim = self._running.pop()
+                self._preempt(victim)
+                preempted = True
+                if victim is job:
+                    return chunks, budget, preempted
+            chunks.append((job, num_tokens))
+            budget -= num_tokens
+            index += 1
+        return chunks, budget, preempted
+
+    def _preempt(self, job: Job) -> None:
+        self._free(job)
+        job.num_computed = 0
+        job.num_preemptions += 1
+        self.counters.preemptions += 1
+        self._waiting.appendleft(job)
+
+    def _admit(self, chunks: list[tuple[Job, int]], budget: int, now: float) -> None:
+        limits = self.shape.limits
+        passed_over: list[Job] = []
+        adapters = {job.adapter for job in self._running if job.adapter}
+        while self._waiting and budget > 0 and len(self._running) < limits.max_num_seqs:
+            job = self._waiting[0]
+            if job.adapter and job.adapter not in adapters and len(adapters) >= limits.max_loras:
+                passed_over.append(self._waiting.popleft())
+                continue
+            num_tokens = self._try_admit(job, budget, now)
+            if not num_tokens:
+                self._no_room = True
+                break
+            self._waiting.popleft()
+            chunks.append((job, num_tokens))
+            budget -= num_tokens
+            if job.adapter:
+                adapters.add(job.adapter)
+        self._waiting.extendleft(reversed(passed_over))
+
+    def _try_admit(self, job: Job, budget: int, now: float) -> int:
+        """Tokens that the request computes in this step, or 0 where it finds no room."""
+        size, pool = self.shape.block_tokens, self.pool
+        usable = (job.num_tokens - 1) // size
+        hits: list[Block] = []
+        for name in job.names[:usable]:
+            block = pool.find(name)
+            if block is None:
+                break
+            hits.append(block)
+        num_hit_tokens = len(hits) * size
+        num_tokens = min(job.num_tokens - num_hit_tokens, budget)
+        num_new = -(-(num_hit_tokens + num_tokens) // size) - len(hits)
+        if num_new + sum(block.ref_count == 0 for block in hits) > pool.num_free:
+            return 0
+        pool.hold(hits)
+        job.table = [*hits, *pool.take(num_new)]
+        job.num_named = len(hits)
+        job.num_computed = num_hit_tokens
+        self._name_full_blocks(job, num_hit_tokens + num_tokens)
+        if job.num_cached_tokens is None:
+            job.num_cached_tokens = num_hit_tokens
+            job.scheduled_s = now
+            self.counters.query_tokens += job.num_prompt_tokens
+            self.counters.hit_tokens += num_hit_tokens
+        self._running.append(job)
+        return num_tokens
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    def _append(self, job: Job, num_tokens: int) -> bool:
+        assert job.table is not None
+        covered = job.num_computed + num_tokens
+        num_new = -(-covered // self.shape.block_tokens) - len(job.table)
+        if num_new > 0:
+            if num_new > self.pool.num_free:
+                return False
+            job.table.extend(self.pool.take(num_new))
+        self._name_full_blocks(job, covered)
+        return True
+
+    def _name_full_blocks(self, job: Job, num_tokens: int) -> None:
+        num_full = num_tokens // self.shape.block_tokens
+        if num_full <= job.num_named:
+            return
+        assert job.table is not None
+        for index in range(job.num_named, num_full):
+            self.pool.cache(job.table[index], job.names[index])
+        job.num_named = num_full
+
+    def _free(self, job: Job) -> None:
+        assert job.table is not None
+        self.pool.release(job.table)
+        job.table = None
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def _durations(self, chunks: list[tuple[Job, int]]) -> tuple[float, float]:
+        """Of a step, and how much longer the next one is when all go on decoding; without adapter loads, at speed 1."""
+        costs = self.shape.costs
+        prefill, context, decoding = 0.0, 0, 0
+        for job, num_tokens in chunks:
+            if num_tokens == 1:
+                decoding += 1
+                context += job.num_computed
+            else:
+                prefill += costs.prefill_s(start=job.num_computed, num_tokens=num_tokens)
+        if not decoding:
+            return max(costs.decode_step_s, prefill), 0.0
+        decode = (
+            costs.decode_step_s
+            + costs.decode_per_request_s * (decoding - 1)
+            + costs.decode_per_context_token_s * context
+        )
+        return decode + prefill * (1 + costs.interference), costs.decode_per_context_token_s * decoding
+
+    def _load_adapters(self, chunks: list[tuple[Job, int]]) -> float:
+        loaded = 0
+        for job, _ in chunks:
+            if job.adapter:
+                loaded += job.adapter not in self._resident
+                self._resident[job.adapter] = None
+                self._resident.move_to_end(job.adapter)
+        while len(self._resident) > self.shape.limits.max_loras:
+            self._resident.popitem(last=False)
+        self.counters.adapter_loads += loaded
+        return loaded * self.shape.costs.lora_load_s

@@ -1,0 +1,279 @@
+"""Many servers, a router and a workload on one virtual clock.
+
+Owns the clock: a heap of events, each at a time and with a number, so that equal times keep the order in which they were
+planned and the same inputs give the same run, byte for byte. Nothing here is random but the scrapes' phases and
+jitter, which come from the given generator.
+
+The router is asked at each arrival and told what a proxy would see: the first token, the end of the answer, and scrapes.
+Which events it uses is its own affair. A server that dies fails what it holds; the workload hears of it and may go on.
+
+Callers: benchmarks and tests. Knows no routing rule.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from model_server.sim.engine import EngineShape, Job, SimEngine
+from model_server.sim.prompts import block_names
+from model_server.sim.request import Record, SimRequest
+from model_server.sim.snapshot import Snapshot, snapshot
+
+
+class Router(Protocol):
+    """What chooses a server. Every method gets the virtual time."""
+
+    def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
+        """The servers there are; `restarted` names one that came back with a cold cache, or nothing."""
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        """The server's name; None refuses the request."""
+
+    def first_token(self, request_id: int, *, now: float) -> None: ...
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None: ...
+
+    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None: ...
+
+
+class Workload(Protocol):
+    """What arrives. Closed loops plan a user's next request when the last one is over."""
+
+    def start(self) -> Iterable[tuple[float, SimRequest]]: ...
+
+    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that happens to the fleet."""
+
+    at_s: float
+    restart: str = ""
+    """This server's process dies and comes back cold at once."""
+    add: str = ""
+    """This server joins."""
+    speed: float = 1.0
+    """Of the server that joins or restarts, as a share of the usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    shape: EngineShape = field(default_factory=EngineShape)
+    num_servers: int = 8
+    speeds: tuple[float, ...] = ()
+    """Of the first servers, as a share of the usual: for a slow pod."""
+    scrape_interval_s: float = 1.0
+    scrape_lag_s: float = 0.0
+    """How old a page is when the router gets it."""
+    num_scrapers: int = 1
+    """Each picker replica reads the servers by itself."""
+    changes: tuple[Change, ...] = ()
+    horizon_s: float = 3600.0
+    """The run stops here, whatever is unfinished."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run gave."""
+
+    records: list[Record]
+    ended_s: float
+    load_cov: float
+    """Mean over time of the coefficient of variation of requests inside the servers."""
+    adapter_loads: int
+    preemptions: int
+    query_tokens: int
+    hit_tokens: int
+
+
+_Handler = Callable[[float], None]
+
+
+class Fleet:
+    def __init__(self, plan: FleetPlan, *, router: Router, workload: Workload, rng: random.Random) -> None:
+        self._plan = plan
+        self._router = router
+        self._workload = workload
+        self._rng = rng
+        self._events: list[tuple[float, int, _Handler]] = []
+        self._num_events = 0
+        self._engines: dict[str, SimEngine] = {}
+        self._retired: list[SimEngine] = []
+        self._records: dict[int, Record] = {}
+        self._covs: list[float] = []
+        self._open = 0
+        self._arrivals_planned = 0
+
+    @property
+    def engines(self) -> dict[str, SimEngine]:
+        """By server name, for tests."""
+        return self._engines
+
+    def run(self) -> Outcome:
+        plan = self._plan
+        for index in range(plan.num_servers):
+            speed = plan.speeds[index] if index < len(plan.speeds) else 1.0
+            self._start_server(f"pod-{index}", speed=speed, now=0.0)
+        self._router.set_servers(list(self._engines), restarted="", now=0.0)
+        for change in plan.changes:
+            self._at(change.at_s, self._change_of(change))
+        for when, request in self._workload.start():
+            self._plan_arrival(when, request)
+        self._at(0.5, self._sample_load)
+        now = 0.0
+        while self._events and (self._open or self._arrivals_planned):
+            when, _, handler = heapq.heappop(self._events)
+            if when > plan.horizon_s:
+                now = plan.horizon_s
+                break
+            now = when
+            handler(now)
+        return self._outcome(now)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _at(self, when: float, handler: _Handler) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (when, self._num_events, handler))
+
+    def _plan_arrival(self, when: float, request: SimRequest) -> None:
+        self._arrivals_planned += 1
+
+        def arrive(now: float) -> None:
+            self._arrivals_planned -= 1
+            self._arrive(request, now)
+
+        self._at(when, arrive)
+
+    def _arrive(self, request: SimRequest, now: float) -> None:
+        record = Record(request=request, arrived_s=now, num_prompt_tokens=request.num_prompt_tokens)
+        assert request.request_id not in self._records, "a request id occurs twice"
+        self._records[request.request_id] = record
+        server = self._router.route(request, now=now)
+        if server is None:
+            record.failed, record.ended_s = True, now
+            self._plan_next(record, now)
+            return
+        record.server = server
+        engine = self._engines[server]
+        job = Job(
+            job_id=request.request_id,
+            names=block_names(
+                (*request.segments, request.answer),
+                block_tokens=self._plan.shape.block_tokens,
+                root=request.adapter,
+            ),
+            num_prompt_tokens=record.num_prompt_tokens,
+            num_answer_tokens=request.answer.num_tokens,
+            adapter=request.adapter,
+        )
+        self._open += 1
+        if not engine.fits(job):
+            self._end(job, now, failed=True)
+            return
+        engine.add(job, now=now)
+        self._plan_wake(engine)
+
+    def _plan_wake(self, engine: SimEngine) -> None:
+        due_s = engine.due_s
+
+        def wake(now: float) -> None:
+            if engine.due_s == due_s:  # else it was moved closer, or its process died
+                first, ended = engine.wake(now)
+                for job in first:
+                    self._first_token(job, now)
+                for job in ended:
+                    self._end(job, now, failed=False)
+                if engine.due_s != float("inf"):
+                    self._plan_wake(engine)
+
+        self._at(due_s, wake)
+
+    def _first_token(self, job: Job, now: float) -> None:
+        self._records[job.job_id].first_token_s = now
+        self._router.first_token(job.job_id, now=now)
+
+    def _end(self, job: Job, now: float, *, failed: bool) -> None:
+        record = self._records[job.job_id]
+        record.ended_s, record.failed = now, failed
+        record.num_cached_tokens, record.num_preemptions = job.num_cached_tokens, job.num_preemptions
+        self._open -= 1
+        self._router.ended(job.job_id, failed=failed, cached_tokens=job.num_cached_tokens or 0, now=now)
+        self._plan_next(record, now)
+
+    def _plan_next(self, record: Record, now: float) -> None:
+        for when, request in self._workload.after(record, now=now):
+            self._plan_arrival(max(when, now), request)
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def _start_server(self, name: str, *, speed: float, now: float) -> None:
+        shape = self._plan.shape
+        if speed != 1.0:
+            shape = replace(shape, costs=replace(shape.costs, speed=shape.costs.speed * speed))
+        known = name in self._engines
+        self._engines[name] = SimEngine(shape)
+        if known:
+            return  # its scrapes go on
+        for scraper in range(self._plan.num_scrapers):
+            phase_s = self._rng.random() * self._plan.scrape_interval_s
+            self._at(now + phase_s, self._scrape_of(scraper, name))
+
+    def _change_of(self, change: Change) -> _Handler:
+        def apply(now: float) -> None:
+            if change.restart:
+                old = self._engines[change.restart]
+                self._retired.append(old)
+                self._start_server(change.restart, speed=change.speed, now=now)
+                for job in old.drop_all():
+                    self._end(job, now, failed=True)
+            if change.add:
+                assert change.add not in self._engines, "the server is there already"
+                self._start_server(change.add, speed=change.speed, now=now)
+            self._router.set_servers(list(self._engines), restarted=change.restart, now=now)
+
+        return apply
+
+    def _scrape_of(self, scraper: int, name: str) -> _Handler:
+        plan = self._plan
+
+        def scrape(now: float) -> None:
+            page = snapshot(self._engines[name], now=now)
+            if plan.scrape_lag_s:
+                self._at(now + plan.scrape_lag_s, deliver_of(page))
+            else:
+                self._router.scraped(scraper, name, page, now=now)
+            self._at(now + plan.scrape_interval_s * self._rng.uniform(0.9, 1.1), scrape)
+
+        def deliver_of(page: Snapshot) -> _Handler:
+            return lambda now: self._router.scraped(scraper, name, page, now=now)
+
+        return scrape
+
+    def _sample_load(self, now: float) -> None:
+        loads = [engine.num_running + engine.num_waiting for engine in self._engines.values()]
+        mean = sum(loads) / len(loads)
+        if mean > 0:
+            variance = sum((load - mean) ** 2 for load in loads) / len(loads)
+            self._covs.append(variance**0.5 / mean)
+        self._at(now + 1.0, self._sample_load)
+
+    def _outcome(self, now: float) -> Outcome:
+        engines = [*self._engines.values(), *self._retired]
+        for engine in self._engines.values():
+            for job in engine.jobs():
+                self._records[job.job_id].num_cached_tokens = job.num_cached_tokens
+        return Outcome(
+            records=list(self._records.values()),
+            ended_s=now,
+            load_cov=sum(self._covs) / len(self._covs) if self._covs else 0.0,
+            adapter_loads=sum(e.counters.adapter_loads for e in engines),
+            preemptions=sum(e.counters.preemptions for e in engines),
+            query_tokens=sum(e.counters.query_tokens for e in engines),
+            hit_tokens=sum(e.counters.hit_tokens for e in engines),
+        )

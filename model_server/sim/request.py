@@ -1,0 +1,43 @@
+"""One simulated request: what is asked, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model_server.sim.prompts import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    request_id: int
+    segments: tuple[Segment, ...]
+    answer: Segment
+    """Its tokens are the length of the answer; a later prompt that goes on from it holds this very segment."""
+    adapter: str = ""
+    session: str = ""
+    first_user_segment: int = 0
+    """Index of the segment where the first user message starts; what comes before is the system prompt."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(tokens for _, tokens in self.segments)
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What became of a request. Times are seconds of the virtual clock; None: it did not get there."""
+
+    request: SimRequest
+    arrived_s: float
+    server: str = ""
+    """Empty: the router refused it."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    failed: bool = False
+    num_preemptions: int = 0
+
+    @property
+    def completed(self) -> bool:
+        return self.ended_s is not None and not self.failed

@@ -1,0 +1,54 @@
+"""What a scrape of a simulated server would say, in a metrics page's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model_server.sim.engine import SimEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Counters since the process started, and gauges of the moment."""
+
+    taken_s: float
+    running: int
+    waiting: int
+    kv_usage: float
+    capacity_tokens: int
+    block_tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    query_tokens: int
+    hit_tokens: int
+    finished: int
+    ttft_sum_s: float
+    ttft_count: int
+    prefill_sum_s: float
+    max_loras: int
+    active_adapters: frozenset[str]
+
+
+def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
+    """The page of this moment. Tokens of a stride under way are counted when it ends."""
+    counters = engine.counters
+    return Snapshot(
+        taken_s=now,
+        running=engine.num_running,
+        waiting=engine.num_waiting,
+        kv_usage=engine.pool.usage,
+        capacity_tokens=engine.shape.capacity_tokens,
+        block_tokens=engine.shape.block_tokens,
+        prompt_tokens=counters.prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        generated_tokens=counters.generated_tokens,
+        query_tokens=counters.query_tokens,
+        hit_tokens=counters.hit_tokens,
+        finished=counters.finished,
+        ttft_sum_s=counters.ttft_sum_s,
+        ttft_count=counters.ttft_count,
+        prefill_sum_s=counters.prefill_sum_s,
+        max_loras=engine.shape.limits.max_loras,
+        active_adapters=engine.active_adapters,
+    )
