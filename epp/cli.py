@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from epp import app, reference
+from epp import app, process, reference
 from epp.config import Config, load_config
 from epp.errors import ConfigError
 from epp.workers import Supervisor
@@ -95,5 +95,7 @@ def _serve(config: Config, path: Path, *, worker: int | None) -> int:
     if worker is None and config.workers > 1:
         app.load_inputs(config)  # say what is wrong once, not once a worker
         return asyncio.run(Supervisor(config_path=path, count=config.workers).run())
-    status: int = uvloop.run(app.App(config, worker=worker or 0).run())
+    served = app.App(config, worker=worker or 0)
+    process.tune()
+    status: int = uvloop.run(served.run())
     return status
