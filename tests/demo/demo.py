@@ -91,7 +91,11 @@ async def _compare(fleet: Fleet, options: Options) -> str:
 async def _measure(
     fleet: Fleet, workload: Workload, *, rule: RuleName, nonce: str, idle_cpu_share: float
 ) -> tuple[RuleFigures, Run]:
-    """One run from cold caches. The nonce begins every prompt: what the picker learned of the last run fits none of these."""
+    """One run from cold caches.
+
+    The nonce begins every prompt: what the picker's table holds of the last run fits none of these. What it has learned of
+    the servers' speed stays, as it does when an operator changes the policy.
+    """
     await fleet.use_rule(rule)
     await fleet.forget_prefixes()
     before = await scrape(fleet.session, fleet.server_urls)

@@ -37,6 +37,8 @@ SERVER_FLAGS: Final = (
 
 _LONGEST_SOCKET_PATH: Final = 100
 _LOOK_S: Final = 0.5
+_READY_WITHIN_S: Final = 60.0
+"""The first start after an installation compiles every package it imports."""
 
 
 class DemoError(Exception):
@@ -159,14 +161,16 @@ async def _start(
 
     epp: list[str | Path] = [sys.executable, "-m", "epp", "serve", "--config", directory / "config.yaml"]
     picker = PickerProcess(await start("picker", epp), config=config, session=session)
-    await picker.process.wait_ready(picker.ready)
+    await picker.process.wait_ready(picker.ready, timeout_s=_READY_WITHIN_S)
 
     bootstrap_file = directory / "envoy.yaml"
     bootstrap_file.write_text(bootstrap(config))
     envoy = EnvoyProcess(
         await start("envoy", _envoy_args(binary, bootstrap_file)), config=config, session=session
     )
-    await envoy.process.wait_ready(lambda: _envoy_ready(envoy, session, set(addresses)))
+    await envoy.process.wait_ready(
+        lambda: _envoy_ready(envoy, session, set(addresses)), timeout_s=_READY_WITHIN_S
+    )
     return Fleet(
         config=config,
         envoy=envoy,
@@ -190,7 +194,7 @@ def _server_args(directory: Path, name: str) -> list[str | Path]:
 async def _address(process: ManagedProcess, directory: Path) -> str:
     """Where a server listens, once it does."""
     file = directory / f"{process.name}.port"
-    await process.wait_ready(file.exists)
+    await process.wait_ready(file.exists, timeout_s=_READY_WITHIN_S)
     return f"127.0.0.1:{file.read_text().strip()}"
 
 
