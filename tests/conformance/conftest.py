@@ -82,7 +82,7 @@ async def flagged(
         yield ours
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def controllable(request: pytest.FixtureRequest) -> None:
     """Skip, visibly, where the picker is not ours to control."""
     if _option(request.config, "--picker"):
@@ -90,12 +90,8 @@ def controllable(request: pytest.FixtureRequest) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ours(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[OwnPicker]:
+async def ours(controllable: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnPicker]:
     """Our own picker with its admin address, shared by a module's tests; each leaves it as it was."""
-    if _option(request.config, "--picker"):
-        pytest.skip(_CONTROL)
     async with own_picker(tmp_path_factory.mktemp("ours")) as running:
         yield running
 

@@ -220,6 +220,7 @@ class Exchange:
     ) -> Exchange:
         """The server's answer. `served`: who it was, in the metadata, or as `attribute` (Envoy's `upstream.address`)."""
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
+        assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
         sent = [(":status", str(status)), *headers]
         self.response.headers = [(name.lower(), value) for name, value in sent]
         shown = body is not None and self.mode.response != _BODY.NONE

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import grpc
@@ -24,6 +24,9 @@ from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
+
+BODY: Final = b'{"model": "m", "prompt": "hello"}'
+"""A completion like any other."""
 
 CALM: Mapping[str, Any] = {"sampling": {"share": 0}, "scrape": {"failuresToEject": 100}}
 """A policy that does nothing unasked: no sampled answers, no endpoint leaves while the test's loop is busy elsewhere."""
@@ -41,7 +44,7 @@ class PickerUnderTest:
     def exchange(self, mode: Mode = BUFFERED) -> AbstractAsyncContextManager[Exchange]:
         return dataplane.exchange(self.channel, mode=mode)
 
-    async def route(self, mode: Mode = BUFFERED, body: Any = b'{"model": "m"}', **request: Any) -> Exchange:
+    async def route(self, mode: Mode = BUFFERED, body: Any = BODY, **request: Any) -> Exchange:
         """One request from start to end, answered with 200 by whoever was picked."""
         async with self.exchange(mode) as exchange:
             await exchange.send(body, **request)

@@ -1,0 +1,194 @@
+"""Rows 7 and 9: what the picker learns of its servers, from the data plane and from their metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from epp.types import Address
+from tests.conformance.dataplane import BUFFERED, DUPLEX, Mode
+from tests.conformance.picker import OwnPicker, PickerUnderTest, own_picker
+from tests.harness.backend import Backend
+from tests.harness.ports import free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+how_served_is_told = pytest.mark.parametrize("attribute", [False, True], ids=["metadata", "attribute"])
+
+VLLM = """\
+# HELP vllm:num_requests_running Requests in the batch.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1.0
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters="legal"} 1.7e+09
+"""
+OLDER_VLLM = VLLM.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
+SIMULATOR = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 3
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="m"} 2
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{model_name="m"} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,legal",waiting_lora_adapters=""} 1.7e+09
+"""
+SGLANG = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="m",tp_rank="0"} 3.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 2.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{model_name="m",tp_rank="0"} 0.25
+# TYPE sglang:max_total_num_tokens gauge
+sglang:max_total_num_tokens{model_name="m",tp_rank="0"} 16000.0
+# TYPE sglang:page_size gauge
+sglang:page_size{model_name="m",tp_rank="0"} 16.0
+"""
+PAGES = {"vllm": VLLM, "older_vllm": OLDER_VLLM, "llm-d-inference-sim": SIMULATOR, "sglang": SGLANG}
+FAST = {"sampling": {"share": 0}, "scrape": {"intervalSeconds": 0.1, "failuresToEject": 100}}
+
+
+class PagedBackend(Backend):
+    """A model server with a metrics page of its own words."""
+
+    page = ""
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.page)
+
+
+@asynccontextmanager
+async def paged_backend(name: str, page: str) -> AsyncIterator[PagedBackend]:
+    backend = PagedBackend(name, address=Address("127.0.0.1", free_port()))
+    backend.page = page
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+def prompt(text: str) -> bytes:
+    return json.dumps({"model": "m", "prompt": f"{text} and more words. " * 100}).encode()
+
+
+async def in_flight(picker: OwnPicker) -> dict[str, int]:
+    """By address, those that have any."""
+    listed = (await picker.admin("/endpoints"))["endpoints"]
+    return {e["address"]: e["in_flight"] for e in listed if e["in_flight"]}
+
+
+@how_served_is_told
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX], ids=["buffered", "full_duplex"])
+async def test_row_07_the_booking_moves_to_who_served(
+    ours: OwnPicker, mode: Mode, *, attribute: bool
+) -> None:
+    """Where another endpoint served than the first choice, the picker books that one, counts the difference, and
+    expects the prompt to be cached there."""
+    body = prompt(f"moved by {mode} {attribute}")
+    before = await ours.running.metric("epp_served_mismatch_total")
+    async with ours.exchange(mode) as exchange:
+        await exchange.send(body)
+        first, second = exchange.destinations[:2]
+        assert await in_flight(ours) == {first: 1}
+        await exchange.respond(b"{}", served=second, attribute=attribute)
+        assert await in_flight(ours) == {second: 1}
+        await exchange.finish()
+    assert await in_flight(ours) == {}
+    assert await ours.running.metric("epp_served_mismatch_total") == before + 1
+    assert [(await ours.route(mode, body)).destinations[0] for _ in range(3)] == [second] * 3
+
+
+@how_served_is_told
+async def test_row_07_as_picked_nothing_moves(ours: OwnPicker, *, attribute: bool) -> None:
+    """The first choice served: nothing to count, and the decision says who."""
+    before = await ours.running.metric("epp_served_mismatch_total")
+    name = f"as-picked-{attribute}"
+    async with ours.exchange() as exchange:
+        await exchange.send(prompt(name), headers=[("x-request-id", name)])
+        first = exchange.destinations[0]
+        await exchange.respond(b"{}", served=first, attribute=attribute)
+        assert await in_flight(ours) == {first: 1}
+        await exchange.finish()
+    assert await ours.running.metric("epp_served_mismatch_total") == before
+    decision = await ours.admin(f"/decisions/{name}")
+    assert (decision["served"], decision["outcome"]) == (first, "ended")
+
+
+async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicker) -> None:
+    """The data plane may have sent it anywhere: what is not ours, or no address, is counted and forgotten."""
+    for served in ("203.0.113.7:1", "no address", "[2001:db8::1]:80"):
+        async with ours.exchange() as exchange:
+            await exchange.send(prompt(served))
+            await exchange.respond(b"{}", served=served)
+            await exchange.finish()
+        assert await in_flight(ours) == {}
+
+
+@pytest.mark.usefixtures("controllable")
+@pytest.mark.parametrize("kind", PAGES)
+async def test_row_09_the_servers_metrics_are_understood(tmp_path: Path, kind: str) -> None:
+    """Queue, running, KV use, cache size and LoRA adapters, under the names of each kind of server."""
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(paged_backend("s", PAGES[kind]))
+        picker = await stack.enter_async_context(own_picker(tmp_path, backends=[backend], policy=FAST))
+        expected: dict[str, Any] = {
+            "running": 3,
+            "waiting": 2,
+            "kv_usage": 0.25,
+            "capacity_tokens": 16000,
+        }
+        if kind != "sglang":
+            expected["adapters"] = ["legal", "sql"]
+        await picker.wait_endpoint(str(backend.address), **expected)
+
+
+@pytest.mark.usefixtures("controllable")
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_row_09_load_that_a_server_tells_steers_the_pick(tmp_path: Path, kind: str) -> None:
+    """An endpoint with a long queue is chosen after one that is idle, whoever sent that load."""
+    busy = PAGES[kind].replace(" 2.0", " 500.0")
+    idle = PAGES[kind].replace(" 2.0", " 0.0").replace(" 3.0", " 0.0")
+    async with AsyncExitStack() as stack:
+        full = await stack.enter_async_context(paged_backend("busy", busy))
+        free = await stack.enter_async_context(paged_backend("idle", idle))
+        picker = await stack.enter_async_context(own_picker(tmp_path, backends=[full, free], policy=FAST))
+        await picker.wait_endpoint(str(full.address), waiting=500)
+        await picker.wait_endpoint(str(free.address), waiting=0)
+        routed = [await picker.route(BUFFERED, prompt(f"{n}")) for n in range(5)]
+        assert {r.destinations[0] for r in routed} == {str(free.address)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "once upon a time " * 100}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "tell me a story " * 100}]}),
+    ],
+    ids=["completions", "chat"],
+)
+async def test_row_09_completions_and_chat_are_both_read(
+    picker: PickerUnderTest, path: str, body: dict[str, Any]
+) -> None:
+    """Both of OpenAI's text APIs are read for their prompt: the same prompt again goes where it was."""
+    for n, home in enumerate(picker.endpoints):
+        text = json.dumps({"model": f"model-{n}", **body}).encode()
+        await picker.route(BUFFERED, text, path=path, subset=[home])
+        assert [(await picker.route(BUFFERED, text, path=path)).destinations[0] for _ in range(2)] == [
+            home
+        ] * 2

@@ -1,0 +1,160 @@
+"""Rows 8 and 14 without a data plane: the health service by its names, TLS, and how the picker stops."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.conformance.dataplane import BUFFERED, DUPLEX, DUPLEX_REQUEST, EARLY, MODES, Exchange, Mode
+from tests.conformance.picker import BODY, PickerUnderTest, own_picker
+from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
+from tests.harness.processes import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+STATUS = health_pb2.HealthCheckResponse
+READINESS = ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
+NAMES = ["liveness", *READINESS]
+
+
+class Watched:
+    """What a Watch of one service has told, latest last."""
+
+    def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
+        self.told: list[int] = []
+        self._call: Any = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=service)
+        )
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        async for answer in self._call:
+            self.told.append(answer.status)
+
+    async def wait(self, *expected: int) -> None:
+        await wait_until(lambda: self.told == list(expected), what=f"the watch tells {expected}")
+
+    @property
+    def open(self) -> bool:
+        return not self._task.done()
+
+    async def stop(self) -> None:
+        self._call.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("service", NAMES)
+async def test_row_08_health_answers_under_its_names(picker: PickerUnderTest, service: str) -> None:
+    """Kubelets ask for liveness and readiness, data planes for the service or for nothing: all are SERVING."""
+    assert await picker.health(service) == STATUS.SERVING
+
+
+async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTest) -> None:
+    """A name that the picker does not have is answered, with SERVICE_UNKNOWN, in Check and in Watch."""
+    assert await picker.health("no.such.Service") == STATUS.SERVICE_UNKNOWN
+    watched = Watched(picker.channel, "no.such.Service")
+    await watched.wait(STATUS.SERVICE_UNKNOWN)
+    await watched.stop()
+
+
+@pytest.mark.parametrize("service", NAMES)
+async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest, service: str) -> None:
+    """Watch says how things are at once, and stays open to say how they change."""
+    watched = Watched(picker.channel, service)
+    await watched.wait(STATUS.SERVING)
+    await picker.health(service)
+    assert watched.open
+    await watched.stop()
+
+
+@pytest.mark.usefixtures("controllable")
+async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: Path) -> None:
+    """Told to stop, readiness goes first and liveness stays; streams in flight finish, and new ones are answered."""
+    async with own_picker(tmp_path) as picker:
+        readiness = [Watched(picker.channel, service) for service in READINESS]
+        liveness = Watched(picker.channel, "liveness")
+        for watched in (*readiness, liveness):
+            await watched.wait(STATUS.SERVING)
+        async with picker.exchange() as before:
+            await before.send(BODY)
+            async with picker.exchange() as unanswered:
+                await unanswered.begin()
+                picker.running.process.signal(signal.SIGTERM)
+                for watched in readiness:
+                    await watched.wait(STATUS.SERVING, STATUS.NOT_SERVING)
+                assert liveness.told == [STATUS.SERVING]
+                for mode in MODES.values():
+                    assert (await picker.route(mode)).destinations
+                assert await picker.health("liveness") == STATUS.SERVING
+            await before.respond(b"{}")
+            assert await before.code() is grpc.StatusCode.OK
+        assert await picker.running.process.wait() == 0
+        for watched in (*readiness, liveness):
+            await watched.stop()
+
+
+@pytest.mark.usefixtures("controllable")
+async def test_row_14_a_drain_ends_with_ok_what_has_passed_response_headers(tmp_path: Path) -> None:
+    """A stream that only waits for an answer's end is let go at once, with OK: an error would cut the answer where the
+    gateway fails closed. One whose answer has not begun is kept until it has; so is one whose answer passes through."""
+    async with own_picker(tmp_path) as picker, AsyncExitStack() as stack:
+
+        async def sent(mode: Mode) -> Exchange:
+            exchange = await stack.enter_async_context(picker.exchange(mode))
+            return await exchange.send(BODY)
+
+        modes = (BUFFERED, EARLY, DUPLEX_REQUEST)
+        answered, waiting = [await sent(mode) for mode in modes], [await sent(mode) for mode in modes]
+        for exchange in answered:
+            await exchange.respond(b"{}")
+        passing = await sent(DUPLEX)
+        picker.running.process.signal(signal.SIGTERM)
+        assert {await exchange.code() for exchange in answered} == {grpc.StatusCode.OK}
+        assert (await picker.admin("/endpoints"))["draining"]
+        assert not any(exchange.call.done() for exchange in (*waiting, passing))
+        for exchange in waiting:
+            await exchange.respond(b"{}")
+            assert await exchange.code() is grpc.StatusCode.OK
+        await passing.respond([b"first", b"second"])
+        assert passing.response.body == b"firstsecond"
+        assert await passing.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.usefixtures("controllable")
+async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
+    """For gateways that fail closed the picker holds nothing: its death then finds no answer to cut."""
+    async with own_picker(tmp_path, holdStreams=False, envoy={"failOpen": False}) as picker:
+        for mode in (BUFFERED, EARLY, DUPLEX_REQUEST):
+            async with picker.exchange(mode) as exchange:
+                await exchange.send(BODY)
+                await exchange.respond(b"{}")
+                assert await exchange.code() is grpc.StatusCode.OK
+        async with picker.exchange(DUPLEX) as exchange:
+            await exchange.send(BODY)
+            await exchange.respond([b"whole", b" answer"])
+            assert exchange.response.body == b"whole answer"
+            assert await exchange.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.usefixtures("controllable")
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
+async def test_row_01_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
+    """Gateways reach pickers across the cluster: with TLS, and with certificates on both sides where asked."""
+    tls = write_tls(tmp_path, mutual=mutual)
+    listen = {"tls": {"certFile": tls.cert_file, "keyFile": tls.key_file, "clientCaFile": tls.client_ca_file}}
+    async with own_picker(tmp_path, listen=listen) as picker:
+        pair = (PRIVATE_KEY.encode(), CERTIFICATE.encode()) if mutual else (None, None)
+        credentials = grpc.ssl_channel_credentials(CERTIFICATE.encode(), *pair)
+        async with grpc.aio.secure_channel(picker.settings.listen.address, credentials) as channel:
+            over_tls = PickerUnderTest(channel=channel, endpoints=picker.endpoints)
+            assert set((await over_tls.route()).destinations) <= set(picker.endpoints)
+            assert await over_tls.health("readiness") == STATUS.SERVING
+        with pytest.raises(grpc.aio.AioRpcError):
+            await picker.health("readiness")
