@@ -79,14 +79,15 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     async def in_full_swing(self) -> None:
-        """Until every streamed answer has begun, and every other request is being worked on."""
+        """Until every streamed answer has begun, and every other request is at a server."""
         streamed = [call for call in self.calls if call.stream]
+
+        async def all_open() -> bool:
+            shown = [await self._gateway.endpoint(server.name) for server in self._gateway.servers]
+            return sum(int(endpoint["in_flight"]) for endpoint in shown) == len(self.calls)
+
         await wait_until(lambda: all(call.body for call in streamed), what="streamed answers have begun")
-
-        async def all_run() -> bool:
-            return await self._gateway.counted("vllm:num_requests_running") == len(self.calls)
-
-        await wait_until(all_run, what="all are worked on at once")
+        await wait_until(all_open, what="all are open at once")
 
     async def _run(self, call: Call) -> None:
         body: dict[str, Any] = {
@@ -192,7 +193,7 @@ async def test_a_picker_that_drains_cuts_no_answer(
     """It waits for answers whose headers it has yet to see, and leaves before the streamed ones have ended."""
     policy = {"sampling": {"share": 0.0}}  # it stays with a sampled answer
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
-        load = Load(gateway, label="drain", plain_tokens=100, streamed_tokens=600)
+        load = Load(gateway, label="drain", plain_tokens=150, streamed_tokens=600)
         load.start(16)
         await load.in_full_swing()
         gateway.picker.process.signal(signal.SIGTERM)
