@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from model_server.core.kv_cache import KVCacheManager
+from model_server.core.cache_options import CacheOptions
+from model_server.core.partial_cache import make_manager
 from model_server.core.request import FinishReason, Request, RequestId, RequestState, TokenId
 from model_server.core.scheduler import Scheduler, SchedulerLimits, StepPlan
 
@@ -53,6 +54,7 @@ class EngineConfig:
     max_model_len_tokens: int | None = None
     """Longest prompt plus answer; None: what the blocks hold."""
     eos_token_id: TokenId
+    cache: CacheOptions = field(default_factory=CacheOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
     def __post_init__(self) -> None:
@@ -80,10 +82,11 @@ class Engine:
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.config = config
         self.runner = runner
-        self.kv_cache = KVCacheManager(
+        self.kv_cache = make_manager(
             num_blocks=config.num_blocks,
             block_size_tokens=config.block_size_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
+            options=config.cache,
         )
         self.scheduler = Scheduler(self.kv_cache, config.limits)
         self._requests: dict[RequestId, Request] = {}
@@ -125,6 +128,7 @@ class Engine:
             if request.state is not RequestState.RUNNING:
                 continue
             request.num_computed_tokens += chunk.num_tokens
+            self.kv_cache.computed(request)
             if chunk.samples:
                 assert token_id is not None, "the runner left out a token"
                 outputs.append(self._append(request, token_id, now=now))

@@ -1,59 +1,209 @@
-"""Chained block hashes: the name under which a full block of tokens is found again.
+"""Block hashes: the name under which a block of tokens is found again.
 
-A block's hash covers the hash of the block before it, so one hash names the whole prefix up to the block's end, and two
-prompts share a block only when everything before it is equal too. What else decides the content of the KV cache, the
-LoRA adapter, and who may share it, the cache salt, goes into the first block's hash and so into the whole chain.
+A block's hash names the whole prefix up to the block's end, and two prompts share a block only when everything before
+it is equal too. There are two ways to that, with the same hits:
+- chained: hash(hash of the block before, own tokens), linear in the prompt;
+- direct: hash(all tokens before, own tokens), quadratic in the prompt, and right without an argument about chains.
 
-sha256 is used because the salt keeps tenants apart: with a hash that can be collided on purpose, one tenant could craft
-a prompt that reads another's blocks. It costs about a microsecond for each block of 16 tokens.
+What else decides the content of the KV cache, the LoRA adapter, and who may share it, the cache salt, is the prompt's
+`PrefixScope` and part of its hashes.
 
-Only full blocks have a hash. Callers: the KV cache manager.
+Algorithms:
+- `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A cryptographic hash
+  keeps tenants apart: with one that can be collided on purpose, a tenant could craft a prompt that reads another's
+  blocks in spite of the salt;
+- `xxh3`: 128 bits, chained, several times cheaper, for a server with a single tenant;
+- `direct`: sha256 over the whole prefix.
+
+Callers: the KV cache managers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import pickle
 import struct
-from collections.abc import Sequence
-from typing import NewType
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NewType, get_args
+
+import xxhash
 
 BlockHash = NewType("BlockHash", bytes)
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxh3", "direct"]
+HASH_ALGORITHMS: tuple[HashAlgorithm, ...] = get_args(HashAlgorithm)
 
-ROOT_HASH = BlockHash(hashlib.sha256(b"prefix-gateway model server, scheme 1").digest())
-"""What stands for the missing predecessor of a first block."""
+DEFAULT_SEED = "vllm-none-hash"
+"""What vLLM derives the root hash from where PYTHONHASHSEED is not set."""
 
-
-def extra_keys(*, adapter_name: str = "", adapter_path: str = "", cache_salt: str = "") -> bytes:
-    """What a first block's hash covers beside its tokens; empty when the request has neither adapter nor salt.
-
-    Each field is preceded by its length, so no two different triples give the same bytes.
-    """
-    if not adapter_name and not cache_salt:
-        return b""
-    fields = (adapter_name.encode(), adapter_path.encode(), cache_salt.encode())
-    return b"".join(struct.pack("<I", len(field)) + field for field in fields)
+_ExtraKeys = tuple[tuple[str, ...], ...] | None
+_Formula = Callable[[object], bytes]
 
 
-class BlockHasher:
-    """Extends chains of block hashes for one block size."""
+@dataclass(frozen=True, slots=True)
+class PrefixScope:
+    """What a prefix's hashes cover beside its tokens."""
 
-    __slots__ = ("_layout", "block_size_tokens")
+    adapter_name: str = ""
+    adapter_path: str = ""
+    cache_salt: str = ""
+
+    def packed(self) -> bytes:
+        """Empty for the plain scope. Fields are preceded by their lengths: different scopes give different bytes."""
+        if not self.adapter_name and not self.cache_salt:
+            return b""
+        fields = (self.adapter_name.encode(), self.adapter_path.encode(), self.cache_salt.encode())
+        return b"".join(struct.pack("<I", len(field)) + field for field in fields)
+
+
+class BlockHasher(ABC):
+    """Names blocks of up to `block_size_tokens` tokens, the first of a prompt at position 0."""
 
     def __init__(self, block_size_tokens: int) -> None:
         if block_size_tokens < 1:
             raise ValueError(f"a block holds at least one token, not {block_size_tokens}")
         self.block_size_tokens = block_size_tokens
-        self._layout = struct.Struct(f"<{block_size_tokens}I")
 
     def extend(
-        self, chain: list[BlockHash], token_ids: Sequence[int], *, num_blocks: int, extra: bytes
+        self, chain: list[BlockHash], token_ids: Sequence[int], *, num_blocks: int, scope: PrefixScope
     ) -> None:
         """Append to `chain` until it covers the first `num_blocks` blocks of `token_ids`, all of them full."""
         size = self.block_size_tokens
-        assert num_blocks * size <= len(token_ids), "only full blocks have a hash"
-        parent = chain[-1] if chain else ROOT_HASH
+        assert num_blocks * size <= len(token_ids), "a full block has all its tokens"
         for index in range(len(chain), num_blocks):
-            start = index * size
-            content = parent + self._layout.pack(*token_ids[start : start + size])
-            parent = BlockHash(hashlib.sha256(content if index else content + extra).digest())
-            chain.append(parent)
+            chain.append(self.name(chain, token_ids, end=(index + 1) * size, scope=scope))
+
+    @abstractmethod
+    def name(
+        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
+    ) -> BlockHash:
+        """The hash of the block after those in `chain`; it ends before position `end` and may be partial."""
+
+
+class ChainedHasher(BlockHasher):
+    """vLLM's formula: H((hash before, own tokens, extra keys)) over a serialized form, from H(seed) on.
+
+    An adapter is an extra key of each of its blocks, a salt of the first only; the chain carries it on.
+    """
+
+    def __init__(self, block_size_tokens: int, *, formula: _Formula, seed: str) -> None:
+        super().__init__(block_size_tokens)
+        self._formula = formula
+        self._root = BlockHash(formula(seed))
+
+    def name(
+        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
+    ) -> BlockHash:
+        own = tuple(token_ids[len(chain) * self.block_size_tokens : end])
+        parent = chain[-1] if chain else self._root
+        return BlockHash(self._formula((parent, own, _vllm_extra_keys(scope, first=not chain))))
+
+
+class Xxh3Hasher(BlockHasher):
+    """Chained xxh3, 128 bits: the hash before, own tokens as 32 bits each, and at the root the scope."""
+
+    def __init__(self, block_size_tokens: int, *, seed: str) -> None:
+        super().__init__(block_size_tokens)
+        self._seed = seed.encode()
+
+    def name(
+        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
+    ) -> BlockHash:
+        own = token_ids[len(chain) * self.block_size_tokens : end]
+        parent = chain[-1] if chain else xxhash.xxh3_128_digest(self._seed + scope.packed())
+        return BlockHash(xxhash.xxh3_128_digest(parent + _packed(own)))
+
+
+class DirectHasher(BlockHasher):
+    """sha256 over everything up to the block's end."""
+
+    def __init__(self, block_size_tokens: int, *, seed: str) -> None:
+        super().__init__(block_size_tokens)
+        self._seed = seed.encode()
+
+    def name(
+        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
+    ) -> BlockHash:
+        del chain
+        root = hashlib.sha256(self._seed + scope.packed()).digest()
+        return BlockHash(hashlib.sha256(root + _packed(token_ids[:end])).digest())
+
+
+def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> BlockHasher:
+    """ValueError: no such algorithm."""
+    match algorithm:
+        case "sha256":
+            return ChainedHasher(block_size_tokens, formula=_sha256_pickle, seed=seed)
+        case "sha256_cbor":
+            return ChainedHasher(block_size_tokens, formula=_sha256_cbor, seed=seed)
+        case "xxh3":
+            return Xxh3Hasher(block_size_tokens, seed=seed)
+        case "direct":
+            return DirectHasher(block_size_tokens, seed=seed)
+        case _:  # from a command line or a file, whatever the type says
+            raise ValueError(f"no hash algorithm {algorithm!r}; there are {', '.join(HASH_ALGORITHMS)}")
+
+
+def event_hash(block_hash: BlockHash) -> int:
+    """How a KV event of vLLM names the block: its low 64 bits."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def _vllm_extra_keys(scope: PrefixScope, *, first: bool) -> _ExtraKeys:
+    """The pickled form depends on which strings are one object, so name, path and salt are made apart.
+
+    In vLLM they come from different fields of parsed JSON: equal text, different objects.
+    """
+    keys: list[tuple[str, ...]] = []
+    if scope.adapter_name:
+        keys.append(("lora", _own_object(scope.adapter_name), _own_object(scope.adapter_path)))
+    if scope.cache_salt and first:
+        keys.append(("cache_salt", _own_object(scope.cache_salt)))
+    return tuple(keys) or None
+
+
+def _own_object(text: str) -> str:
+    return text.encode().decode()
+
+
+def _sha256_pickle(value: object) -> bytes:
+    return hashlib.sha256(pickle.dumps(value, protocol=5)).digest()
+
+
+def _sha256_cbor(value: object) -> bytes:
+    return hashlib.sha256(_cbor(value)).digest()
+
+
+def _cbor(value: object) -> bytes:
+    """RFC 8949 in its canonical form, for the types that a block hash covers."""
+    match value:
+        case None:
+            return b"\xf6"
+        case int():
+            return _cbor_head(0, value)
+        case bytes():
+            return _cbor_head(2, len(value)) + value
+        case str():
+            text = value.encode()
+            return _cbor_head(3, len(text)) + text
+        case tuple():
+            return _cbor_head(4, len(value)) + b"".join([_cbor(item) for item in value])
+        case _:
+            raise TypeError(f"a block hash covers no {type(value).__name__}")
+
+
+def _cbor_head(major: int, argument: int) -> bytes:
+    if argument < 24:
+        return bytes((major << 5 | argument,))
+    if argument < 1 << 8:
+        return struct.pack(">BB", major << 5 | 24, argument)
+    if argument < 1 << 16:
+        return struct.pack(">BH", major << 5 | 25, argument)
+    if argument < 1 << 32:
+        return struct.pack(">BI", major << 5 | 26, argument)
+    return struct.pack(">BQ", major << 5 | 27, argument)

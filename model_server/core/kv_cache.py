@@ -1,14 +1,17 @@
 """The KV cache manager: which blocks each request holds, and what of a new prompt is there already.
 
 Invariants (`check_integrity`):
-- a request's table covers its computed tokens and those being computed, in order, and is append-only;
-- a block's reference count is the number of tables that hold it;
-- blocks are cached (findable) as soon as they are full, when their slots are handed out: a step computes all its
-  chunks before anything reads them, so a second request of the same step may already share them;
-- never more is handed out than is free. Cached blocks that wait in the free queue are hits and free at once, and
-  a request that takes them as hits cannot also get them as new blocks: both are counted before anything moves.
+- a request's table covers its computed tokens and those being computed, in order, and is append-only but for one thing:
+  a block that others hold too is copied before the request writes into it, and the copy takes its place;
+- a block's reference count is the number of tables and pins that hold it;
+- full blocks are cached (findable) when their slots are handed out: a step computes all its chunks before anything
+  reads them, so a second request of the same step may already share them;
+- never more is handed out than is free. Cached blocks that wait to be evicted are hits and free at once, and a request
+  that takes them as hits cannot also get them as new blocks: both are counted before anything moves.
 
-Callers: the scheduler. Time, queues and tokens' meaning are not known here.
+The copies that a step owes are handed over by `take_copies`; the runner makes them in order, before it computes.
+
+Callers: the schedulers and the prompt cache. Time, queues and tokens' meaning are not known here.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model_server.core.block_pool import Block, BlockPool
-from model_server.core.hashing import BlockHasher
+from model_server.core.block_pool import BlockPool
+from model_server.core.blocks import Block
+from model_server.core.cache_options import CacheOptions
+from model_server.core.eviction import make_order
+from model_server.core.hashing import make_hasher
 from model_server.core.request import Request, RequestId
 
 
@@ -30,75 +36,164 @@ class PrefixCacheStats:
     hits_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """What of a prompt is in the cache: `blocks` to share, all full, and of `tail`'s first tokens a copy."""
+
+    blocks: Sequence[Block]
+    num_tokens: int
+    tail: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The first `num_tokens` slots of `source` are wanted in `target` too."""
+
+    source: Block
+    target: Block
+    num_tokens: int
+
+
 class KVCacheManager:
-    def __init__(self, *, num_blocks: int, block_size_tokens: int, enable_prefix_caching: bool) -> None:
-        self.pool = BlockPool(num_blocks)
+    """Full blocks only."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size_tokens: int,
+        enable_prefix_caching: bool,
+        options: CacheOptions | None = None,
+    ) -> None:
+        self.options = options = options or CacheOptions()
+        self.pool = BlockPool(
+            num_blocks,
+            order=make_order(options.eviction, queue=options.free_queue),
+            max_unused_blocks=options.max_unused_blocks,
+            on_forget=self._forgotten,
+        )
         self.block_size_tokens = block_size_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = PrefixCacheStats()
-        self._hasher = BlockHasher(block_size_tokens)
+        self._hasher = make_hasher(
+            options.hash_algorithm, block_size_tokens=block_size_tokens, seed=options.hash_seed
+        )
         self._tables: dict[RequestId, list[Block]] = {}
         self._num_cached_blocks: dict[RequestId, int] = {}
+        self._pins: Counter[Block] = Counter()
+        self._copies: list[BlockCopy] = []
 
     @property
     def capacity_tokens(self) -> int:
         return len(self.pool.blocks) * self.block_size_tokens
 
+    @property
+    def num_pins(self) -> int:
+        return self._pins.total()
+
     def table(self, request_id: RequestId) -> Sequence[Block]:
         """The request's blocks in order; the same list grows with it, so a step may keep it."""
         return self._tables[request_id]
 
-    def get_computed(self, request: Request) -> list[Block]:
-        """Blocks of the request's prefix that are in the cache, from the start on without a gap.
+    def get_computed(self, request: Request) -> CachedPrefix:
+        """What of the request's prefix is in the cache, from the start on without a gap.
 
         At least one token is left to compute, because the first new token needs its output: a full hit ends one
         block early. Changes no block.
         """
         if not self.enable_prefix_caching:
-            return []
+            return CachedPrefix((), 0)
         usable = (len(request.token_ids) - 1) // self.block_size_tokens
-        self._hasher.extend(
-            request.block_hashes, request.token_ids, num_blocks=usable, extra=request.hash_extra
-        )
+        self._hasher.extend(request.block_hashes, request.token_ids, num_blocks=usable, scope=request.scope)
         found: list[Block] = []
         for block_hash in request.block_hashes[:usable]:
             block = self.pool.find(block_hash)
             if block is None:
                 break
             found.append(block)
-        return found
+        return CachedPrefix(found, len(found) * self.block_size_tokens)
 
-    def allocate(self, request: Request, computed: Sequence[Block], *, num_new_tokens: int) -> bool:
-        """Admit a request: hold its `computed` blocks and give it slots for the next tokens. False: no room, no change."""
+    def allocate(self, request: Request, prefix: CachedPrefix, *, num_new_tokens: int) -> bool:
+        """Admit a request with its cached `prefix` and slots for the next tokens. False: no room, no change."""
         assert request.request_id not in self._tables, "the request is admitted already"
         assert num_new_tokens > 0
-        covered = len(computed) * self.block_size_tokens
-        num_new_blocks = self._blocks_for(covered + num_new_tokens) - len(computed)
-        hits_in_queue = sum(block.ref_count == 0 for block in computed)
+        kept = self._shareable(prefix)
+        num_tokens = prefix.num_tokens + num_new_tokens
+        num_new_blocks = self.blocks_for(num_tokens) - len(kept)
+        hits_in_queue = sum(block.ref_count == 0 for block in kept)
         if num_new_blocks + hits_in_queue > self.pool.num_free:
             return False
-        self.pool.hold(computed)
-        self._tables[request.request_id] = [*computed, *self.pool.take(num_new_blocks)]
-        self._num_cached_blocks[request.request_id] = len(computed)
-        self._cache_full_blocks(request, num_tokens=covered + num_new_tokens)
+        self.pool.hold(kept)
+        table = self._tables[request.request_id] = [*kept, *self._take(num_new_blocks)]
+        self._num_cached_blocks[request.request_id] = len(prefix.blocks)
+        if prefix.tail is not None and len(kept) == len(prefix.blocks):
+            used = prefix.num_tokens % self.block_size_tokens
+            self._copies.append(BlockCopy(prefix.tail, table[len(kept)], used))
+        self._cache_full_blocks(request, num_tokens=num_tokens)
         return True
 
     def append(self, request: Request, *, num_new_tokens: int) -> bool:
         """Slots for the next tokens of an admitted request. False: no room, no change."""
         table = self._tables[request.request_id]
         num_tokens = request.num_computed_tokens + num_new_tokens
-        num_new_blocks = self._blocks_for(num_tokens) - len(table)
-        if num_new_blocks > self.pool.num_free:
+        num_new_blocks = max(0, self.blocks_for(num_tokens) - len(table))
+        written, used = divmod(request.num_computed_tokens, self.block_size_tokens)
+        copy = used > 0 and table[written].ref_count > 1
+        if num_new_blocks + copy > self.pool.num_free:
             return False
-        if num_new_blocks > 0:
-            table.extend(self.pool.take(num_new_blocks))
+        if copy:
+            self._copy_before_write(table, written, num_tokens=used)
+        if num_new_blocks:
+            table.extend(self._take(num_new_blocks))
         self._cache_full_blocks(request, num_tokens=num_tokens)
         return True
+
+    def computed(self, request: Request) -> None:
+        """`request.num_computed_tokens` has grown. Full blocks are cached before that; others need to know."""
 
     def free(self, request: Request) -> None:
         """The request holds nothing any more; what it cached stays findable until it is evicted."""
         self.pool.release(self._tables.pop(request.request_id))
         del self._num_cached_blocks[request.request_id]
+
+    def fork(self, request: Request, child: Request) -> None:
+        """`child`, whose tokens begin with what is computed of `request`, shares its blocks. Between steps only."""
+        num_blocks = self.blocks_for(request.num_computed_tokens)
+        self.adopt(
+            child,
+            self._tables[request.request_id][:num_blocks],
+            num_tokens=request.num_computed_tokens,
+        )
+
+    def adopt(self, request: Request, blocks: Sequence[Block], *, num_tokens: int) -> None:
+        """Admit a request with blocks, held by somebody else, that have its first `num_tokens` tokens computed."""
+        assert request.request_id not in self._tables, "the request is admitted already"
+        assert num_tokens <= len(request.token_ids)
+        assert len(blocks) == self.blocks_for(num_tokens)
+        self.pool.hold(blocks)
+        self._tables[request.request_id] = list(blocks)
+        self._num_cached_blocks[request.request_id] = num_tokens // self.block_size_tokens
+        request.num_computed_tokens = num_tokens
+
+    def pin(self, blocks: Sequence[Block]) -> None:
+        """One more holder that is not a request."""
+        self.pool.hold(blocks)
+        self._pins.update(blocks)
+
+    def unpin(self, blocks: Sequence[Block]) -> None:
+        self._pins.subtract(blocks)
+        self._pins = +self._pins
+        self.pool.release(blocks)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies owed since the last call, in the order to make them."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def end_step(self) -> None:
+        """A step is planned."""
+        self.pool.end_step()
 
     def record_admission(self, *, num_tokens: int, num_hit_tokens: int) -> None:
         self.stats.queries_tokens += num_tokens
@@ -108,19 +203,38 @@ class KVCacheManager:
         """Forget all cached content; requests under way keep their blocks and cache only what they fill from now on."""
         self.pool.forget_all()
 
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size_tokens)
+
     def check_integrity(self) -> None:
         """Raise AssertionError where the invariants at the top of this module do not hold."""
         self.pool.check_integrity()
-        held = Counter(block.block_id for table in self._tables.values() for block in table)
-        assert all(block.ref_count == held[block.block_id] for block in self.pool.blocks)
+        held = Counter(block for table in self._tables.values() for block in table) + self._pins
+        assert all(block.ref_count == held[block] for block in self.pool.blocks)
+        assert all(count > 0 for count in self._pins.values())
         assert self._tables.keys() == self._num_cached_blocks.keys()
         for request_id, table in self._tables.items():
-            assert len({block.block_id for block in table}) == len(table), "a table holds a block twice"
+            assert len(set(table)) == len(table), "a table holds a block twice"
             assert self._num_cached_blocks[request_id] <= len(table)
-            assert all(b.block_hash is None for b in table[self._num_cached_blocks[request_id] :])
+            self._check_uncached(table[self._num_cached_blocks[request_id] :])
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size_tokens)
+    def _check_uncached(self, blocks: Sequence[Block]) -> None:
+        assert all(block.block_hash is None for block in blocks)
+
+    def _shareable(self, prefix: CachedPrefix) -> list[Block]:
+        """The blocks of a prefix that the request can have as they are."""
+        return list(prefix.blocks)
+
+    def _take(self, num_blocks: int) -> list[Block]:
+        spare = min(self.options.preallocated_blocks, self.pool.num_free - num_blocks) if num_blocks else 0
+        return self.pool.take(num_blocks + spare)
+
+    def _copy_before_write(self, table: list[Block], index: int, *, num_tokens: int) -> None:
+        [target] = self.pool.take(1)
+        shared = table[index]
+        self._copies.append(BlockCopy(shared, target, num_tokens))
+        table[index] = target
+        self.pool.release([shared])
 
     def _cache_full_blocks(self, request: Request, *, num_tokens: int) -> None:
         if not self.enable_prefix_caching:
@@ -129,10 +243,15 @@ class KVCacheManager:
         first = self._num_cached_blocks[request.request_id]
         if num_full <= first:
             return
-        self._hasher.extend(
-            request.block_hashes, request.token_ids, num_blocks=num_full, extra=request.hash_extra
-        )
+        self._hasher.extend(request.block_hashes, request.token_ids, num_blocks=num_full, scope=request.scope)
         table = self._tables[request.request_id]
         for index in range(first, num_full):
-            self.pool.cache(table[index], request.block_hashes[index])
+            self._cache(request, table[index], index)
         self._num_cached_blocks[request.request_id] = num_full
+
+    def _cache(self, request: Request, block: Block, index: int) -> None:
+        """The `index`th block of the request is full."""
+        self.pool.cache(block, request.block_hashes[index], prefix_blocks=index + 1)
+
+    def _forgotten(self, block: Block) -> None:
+        """The pool is about to take a block's hash."""

@@ -13,7 +13,7 @@ from typing import NewType
 
 import xxhash
 
-from model_server.core.hashing import BlockHash, extra_keys
+from model_server.core.hashing import BlockHash, PrefixScope
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
@@ -63,7 +63,8 @@ class Request:
     finish_reason: FinishReason | None = field(default=None, init=False)
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)
     """The chain over the full blocks of `token_ids`, as far as it was needed."""
-    hash_extra: bytes = field(default=b"", init=False)
+    scope: PrefixScope = field(default=PrefixScope(), init=False)
+    """With whom the prompt's blocks may be shared."""
     fingerprint: int = field(default=0, init=False)
     """Hash of prompt, adapter and seed: a runner that makes up its answer makes it from this."""
 
@@ -78,9 +79,9 @@ class Request:
             raise ValueError("an answer has at least one token")
         self.num_prompt_tokens = len(self.token_ids)
         name, path = (self.adapter.name, self.adapter.path) if self.adapter else ("", "")
-        self.hash_extra = extra_keys(adapter_name=name, adapter_path=path, cache_salt=self.cache_salt)
+        self.scope = PrefixScope(adapter_name=name, adapter_path=path, cache_salt=self.cache_salt)
         prompt = struct.pack(f"<{len(self.token_ids)}I", *self.token_ids)
-        own = extra_keys(adapter_name=name, adapter_path=path)
+        own = PrefixScope(adapter_name=name, adapter_path=path).packed()
         self.fingerprint = xxhash.xxh3_64_intdigest(prompt + own, seed=self.seed & 0xFFFFFFFFFFFFFFFF)
 
     @property

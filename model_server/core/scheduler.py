@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model_server.core.block_pool import Block
-from model_server.core.kv_cache import KVCacheManager
+from model_server.core.blocks import Block
+from model_server.core.kv_cache import BlockCopy, KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, RequestState
 
 
@@ -56,6 +56,8 @@ class Chunk:
 class StepPlan:
     chunks: tuple[Chunk, ...]
     preempted: tuple[RequestId, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    """For a runner that writes KV: made in this order, before any chunk is computed."""
 
 
 class Scheduler:
@@ -84,7 +86,8 @@ class Scheduler:
         budget -= sum(chunk.num_tokens for chunk in chunks)
         if not preempted:
             chunks += self._admit(budget, now=now)
-        return StepPlan(tuple(chunks), tuple(preempted))
+        self._kv_cache.end_step()
+        return StepPlan(tuple(chunks), tuple(preempted), self._kv_cache.take_copies())
 
     def remove(self, request: Request) -> None:
         """Take an ended request out, wherever it is; its blocks are free at once."""
@@ -104,7 +107,8 @@ class Scheduler:
         assert len({r.request_id for r in (*self._waiting, *self._running)}) == len(self._waiting) + len(
             self._running
         )
-        held = sum(len(self._kv_cache.table(request.request_id)) for request in self._running)
+        held = self._kv_cache.num_pins
+        held += sum(len(self._kv_cache.table(request.request_id)) for request in self._running)
         assert held == sum(block.ref_count for block in self._kv_cache.pool.blocks), (
             "a waiting request holds blocks"
         )
@@ -162,7 +166,7 @@ class Scheduler:
 
     def _try_admit(self, request: Request, budget: int, *, now: float) -> Chunk | None:
         computed = self._kv_cache.get_computed(request)
-        num_hit_tokens = len(computed) * self._kv_cache.block_size_tokens
+        num_hit_tokens = computed.num_tokens
         num_tokens = min(len(request.token_ids) - num_hit_tokens, budget)
         if not self._kv_cache.allocate(request, computed, num_new_tokens=num_tokens):
             return None

@@ -93,8 +93,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         )
         computed = self.manager.get_computed(request)
         expected = self.plain.hits(salt, tokens)
-        assert [block.block_id for block in computed] == expected
-        start = len(computed) * BLOCK
+        assert [block.block_id for block in computed.blocks] == expected
+        start = computed.num_tokens
         num_new = min(chunk, len(tokens) - start)
         done = self.manager.allocate(request, computed, num_new_tokens=num_new)
         assert done == self.plain.extend(request.request_id, salt, tokens, start + num_new, expected)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from model_server.core.block_pool import BlockId
-from model_server.core.kv_cache import KVCacheManager
+from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, RequestState, TokenId
 
 _ids = itertools.count()
@@ -31,7 +31,7 @@ def manager_of(num_blocks: int, *, block_size: int = 16, caching: bool = True) -
 def admit(manager: KVCacheManager, request: Request) -> int:
     """Admit with the whole prompt at once and return the tokens found in the cache."""
     computed = manager.get_computed(request)
-    hit_tokens = len(computed) * manager.block_size_tokens
+    hit_tokens = computed.num_tokens
     assert manager.allocate(request, computed, num_new_tokens=len(request.token_ids) - hit_tokens)
     request.state = RequestState.RUNNING
     request.num_computed_tokens = len(request.token_ids)
@@ -99,7 +99,7 @@ def test_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first() -> N
     assert manager.pool.free_in_order() == [2, 1, 0, 5, 4, 3]
     admit(manager, request_of(32, first=2000))  # evicts the two last blocks of the old sequence
     again = request_of(49)
-    assert len(manager.get_computed(again)) == 1
+    assert len(manager.get_computed(again).blocks) == 1
 
 
 def test_a_hit_refreshes_the_prefix_when_its_holder_ends() -> None:
@@ -139,7 +139,7 @@ def test_hits_that_wait_in_the_free_queue_do_not_count_as_free() -> None:
 
     wanted = request_of(48)
     computed = manager.get_computed(wanted)
-    assert len(computed) == 2
+    assert len(computed.blocks) == 2
     before = manager.pool.free_in_order()
     assert not manager.allocate(wanted, computed, num_new_tokens=16)
     assert manager.pool.free_in_order() == before
@@ -164,11 +164,11 @@ def test_append_without_room_changes_nothing() -> None:
 def test_chunks_are_cached_as_far_as_they_are_scheduled() -> None:
     manager = manager_of(8)
     request = request_of(64)
-    assert manager.allocate(request, [], num_new_tokens=40)
-    assert len(manager.get_computed(request_of(64))) == 2
+    assert manager.allocate(request, CachedPrefix((), 0), num_new_tokens=40)
+    assert len(manager.get_computed(request_of(64)).blocks) == 2
     request.num_computed_tokens = 40
     assert manager.append(request, num_new_tokens=24)
-    assert len(manager.get_computed(request_of(65))) == 4
+    assert len(manager.get_computed(request_of(65)).blocks) == 4
     manager.check_integrity()
 
 
@@ -207,7 +207,7 @@ def test_reset_forgets_everything_and_keeps_running_requests() -> None:
     admit(manager, running)
     manager.reset_prefix_cache()
     manager.check_integrity()
-    assert manager.get_computed(request_of(64)) == []
+    assert manager.get_computed(request_of(64)).num_tokens == 0
     for token in range(900, 920):
         decode(manager, running, token)
     manager.free(running)

@@ -1,0 +1,41 @@
+"""One block of the KV cache, and what orders free blocks is told about it.
+
+A block lives as long as its pool and changes only through it. Callers: the pool and the free orders.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+from model_server.core.hashing import BlockHash
+
+BlockId = NewType("BlockId", int)
+
+
+class Block:
+    __slots__ = (
+        "after",
+        "before",
+        "block_hash",
+        "block_id",
+        "last_use",
+        "prefix_blocks",
+        "ref_count",
+        "uses",
+    )
+
+    def __init__(self, block_id: BlockId) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: BlockHash | None = None
+        self.prefix_blocks = 0
+        """How many blocks the prefix has that this one ends; 0 without a hash."""
+        self.last_use = 0
+        """The pool's step in which the block was held last."""
+        self.uses = 0
+        """How often the content was held: once by who computed it, then once a hit."""
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+    def __repr__(self) -> str:
+        return f"Block({self.block_id}, refs={self.ref_count}, hashed={self.block_hash is not None})"

@@ -1,0 +1,163 @@
+"""Which free block with cached content goes first: the policies beside plain order of release.
+
+- `lru`: a free queue. Blocks are freed tail first, so of one sequence the longest prefix goes first, and of several
+  sequences the one that was freed first;
+- `last-touch`: the step of last use, then the longest prefix, as a heap of heaps: the outer one over steps, for each
+  step an inner one over prefixes. It differs from `lru` only among sequences that end in the same step;
+- `lfu`: the fewest uses, then last use, then the longest prefix. A block is used at least as often as those that
+  continue it, so a chain still goes tail first. Old favourites never fade.
+
+Leaving a heap's middle only forgets the entry, which is dropped when it comes up; heaps are rebuilt when forgotten
+entries outnumber the others. Invariant (`check_integrity`): each free block has one entry that counts.
+
+Callers: the block pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+from typing import Literal, get_args
+
+from model_server.core.blocks import Block
+from model_server.core.free_queue import DeferredQueue, FreeOrder, LazyQueue, LinkedQueue
+
+EvictionName = Literal["lru", "last-touch", "lfu"]
+EVICTION_NAMES: tuple[EvictionName, ...] = get_args(EvictionName)
+QueueName = Literal["linked", "lazy", "deferred"]
+QUEUES: dict[QueueName, type[LinkedQueue | LazyQueue]] = {
+    "linked": LinkedQueue,
+    "lazy": LazyQueue,
+    "deferred": DeferredQueue,
+}
+
+_SLACK_ENTRIES = 64
+"""Forgotten entries that are not worth a rebuild."""
+
+
+def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:
+    """`queue` is how `lru` is kept. ValueError: no such policy or queue."""
+    if queue not in QUEUES:
+        raise ValueError(f"no free queue {queue!r}; there are {', '.join(QUEUES)}")
+    match eviction:
+        case "lru":
+            return QUEUES[queue]()
+        case "last-touch":
+            return LastTouchThenLongest()
+        case "lfu":
+            return LeastFrequentlyUsed()
+        case _:  # from a command line or a file, whatever the type says
+            raise ValueError(f"no eviction policy {eviction!r}; there are {', '.join(EVICTION_NAMES)}")
+
+
+class LastTouchThenLongest:
+    """Heap of heaps: the outer holds each step with free blocks once, the inner ones (-prefix, age, block)."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._inner: dict[int, list[tuple[int, int, Block]]] = {}
+        self._entry_of: dict[Block, tuple[int, int]] = {}
+        """Step and age of the entry that counts."""
+        self._ages = count()
+        self._num_entries = 0
+
+    def __len__(self) -> int:
+        return len(self._entry_of)
+
+    def __iter__(self) -> Iterator[Block]:
+        for step in sorted(self._inner):
+            yield from (
+                block for _, age, block in sorted(self._inner[step]) if self._counts(step, age, block)
+            )
+
+    def append(self, block: Block) -> None:
+        assert block not in self._entry_of, "the block is in the pool already"
+        self._push(block.last_use, next(self._ages), block)
+
+    def remove(self, block: Block) -> None:
+        del self._entry_of[block]
+        if self._num_entries > 2 * len(self._entry_of) + _SLACK_ENTRIES:
+            self._rebuild()
+
+    def pop_first(self) -> Block:
+        assert self._entry_of, "no free block is left"
+        while True:
+            step = self._steps[0]
+            inner = self._inner[step]
+            _, age, block = heapq.heappop(inner)
+            self._num_entries -= 1
+            if not inner:
+                heapq.heappop(self._steps)
+                del self._inner[step]
+            if self._counts(step, age, block):
+                del self._entry_of[block]
+                return block
+
+    def end_step(self) -> None:
+        """Nothing is left over from a step."""
+
+    def check_integrity(self) -> None:
+        assert sorted(self._steps) == sorted(self._inner)
+        assert all(self._inner.values()), "a step without entries stayed"
+        assert self._num_entries == sum(map(len, self._inner.values()))
+        assert set(self) == self._entry_of.keys()
+        assert len(list(self)) == len(self._entry_of)
+
+    def _push(self, step: int, age: int, block: Block) -> None:
+        if step not in self._inner:
+            self._inner[step] = []
+            heapq.heappush(self._steps, step)
+        heapq.heappush(self._inner[step], (-block.prefix_blocks, age, block))
+        self._entry_of[block] = (step, age)
+        self._num_entries += 1
+
+    def _counts(self, step: int, age: int, block: Block) -> bool:
+        return self._entry_of.get(block) == (step, age)
+
+    def _rebuild(self) -> None:
+        kept = list(self._entry_of.items())
+        self._steps, self._inner, self._entry_of, self._num_entries = [], {}, {}, 0
+        for block, (step, age) in kept:
+            self._push(step, age, block)
+
+
+class LeastFrequentlyUsed:
+    """One heap of (uses, last use, -prefix, age, block)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, int, Block]] = []
+        self._age_of: dict[Block, int] = {}
+        self._ages = count()
+
+    def __len__(self) -> int:
+        return len(self._age_of)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (block for *_, age, block in sorted(self._heap) if self._age_of.get(block) == age)
+
+    def append(self, block: Block) -> None:
+        assert block not in self._age_of, "the block is in the pool already"
+        age = self._age_of[block] = next(self._ages)
+        heapq.heappush(self._heap, (block.uses, block.last_use, -block.prefix_blocks, age, block))
+
+    def remove(self, block: Block) -> None:
+        del self._age_of[block]
+        if len(self._heap) > 2 * len(self._age_of) + _SLACK_ENTRIES:
+            self._heap = [entry for entry in self._heap if self._age_of.get(entry[-1]) == entry[-2]]
+            heapq.heapify(self._heap)
+
+    def pop_first(self) -> Block:
+        assert self._age_of, "no free block is left"
+        while True:
+            *_, age, block = heapq.heappop(self._heap)
+            if self._age_of.get(block) == age:
+                del self._age_of[block]
+                return block
+
+    def end_step(self) -> None:
+        """Nothing is left over from a step."""
+
+    def check_integrity(self) -> None:
+        assert set(self) == self._age_of.keys()
+        assert len(list(self)) == len(self._age_of)

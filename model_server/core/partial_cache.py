@@ -1,0 +1,171 @@
+"""The KV cache manager whose blocks can be found before they are full, and token by token.
+
+As in the report on hash table prefix caching, a partial block is in the table under the hash of its prefix and its
+tokens so far; as it grows its key is replaced, and when it is full the next one gets a key of its own. A key alone finds
+only a prompt that ends exactly where the block does, which a block that has grown by one answer token no longer does.
+So each cached block is also listed under what comes before it and its first token, with the tokens it has computed, and
+a prompt gets the longest beginning that any of them has in common with it.
+
+Where the cached block is free and ends where the match ends, the request continues in it. Otherwise, since it will
+write into it, it gets a copy of the matching slots.
+
+Invariants (`check_integrity`): a listed block is cached and lists only computed tokens (what a step is still computing
+cannot be copied before that step computes); of a request under way at most the tail is hashed beyond the full blocks.
+
+Full blocks are shared as in the base class. Callers: as for the base class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from model_server.core.blocks import Block
+from model_server.core.cache_options import CacheOptions
+from model_server.core.kv_cache import CachedPrefix, KVCacheManager
+from model_server.core.request import Request, TokenId
+
+_Place = tuple[bytes, TokenId]
+"""The hash of the block before, or for a first block the prompt's scope, and the block's first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    place: _Place
+    tokens: tuple[TokenId, ...]
+    full_key: bool = False
+    """The block is cached as a full one, though a step may still be computing the rest of it."""
+
+
+class PartialKVCacheManager(KVCacheManager):
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size_tokens: int,
+        enable_prefix_caching: bool,
+        options: CacheOptions | None = None,
+    ) -> None:
+        super().__init__(
+            num_blocks=num_blocks,
+            block_size_tokens=block_size_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            options=options,
+        )
+        self._content: dict[Block, _Content] = {}
+        self._listed: dict[_Place, dict[Block, _Content]] = {}
+
+    def get_computed(self, request: Request) -> CachedPrefix:
+        """As in the base class, and then as many tokens of the next block as some cached block has too."""
+        full = super().get_computed(request)
+        if not self.enable_prefix_caching:
+            return full
+        end = min(full.num_tokens + self.block_size_tokens, len(request.token_ids) - 1)
+        wanted = tuple(request.token_ids[full.num_tokens : end])
+        if not wanted:
+            return full
+        place = self._place(request, len(full.blocks), wanted[0])
+        best, tail = 0, None
+        for block, content in self._listed.get(place, {}).items():
+            common = _common(content.tokens, wanted)
+            if common > best:
+                best, tail = common, block
+        return CachedPrefix(full.blocks, full.num_tokens + best, tail)
+
+    def computed(self, request: Request) -> None:
+        """List what the last step computed, and give the tail the key of its tokens so far."""
+        if not self.enable_prefix_caching:
+            return
+        size, table = self.block_size_tokens, self._tables[request.request_id]
+        last = (request.num_computed_tokens - 1) // size
+        # A step adds to the block it began in and to those after it; what is listed up to date ends the walk.
+        for index in range(last, -1, -1):
+            tokens = tuple(
+                request.token_ids[index * size : min((index + 1) * size, request.num_computed_tokens)]
+            )
+            block = table[index]
+            known = self._content.get(block)
+            if known is not None and len(known.tokens) >= len(tokens):
+                break
+            if len(tokens) < size:
+                self._rekey_tail(request, block, index)
+            if block.block_hash is not None:
+                place = self._place(request, index, tokens[0])
+                self._list(block, _Content(place, tokens, full_key=len(tokens) == size))
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        assert all(block.block_hash is not None for block in self._content)
+        listed = {block: content for at in self._listed.values() for block, content in at.items()}
+        assert listed == self._content
+        assert all(self._listed.values()), "a place without blocks stayed"
+        assert all(self._content[block].place == place for place, at in self._listed.items() for block in at)
+
+    def _check_uncached(self, blocks: Sequence[Block]) -> None:
+        super()._check_uncached(blocks[1:])
+
+    def _shareable(self, prefix: CachedPrefix) -> list[Block]:
+        tail = prefix.tail
+        if tail is None:
+            return list(prefix.blocks)
+        used = prefix.num_tokens - len(prefix.blocks) * self.block_size_tokens
+        content = self._content[tail]
+        in_place = tail.ref_count == 0 and len(content.tokens) == used and not content.full_key
+        return [*prefix.blocks, tail] if in_place else list(prefix.blocks)
+
+    def _rekey_tail(self, request: Request, block: Block, index: int) -> None:
+        if block.ref_count > 1:
+            return  # others continue from it as it is; it is cached, or will be copied before it grows
+        self._hasher.extend(request.block_hashes, request.token_ids, num_blocks=index, scope=request.scope)
+        end = request.num_computed_tokens
+        name = self._hasher.name(
+            request.block_hashes[:index], request.token_ids, end=end, scope=request.scope
+        )
+        self.pool.uncache(block)
+        self.pool.cache(block, name, prefix_blocks=index + 1)
+
+    def _cache(self, request: Request, block: Block, index: int) -> None:
+        """The block is full: its key as a partial block goes, what it has computed so far stays listed."""
+        content = self._content.get(block)
+        self.pool.uncache(block)
+        super()._cache(request, block, index)
+        if content is not None:
+            self._list(block, replace(content, full_key=True))
+
+    def _forgotten(self, block: Block) -> None:
+        content = self._content.pop(block, None)
+        if content is not None:
+            at = self._listed[content.place]
+            del at[block]
+            if not at:
+                del self._listed[content.place]
+
+    def _list(self, block: Block, content: _Content) -> None:
+        self._forgotten(block)
+        self._content[block] = content
+        self._listed.setdefault(content.place, {})[block] = content
+
+    def _place(self, request: Request, index: int, first: TokenId) -> _Place:
+        before = request.block_hashes[index - 1] if index else request.scope.packed()
+        return before, first
+
+
+def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
+    """Tokens that both begin with."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+def make_manager(
+    *, num_blocks: int, block_size_tokens: int, enable_prefix_caching: bool, options: CacheOptions
+) -> KVCacheManager:
+    """The manager that `options.partial_blocks` asks for."""
+    kind = PartialKVCacheManager if options.partial_blocks else KVCacheManager
+    return kind(
+        num_blocks=num_blocks,
+        block_size_tokens=block_size_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        options=options,
+    )

@@ -1,0 +1,165 @@
+"""Block hashes: equality classes, vLLM's formulas against recorded events, and scopes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from model_server.core.hashing import (
+    HASH_ALGORITHMS,
+    BlockHash,
+    BlockHasher,
+    HashAlgorithm,
+    PrefixScope,
+    event_hash,
+    make_hasher,
+)
+from tests.contract.recordings import read_kv_events
+from tests.contract.vllm_block_hashes import block_hashes
+
+PLAIN = PrefixScope()
+
+
+def chain_of(
+    hasher: BlockHasher, tokens: list[int], *, scope: PrefixScope = PLAIN, num_blocks: int | None = None
+) -> list[BlockHash]:
+    chain: list[BlockHash] = []
+    full = len(tokens) // hasher.block_size_tokens
+    hasher.extend(chain, tokens, num_blocks=full if num_blocks is None else num_blocks, scope=scope)
+    return chain
+
+
+def prompts_that_share(rng: random.Random, *, num_blocks: int, block: int) -> Iterator[list[int]]:
+    """Prompts of 8 blocks until `num_blocks` blocks are out; half of them begin as an earlier one does."""
+    earlier: list[list[int]] = []
+    for _ in range(num_blocks // 8):
+        start = rng.choice(earlier)[: rng.randrange(8 * block)] if earlier and rng.random() < 0.5 else []
+        prompt = start + [rng.randrange(50_000) for _ in range(8 * block - len(start))]
+        earlier = [*earlier[-50:], prompt]
+        yield prompt
+
+
+def test_000_1_chained_and_direct_hashes_name_the_same_prefixes_over_100_000_random_blocks() -> None:
+    block = 4
+    hashers = {name: make_hasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}
+    prefix_of: dict[tuple[str, BlockHash], tuple[int, ...]] = {}
+    seen: set[tuple[int, ...]] = set()
+    hits = 0
+    for prompt in prompts_that_share(random.Random(1), num_blocks=100_000, block=block):
+        chains = {name: chain_of(hasher, prompt) for name, hasher in hashers.items()}
+        for index in range(8):
+            prefix = tuple(prompt[: (index + 1) * block])
+            hits += prefix in seen
+            for name, chain in chains.items():
+                known = (name, chain[index]) in prefix_of
+                assert known == (prefix in seen), f"{name}: another hit than the prefix itself gives"
+                assert prefix_of.setdefault((name, chain[index]), prefix) == prefix, f"{name}: a collision"
+            seen.add(prefix)
+    assert hits > 10_000
+    print(f"\n000-1: 100,000 blocks, {hits} hits with each of {', '.join(HASH_ALGORITHMS)}, 0 collisions")
+
+
+def test_000_1_direct_hashing_covers_quadratically_many_tokens_and_chained_linearly() -> None:
+    class Counting(list[int]):
+        """Counts the tokens that are read out of it."""
+
+        read = 0
+
+        def __getitem__(self, key: object) -> list[int]:  # type: ignore[override]  # slices are all that is used
+            assert isinstance(key, slice)
+            part = super().__getitem__(key)
+            self.read += len(part)
+            return part
+
+    def tokens_read(name: HashAlgorithm, num_blocks: int) -> int:
+        tokens = Counting(range(16 * num_blocks))
+        make_hasher(name, block_size_tokens=16).extend([], tokens, num_blocks=num_blocks, scope=PLAIN)
+        return tokens.read
+
+    assert [tokens_read("sha256", n) for n in (100, 200, 400)] == [1600, 3200, 6400]
+    assert [tokens_read("direct", n) for n in (100, 200, 400)] == [
+        16 * n * (n + 1) // 2 for n in (100, 200, 400)
+    ]
+    for name in HASH_ALGORITHMS:
+        tokens = list(range(16 * 400))
+        start = time.thread_time_ns()
+        chain_of(make_hasher(name, block_size_tokens=16), tokens)
+        print(f"\n000-1: {name}: {(time.thread_time_ns() - start) / 1e6:.2f} ms for 6,400 tokens", end="")
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+def test_vllms_formulas_give_the_hashes_of_its_recorded_events(algorithm: HashAlgorithm) -> None:
+    recording = read_kv_events(algorithm)
+    hasher = make_hasher(algorithm, block_size_tokens=recording.block_tokens, seed=recording.hash_seed)
+    ours: set[int] = set()
+    for request in recording.requests:
+        adapter = "" if request.model == "tiny" else request.model
+        scope = PrefixScope(adapter, adapter, request.cache_salt or "")
+        ours |= {event_hash(h) for h in chain_of(hasher, list(request.computed_token_ids), scope=scope)}
+    stored = [event for event in recording.events() if event["type"] == "BlockStored"]
+    assert {h for event in stored for h in event["block_hashes"]} == ours
+    assert len(ours) > 60
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+@pytest.mark.parametrize("adapter", [None, ("a", "/adapters/a"), ("same", "same"), ("x", "x")])
+@pytest.mark.parametrize("salt", [None, "tenant", "lora"])
+def test_vllms_formulas_agree_with_the_rule_for_large_tokens_adapters_and_salts(
+    algorithm: HashAlgorithm, adapter: tuple[str, str] | None, salt: str | None
+) -> None:
+    tokens = [0, 23, 24, 255, 256, 65_535, 65_536, 2**31 - 1] * 6
+    name, path = adapter or ("", "")
+    # The rule pickles what it is given. As in a server the strings are parsed: different objects, but for single
+    # characters, of which Python has one each.
+    apart = None if adapter is None else (name.encode().decode(), path.encode().decode())
+    parsed_salt = None if salt is None else salt.encode().decode()
+    expected = block_hashes(
+        tokens, algorithm=algorithm, seed="s", block_tokens=16, adapter=apart, cache_salt=parsed_salt
+    )
+    hasher = make_hasher(algorithm, block_size_tokens=16, seed="s")
+    assert chain_of(hasher, tokens, scope=PrefixScope(name, path, salt or "")) == expected
+
+
+@pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
+def test_scopes_seeds_and_what_came_before_change_every_hash(algorithm: HashAlgorithm) -> None:
+    tokens = list(range(64))
+    scopes = [
+        PLAIN,
+        PrefixScope("a"),
+        PrefixScope("a", "/p"),
+        PrefixScope("", "", "a"),
+        PrefixScope("a", "", "a"),
+    ]
+    chains = [chain_of(make_hasher(algorithm, block_size_tokens=16), tokens, scope=scope) for scope in scopes]
+    chains.append(chain_of(make_hasher(algorithm, block_size_tokens=16, seed="other"), tokens))
+    chains.append(chain_of(make_hasher(algorithm, block_size_tokens=16), [99, *tokens[1:]]))
+    assert len({name for chain in chains for name in chain}) == 4 * len(chains)
+
+
+@pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
+def test_extending_a_chain_in_parts_gives_the_same_chain(algorithm: HashAlgorithm) -> None:
+    hasher = make_hasher(algorithm, block_size_tokens=4)
+    tokens, scope = list(range(40)), PrefixScope("a", "/p", "salt")
+    chain: list[BlockHash] = []
+    for num_blocks in (1, 4, 4, 10):
+        hasher.extend(chain, tokens, num_blocks=num_blocks, scope=scope)
+    assert chain == chain_of(hasher, tokens, scope=scope)
+
+
+@pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
+def test_a_partial_block_has_a_hash_of_its_own(algorithm: HashAlgorithm) -> None:
+    hasher, tokens = make_hasher(algorithm, block_size_tokens=4), list(range(8))
+    chain = chain_of(hasher, tokens, num_blocks=1)
+    names = {hasher.name(chain, tokens, end=end, scope=PLAIN) for end in (5, 6, 7, 8)}
+    assert len(names) == 4
+    assert chain_of(hasher, tokens)[1] in names
+
+
+def test_unknown_algorithms_and_empty_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="md5"):
+        make_hasher("md5", block_size_tokens=4)  # type: ignore[arg-type]  # as from a command line
+    with pytest.raises(ValueError, match="at least one token"):
+        make_hasher("sha256", block_size_tokens=0)
