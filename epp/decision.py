@@ -27,9 +27,9 @@ class PickRequest:
     """Conformance runs only: addresses that the test names, in order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """One endpoint as the rule saw it."""
+    """One endpoint as the rule saw it. Nobody changes it; freezing would cost 2 us each, up to ten times a pick."""
 
     name: EndpointName
     address: Address

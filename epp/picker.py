@@ -10,6 +10,7 @@ called any number of times, in any order.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _RESIZE_RATIO = 0.02
 """A capacity that moved by less than this is left as it is."""
 
 Outcome = Literal["ended", "aborted", "failed"]
+
+_root_seed = functools.lru_cache(maxsize=1024)(root_seed)
+"""A fleet has few models, and few salts are in use at once."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -154,8 +158,10 @@ class Picker:
         views = []
         for state in states:
             chunks = matches.get(state.endpoint.name, 0)
-            held_bytes = self._schedule.end_bytes(chunks)
-            cached = cached_tokens(state, held_bytes / bytes_per_token, prompt_tokens) if chunks else 0
+            cached = 0
+            if chunks:  # of a hundred endpoints few hold any
+                held_tokens = self._schedule.end_bytes(chunks) / bytes_per_token
+                cached = cached_tokens(state, held_tokens, prompt_tokens)
             views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
         apply_gain(views, prompt_tokens, spec.gain)
         ordered, reason = self._rank(views, request=request, adapter=adapter)
@@ -303,7 +309,7 @@ class Picker:
             self._table.resize(name, capacity_bytes=capacity)
 
     def _seed(self, inference: InferenceRequest) -> int:
-        return root_seed(schedule=self._schedule, model=inference.model, cache_salt=inference.cache_salt)
+        return _root_seed(schedule=self._schedule, model=inference.model, cache_salt=inference.cache_salt)
 
     def _chain(self, inference: InferenceRequest) -> list[ChunkHash]:
         if not inference.prompt:

@@ -44,21 +44,22 @@ def view_of(
     state: EndpointState, cached: int, prompt_tokens: int, *, adapter: str, spec: PolicySpec, now: float
 ) -> View:
     """One endpoint at this moment, holding `cached` of the request's tokens."""
+    endpoint, rate = state.endpoint, state.rate.tokens_per_s
     metrics = state.fresh(now=now, stale_after_s=spec.scrape.stale_after_seconds)
-    rate = state.rate.tokens_per_s
+    # By position, here and in `shown`: made for every endpoint at every pick, at a third of the price of keywords.
     return View(
-        name=state.endpoint.name,
-        address=state.endpoint.address,
-        cached_tokens=cached,
-        matched_tokens=cached,
-        uncached_tokens=prompt_tokens - cached,
-        backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
-        in_flight=state.load(metrics),
-        waiting=metrics.waiting if metrics else 0,
-        kv_usage=metrics.kv_usage if metrics else 0.0,
-        rate=rate,
-        has_adapter=bool(adapter) and state.has_adapter(adapter),
-        free_slot=bool(adapter) and len(state.loaded_adapters()) < state.slots(spec=spec),
+        endpoint.name,
+        endpoint.address,
+        cached,
+        cached,
+        prompt_tokens - cached,
+        state.backlog.undone_tokens(now=now, rate=rate),
+        state.load(metrics),
+        metrics.waiting if metrics else 0,
+        metrics.kv_usage if metrics else 0.0,
+        rate,
+        bool(adapter) and state.has_adapter(adapter),
+        bool(adapter) and len(state.loaded_adapters()) < state.slots(spec=spec),
     )
 
 
@@ -76,18 +77,18 @@ def shown(ordered: Sequence[View], *, spec: PolicySpec, adapter: str) -> tuple[C
     return tuple(
         [
             Candidate(
-                name=v.name,
-                address=v.address,
-                matched_tokens=v.cached_tokens,
-                uncached_tokens=v.uncached_tokens,
-                backlog_tokens=int(v.backlog_tokens),
-                in_flight=v.in_flight,
-                waiting=v.waiting,
-                kv_usage=v.kv_usage,
-                prefill_tokens_per_s=v.rate,
-                score_s=v.score_s,
-                parts_s=cost_parts_s(v, spec=spec, adapter=adapter),
-                excluded=v.excluded,
+                v.name,
+                v.address,
+                v.cached_tokens,
+                v.uncached_tokens,
+                int(v.backlog_tokens),
+                v.in_flight,
+                v.waiting,
+                v.kv_usage,
+                v.rate,
+                v.score_s,
+                cost_parts_s(v, spec=spec, adapter=adapter),
+                v.excluded,
             )
             for v in ordered[:_SHOWN_CANDIDATES]
         ]
