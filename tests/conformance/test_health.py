@@ -39,7 +39,9 @@ class Watched:
             self.told.append(answer.status)
 
     async def wait(self, *expected: int) -> None:
-        await wait_until(lambda: self.told == list(expected), what=f"the watch tells {expected}")
+        wanted = list(expected)
+        await wait_until(lambda: self.told == wanted or self._task.done(), what=f"the watch tells {expected}")
+        assert self.told == wanted
 
     @property
     def open(self) -> bool:

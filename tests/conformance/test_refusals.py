@@ -49,7 +49,7 @@ PASSED: dict[str, tuple[str, str, bytes | None]] = {
 def check_error(refused: Immediate, *, status: int) -> dict[str, Any]:
     """OpenAI's shape: an `error` object with a message for people and a type for programs."""
     assert refused.status == status
-    assert refused.headers["content-type"].startswith("application/json")
+    assert refused.headers.get("content-type", "").startswith("application/json")
     error: dict[str, Any] = json.loads(refused.body)["error"]
     assert set(error) >= {"message", "type", "param", "code"}
     assert error["message"]
@@ -66,8 +66,6 @@ async def test_row_12_a_request_that_no_server_could_take_is_400(
     path, body = MALFORMED[case]
     async with picker.exchange(mode) as exchange:
         await exchange.send([body[:5], body[5:]], path=path)
-        if exchange.mode.early and exchange.immediate is None:
-            pytest.fail(f"routed to {exchange.destination}")
         assert check_error(exchange.refused, status=400)["type"] == "invalid_request_error"
 
 
