@@ -19,7 +19,8 @@ from typing import Literal
 from epp.decision import Decision, Pick, PickRequest
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.learning import BytesPerToken, growth, restarted
+from epp.endpoints.growth import growth, restarted
+from epp.endpoints.learning import BytesPerToken
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, SaturatedError
 from epp.policy import Policy, PolicySpec
@@ -383,7 +384,7 @@ class Picker:
             stranger = Endpoint(
                 name=EndpointName(str(served)), address=served, model=ticket.state.endpoint.model
             )
-            state = EndpointState.new(stranger, spec=self._spec, now=now)
+            state = self._fleet.new_state(stranger, spec=self._spec, now=now)
         ticket.state, ticket.process = state, state.process
         chunks = 0
         if self._mirrored(ticket):

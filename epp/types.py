@@ -115,7 +115,10 @@ class EndpointMetrics:
     ttft_sum_s: float | None = None
     ttft_count: float | None = None
     prefill_sum_s: float | None = None
+    """Counter: seconds between admission and first token, of requests that have ended; so are the next two."""
     prefill_count: float | None = None
+    prefill_tokens: float | None = None
+    """Prompt tokens computed in those prefills, cached ones left out."""
     max_lora: int | None = None
     active_adapters: frozenset[str] = frozenset()
     """Adapters with requests running or waiting; an idle loaded adapter is not listed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.policy import PolicySpec
 from epp.types import Address, Endpoint, EndpointName
@@ -26,6 +27,7 @@ class Fleet:
     def __init__(self) -> None:
         self._states: dict[EndpointName, EndpointState] = {}
         self._by_address: dict[Address, EndpointState] = {}
+        self._model_rates: dict[str, ModelRate] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -50,7 +52,7 @@ class Fleet:
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
-                self._states[name] = EndpointState.new(endpoint, spec=spec, now=now)
+                self._states[name] = self.new_state(endpoint, spec=spec, now=now)
                 added.append(name)
                 continue
             old = state.endpoint
@@ -61,6 +63,14 @@ class Fleet:
                 restarted.append(name)
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
+
+    def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
+        """A state that nothing is known about, but for the rate of its model's other servers."""
+        rate = self._model_rates.get(endpoint.model)
+        if rate is None:
+            rate = ModelRate(start=spec.cost.prefill_tokens_per_second)
+            self._model_rates[endpoint.model] = rate
+        return EndpointState.new(endpoint, model_rate=rate, now=now)
 
     def healthy(self, states: Sequence[EndpointState], *, failures_to_eject: int) -> list[EndpointState]:
         """Those of `states` that may be picked.

@@ -10,7 +10,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from epp.endpoints.backlog import Backlog, Booking
-from epp.endpoints.learning import CounterWindow, PrefillRate, computed_growth
+from epp.endpoints.growth import computed_growth
+from epp.endpoints.learning import CounterWindow
+from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.policy import PolicySpec
 from epp.types import Endpoint, EndpointMetrics
 
@@ -39,11 +41,11 @@ class EndpointState:
     """Adapters we sent there, by last use; bounded by the server's slots."""
 
     @classmethod
-    def new(cls, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
+    def new(cls, endpoint: Endpoint, *, model_rate: ModelRate, now: float) -> EndpointState:
         return cls(
             endpoint=endpoint,
             backlog=Backlog(now=now),
-            rate=PrefillRate(start=spec.cost.prefill_tokens_per_second),
+            rate=PrefillRate(model_rate),
             window=CounterWindow(),
         )
 
@@ -83,8 +85,7 @@ class EndpointState:
         """Take in one good scrape."""
         before, rate = self.metrics, self.rate.tokens_per_s
         if before is not None:
-            busy = before.waiting > 0 and after.waiting > 0
-            self.rate.observe(before, after, busy=busy)
+            self.rate.observe(before, after)
         if after.prompt_tokens is None:
             self.backlog.settle(now=now, rate=rate)
         elif before is None:

@@ -77,6 +77,7 @@ class ResponseHalf:
         "_settings",
         "done",
         "mode",
+        "overridden",
         "status",
     )
 
@@ -91,6 +92,8 @@ class ResponseHalf:
         """None: no response headers yet; 0: they had no readable status."""
         self.mode = BodyMode.NONE
         """How the body comes here from now on."""
+        self.overridden = False
+        """The body comes here because this request's answer is sampled; the data plane goes on without us if we leave."""
         self.done = False
 
     def begin(
@@ -101,9 +104,13 @@ class ResponseHalf:
         modes: Modes,
         kind: ApiKind,
         debug: bool,
+        hold: bool,
         now: float,
     ) -> tuple[Answer, ...]:
-        """Response headers: tell the picker who served, and answer. `debug`: the client asked how its server was chosen."""
+        """Response headers: tell the picker who served, and answer.
+
+        debug: the client asked how its server was chosen. hold: the stream stays to the end, so its answer may be sampled.
+        """
         if self.status is not None:
             raise StreamProtocolError("second_response_headers")
         found = collect(event.headers)
@@ -117,7 +124,7 @@ class ResponseHalf:
         override = False
         if not self.done:
             self.mode = modes.response_body
-            override = self._sample(found, kind=kind, modes=modes)
+            override = self._sample(found, kind=kind, modes=modes, hold=hold)
         headers = self._told(event.served, debug=debug)
         if not headers and not override:
             return PLAIN[Slot.RESPONSE_HEADERS]
@@ -156,7 +163,7 @@ class ResponseHalf:
         assert not (self.done and self._reader is not None)
         assert self._reader is None or self.mode is not BodyMode.NONE
 
-    def _sample(self, found: dict[str, str], *, kind: ApiKind, modes: Modes) -> bool:
+    def _sample(self, found: dict[str, str], *, kind: ApiKind, modes: Modes, hold: bool) -> bool:
         """Read the answer as it streams by, if this pick is one to learn from. True: the data plane must be asked for it."""
         if self._pick is None or not self._pick.sampled or self.status != 200:
             return False
@@ -164,7 +171,7 @@ class ResponseHalf:
         ignored = (
             modes.early_body or modes.request_body.echoed
         )  # In these modes the data plane takes no such wish.
-        if override and (ignored or not self._settings.mode_override):
+        if override and (ignored or not hold or not self._settings.mode_override):
             return False
         self._reader = ResponseReader(
             kind=kind,
@@ -174,6 +181,7 @@ class ResponseHalf:
         )
         if override:
             self.mode = BodyMode.STREAMED
+            self.overridden = True
         return override
 
     def _told(self, served: str, *, debug: bool) -> tuple[tuple[str, str], ...]:

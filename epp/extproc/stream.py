@@ -143,9 +143,10 @@ class HttpStream:
 
     @property
     def can_detach(self) -> bool:
-        """Response headers are answered and no body is to come here: the stream may end without harm to the request."""
+        """Response headers are answered and no body needs us: the stream may end without harm to the request."""
         response = self._response
-        if response.status is None or not (response.done or response.mode is BodyMode.NONE):
+        unneeded = response.done or response.mode is BodyMode.NONE or response.overridden
+        if response.status is None or not unneeded:
             return False
         return self._request_done or not self._modes.request_body.echoed
 
@@ -353,6 +354,7 @@ class HttpStream:
             modes=self._modes,
             kind=self._inference.kind,
             debug=self._head is not None and self._head.debug,
+            hold=self.hold,
             now=now,
         )
 

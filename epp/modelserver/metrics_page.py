@@ -49,6 +49,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "ttft_count": ("vllm:time_to_first_token_seconds_count", "sglang:time_to_first_token_seconds_count"),
     "prefill_sum": ("vllm:request_prefill_time_seconds_sum",),
     "prefill_count": ("vllm:request_prefill_time_seconds_count",),
+    "prefill_tokens": ("vllm:request_prefill_kv_computed_tokens_sum",),
     "lora": ("vllm:lora_requests_info",),
     "lora_slots": ("sglang:lora_pool_slots_total",),
 }
@@ -111,6 +112,7 @@ def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
         ttft_count=found.total("ttft_count"),
         prefill_sum_s=found.total("prefill_sum"),
         prefill_count=found.total("prefill_count"),
+        prefill_tokens=found.total("prefill_tokens"),
         max_lora=max_lora,
         active_adapters=active,
     )

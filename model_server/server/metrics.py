@@ -60,6 +60,11 @@ class Metrics:
             "request_prefill_time_seconds", "From admission to first token", _TTFT_S
         )
         self._decode = self._histogram("request_decode_time_seconds", "From first to last token", _LATENCY_S)
+        self._computed_size = self._histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens computed, without those in the cache",
+            _TOKENS,
+        )
         self._prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._answer_size = self._histogram(
             "request_generation_tokens", "Answer tokens of a request", _TOKENS
@@ -128,6 +133,7 @@ class Metrics:
         self._prefill.observe(first - scheduled)
         self._decode.observe(last - first)
         self._e2e.observe(last - request.arrival_s)
+        self._computed_size.observe(request.num_prompt_tokens - (request.num_cached_tokens or 0))
         self._prompt_size.observe(request.num_prompt_tokens)
         self._answer_size.observe(request.num_output_tokens)
 

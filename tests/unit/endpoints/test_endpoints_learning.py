@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.learning import (
-    BytesPerToken,
-    CounterWindow,
-    PrefillRate,
-    computed_growth,
-    growth,
-    restarted,
-)
+from epp.endpoints.growth import computed_growth, growth, restarted
+from epp.endpoints.learning import BytesPerToken, CounterWindow
 from epp.types import EndpointMetrics
 
 
@@ -55,63 +49,6 @@ def test_a_counter_that_fell_tells_a_restart() -> None:
     assert restarted(page(0, prefix_queries=10), page(1, prefix_queries=0))
     assert not restarted(page(0, prompt_tokens=10), page(1, prompt_tokens=10))
     assert not restarted(page(0, prompt_tokens=10), page(1))
-
-
-def test_the_rate_is_the_policys_before_anything_is_learned() -> None:
-    assert PrefillRate(start=8000.0).tokens_per_s == 8000.0
-
-
-def test_the_rate_follows_the_servers_own_prefill_times() -> None:
-    rate = PrefillRate(start=8000.0)
-    for second in range(60):
-        before = page(second, prompt_tokens=1000.0 * second, prefill_sum_s=0.5 * second)
-        after = page(second + 1, prompt_tokens=1000.0 * (second + 1), prefill_sum_s=0.5 * (second + 1))
-        rate.observe(before, after, busy=False)
-    assert rate.tokens_per_s == pytest.approx(2000.0, rel=0.05)
-
-
-def test_prefills_that_share_steps_do_not_make_a_busy_server_look_slow() -> None:
-    """Ten prompts side by side each take the time of all ten; tokens over wall time tells the truth."""
-    rate = PrefillRate(start=100.0)
-    for second in range(60):
-        before = page(second, prompt_tokens=4000.0 * second, prefill_sum_s=10.0 * second)
-        after = page(second + 1, prompt_tokens=4000.0 * (second + 1), prefill_sum_s=10.0 * (second + 1))
-        rate.observe(before, after, busy=True)
-    assert rate.tokens_per_s == pytest.approx(4000.0, rel=0.01)
-
-
-def test_a_changed_rate_is_learned_within_minutes() -> None:
-    rate = PrefillRate(start=8000.0)
-    tokens = seconds = 0.0
-    for second in range(600):
-        before = page(second, prompt_tokens=tokens, prefill_sum_s=seconds)
-        tokens, seconds = tokens + 1000.0, seconds + (0.1 if second < 300 else 1.0)
-        rate.observe(before, page(second + 1, prompt_tokens=tokens, prefill_sum_s=seconds), busy=False)
-    assert rate.tokens_per_s == pytest.approx(1000.0, rel=0.2)
-
-
-def test_a_page_read_twice_teaches_nothing() -> None:
-    rate = PrefillRate(start=8000.0)
-    same = page(5.0, prompt_tokens=1000, prefill_sum_s=100)
-    rate.observe(page(5.0, prompt_tokens=0, prefill_sum_s=0), same, busy=True)
-    assert rate.tokens_per_s == 8000.0
-
-
-@given(
-    steps=st.lists(
-        st.tuples(st.floats(0.01, 100), st.floats(0, 1e6), st.floats(0, 1e4), st.booleans()), max_size=30
-    )
-)
-def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
-    steps: list[tuple[float, float, float, bool]],
-) -> None:
-    rate = PrefillRate(start=8000.0)
-    before = page(0.0, prompt_tokens=0.0, prefill_sum_s=0.0)
-    for elapsed, tokens, seconds, busy in steps:
-        after = page(before.scraped_at + elapsed, prompt_tokens=tokens, prefill_sum_s=seconds)
-        rate.observe(before, after, busy=busy)
-        before = after
-        assert 0 < rate.tokens_per_s < float("inf")
 
 
 def test_bytes_per_token_start_from_the_policy_and_follow_what_is_told() -> None:

@@ -6,16 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.backlog import Booking
+from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
-from epp.policy import Cost, Lora, PolicySpec
+from epp.policy import Lora, PolicySpec
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
-SPEC = PolicySpec(cost=Cost(prefill_tokens_per_second=1000.0), lora=Lora(slots_per_endpoint=2))
+SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
 
 
 def a_state(*, now: float = 0.0) -> EndpointState:
     endpoint = Endpoint(name=EndpointName("a"), address=Address("10.0.0.1", 8000))
-    return EndpointState.new(endpoint, spec=SPEC, now=now)
+    return EndpointState.new(endpoint, model_rate=ModelRate(start=1000.0), now=now)
 
 
 def book(state: EndpointState, tokens: int, *, now: float) -> Booking:

@@ -656,12 +656,22 @@ def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
     assert stream.can_detach is can_detach
 
 
-def test_a_sampled_stream_stays_until_the_answer_was_read() -> None:
+def test_a_sampled_stream_may_be_let_go_at_a_drain_since_the_data_plane_goes_on_alone() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
-    run(stream, ResponseHeaders(OK))
-    assert not stream.can_detach
-    run(stream, ResponseBody(b"data: [DONE]\n\n", end_of_stream=True))
+    (answer,) = run(stream, ResponseHeaders(OK))
+    assert isinstance(answer, Answer)
+    assert answer.stream_response
+    assert stream.hold
+    assert stream.can_detach
+
+
+def test_a_stream_that_does_not_stay_asks_for_no_answer() -> None:
+    bench = Bench(settings=StreamSettings(hold_streams=False), sampling=Sampling(share=1))
+    stream = through(bench)
+    (answer,) = run(stream, ResponseHeaders(OK))
+    assert isinstance(answer, Answer)
+    assert not answer.stream_response
     assert stream.can_detach
 
 

@@ -1,0 +1,22 @@
+"""What two scrapes in a row say together: counters only grow, until their process is another one."""
+
+from __future__ import annotations
+
+from epp.types import EndpointMetrics
+
+
+def growth(before: float | None, after: float | None) -> float:
+    """How much a counter grew; 0 where either side is unknown or the counter started anew."""
+    return max(0.0, after - before) if before is not None and after is not None else 0.0
+
+
+def computed_growth(before: EndpointMetrics, after: EndpointMetrics) -> float:
+    """Prompt tokens that were computed, not served from the cache, between two scrapes."""
+    prompt = growth(before.prompt_tokens, after.prompt_tokens)
+    return max(0.0, prompt - growth(before.cached_prompt_tokens, after.cached_prompt_tokens))
+
+
+def restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
+    """A counter went down: another process answers, and its cache is cold."""
+    pairs = ((before.prompt_tokens, after.prompt_tokens), (before.prefix_queries, after.prefix_queries))
+    return any(b is not None and a is not None and a < b for b, a in pairs)

@@ -1,0 +1,111 @@
+"""V: prompt tokens that a server computes in a second, learned from the servers' own counters.
+
+A prefill's time has a part that does not depend on its length (a step must be waited for, others share it), so tokens over time
+says too little wherever much of a prompt was cached. Hence a line is fitted, over all servers of a model together:
+
+    prefill seconds = a * requests + tokens / V
+
+by weighted least squares on what each scrape added: servers alike but differently loaded would otherwise seem to differ,
+and a server that seems fast gets more than its share. What remains of a server's own deviation, a smaller GPU or a noisy
+neighbour, is one factor for each: seconds taken over seconds foretold, pulled towards 1 and forgotten within minutes.
+
+Pairs that belong together come from histograms that the server fills when a request ends
+(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM). A server without them keeps its model's rate.
+"""
+
+from __future__ import annotations
+
+from epp.endpoints.growth import growth
+from epp.types import EndpointMetrics
+
+_PRIOR_TOKENS = 500.0
+"""The policy's rate counts as one prefill of so many tokens: soon outweighed."""
+_PRIOR_REQUESTS = 20.0
+"""The constant part starts as nothing, with the weight of so many requests: where prompts are all of one length and the two
+cannot be told apart, it is the rate that explains their time."""
+_KEEP_REQUESTS = 2000.0
+"""Evidence beyond this is scaled down, so that a change of hardware or traffic shows."""
+_OWN_PRIOR_S = 3.0
+"""A server is as fast as its model, with the weight of so many seconds of prefill."""
+_OWN_HALF_LIFE_S = 60.0
+_MOST_SLOWNESS = 8.0
+
+
+class ModelRate:
+    """The line fitted over all servers of one model."""
+
+    __slots__ = ("_gg", "_gt", "_n", "_ng", "_t", "per_request_s", "tokens_per_s")
+
+    def __init__(self, *, start: float) -> None:
+        self._n = self._ng = self._gg = self._t = self._gt = 0.0
+        self.per_request_s = 0.0
+        self.tokens_per_s = start
+        self._take_prior(start)
+
+    def _take_prior(self, start: float) -> None:
+        self._gg = _PRIOR_TOKENS**2
+        self._gt = _PRIOR_TOKENS**2 / start
+
+    def observe(self, *, requests: float, tokens: float, seconds: float) -> None:
+        """What the prefills of some requests came to, together."""
+        # Weighted by 1 / requests: the noise of a sum grows with what it sums.
+        self._n += requests
+        self._ng += tokens
+        self._gg += tokens * tokens / requests
+        self._t += seconds
+        self._gt += tokens * seconds / requests
+        if self._n > _KEEP_REQUESTS:
+            scale = _KEEP_REQUESTS / self._n
+            self._n, self._ng, self._gg = self._n * scale, self._ng * scale, self._gg * scale
+            self._t, self._gt = self._t * scale, self._gt * scale
+        self._solve()
+
+    def _solve(self) -> None:
+        n = self._n + _PRIOR_REQUESTS
+        per_request = (self._t * self._gg - self._ng * self._gt) / max(n * self._gg - self._ng**2, 1e-9)
+        self.per_request_s = max(0.0, per_request)
+        per_token = (self._gt - self._ng * self.per_request_s) / self._gg
+        if per_token <= 0:  # the constant part seems to explain everything: no slope can be told from this
+            self.per_request_s = 0.0
+            per_token = self._gt / self._gg
+        self.tokens_per_s = 1 / per_token
+
+
+class PrefillRate:
+    """One server's V."""
+
+    __slots__ = ("_foretold_s", "_model", "_taken_s")
+
+    def __init__(self, model: ModelRate) -> None:
+        self._model = model
+        self._taken_s = 0.0
+        self._foretold_s = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._model.tokens_per_s / self.slowness
+
+    @property
+    def slowness(self) -> float:
+        """Seconds this server takes for what its model's line foretells as one."""
+        ratio = (self._taken_s + _OWN_PRIOR_S) / (self._foretold_s + _OWN_PRIOR_S)
+        return min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
+
+    def observe(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
+        """Two scrapes of this server in a row."""
+        elapsed_s = after.scraped_at - before.scraped_at
+        if elapsed_s <= 0:
+            return
+        keep = 0.5 ** (elapsed_s / _OWN_HALF_LIFE_S)
+        self._taken_s *= keep
+        self._foretold_s *= keep
+        requests = growth(before.prefill_count, after.prefill_count)
+        tokens = growth(before.prefill_tokens, after.prefill_tokens)
+        seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
+        if requests < 1 or tokens <= 0 or seconds <= 0:
+            return
+        model = self._model
+        # The line first: before it has learned anything, the policy's guess would be blamed on whoever is read first.
+        model.observe(requests=requests, tokens=tokens, seconds=seconds)
+        self._taken_s += seconds
+        self._foretold_s += model.per_request_s * requests + tokens / model.tokens_per_s

@@ -1,0 +1,137 @@
+"""How fast servers compute prompts, from what their own histograms add up to."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.endpoints.prefill_rate import ModelRate, PrefillRate
+from epp.types import EndpointMetrics
+
+
+class Server:
+    """Counters of a server whose prefills take `fixed_s` and a `rate`; each `work` is one scrape's worth."""
+
+    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0) -> None:
+        self.learned = PrefillRate(model)
+        self._rate, self._fixed_s = rate, fixed_s
+        self._page = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
+
+    def work(self, *prompts: int, elapsed_s: float = 1.0) -> None:
+        before = self._page
+        assert before.prefill_count is not None
+        assert before.prefill_sum_s is not None
+        assert before.prefill_tokens is not None
+        seconds = sum(self._fixed_s + tokens / self._rate for tokens in prompts)
+        self._page = EndpointMetrics(
+            scraped_at=before.scraped_at + elapsed_s,
+            prefill_count=before.prefill_count + len(prompts),
+            prefill_sum_s=before.prefill_sum_s + seconds,
+            prefill_tokens=before.prefill_tokens + sum(prompts),
+        )
+        self.learned.observe(before, self._page)
+
+
+def test_the_rate_is_the_policys_before_anything_is_learned() -> None:
+    assert PrefillRate(ModelRate(start=8000.0)).tokens_per_s == 8000.0
+
+
+def test_the_rate_follows_the_servers_own_prefill_times() -> None:
+    server = Server(ModelRate(start=8000.0), rate=2000.0)
+    for _ in range(30):
+        server.work(1000, 3000)
+    assert server.learned.tokens_per_s == pytest.approx(2000.0, rel=0.02)
+
+
+def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
+    """Prompts that are mostly cached: 50 tokens to compute take 50 ms and a step; the rate is still 4,000."""
+    model, rng = ModelRate(start=8000.0), random.Random(1)
+    server = Server(model, rate=4000.0, fixed_s=0.05)
+    for _ in range(200):
+        server.work(*(rng.choice((50, 60, 2000)) for _ in range(rng.randint(1, 4))))
+    assert server.learned.tokens_per_s == pytest.approx(4000.0, rel=0.05)
+    assert model.per_request_s == pytest.approx(0.05, rel=0.2)
+
+
+def test_equal_servers_look_equal_however_differently_they_are_used() -> None:
+    model, rng = ModelRate(start=8000.0), random.Random(2)
+    warm, cold = (Server(model, rate=3000.0, fixed_s=0.04) for _ in range(2))
+    for _ in range(100):
+        warm.work(*[rng.randint(20, 120) for _ in range(6)])
+        cold.work(rng.randint(2000, 6000))
+    assert warm.learned.tokens_per_s == pytest.approx(cold.learned.tokens_per_s, rel=0.1)
+
+
+def test_a_server_half_as_fast_is_told_from_its_peers() -> None:
+    model, rng = ModelRate(start=8000.0), random.Random(3)
+    servers = [Server(model, rate=rate) for rate in (6000.0, 6000.0, 6000.0, 3000.0)]
+    for _ in range(120):
+        for server in servers:
+            server.work(rng.randint(1000, 6000), rng.randint(1000, 6000))
+    fast, slow = servers[0].learned, servers[3].learned
+    assert slow.tokens_per_s / fast.tokens_per_s == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_server_nobody_uses_becomes_like_its_peers_again() -> None:
+    model = ModelRate(start=8000.0)
+    server = Server(model, rate=1000.0)
+    peer = Server(model, rate=4000.0)
+    for _ in range(60):
+        peer.work(4000, 4000, 4000)
+        server.work(4000)
+    assert server.learned.slowness > 1.8
+    for _ in range(900):
+        server.work()
+    assert server.learned.slowness == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_first_server_to_be_read_does_not_pay_for_the_policys_guess() -> None:
+    model = ModelRate(start=8000.0)
+    first, unread = Server(model, rate=800.0), PrefillRate(model)
+    first.work(4000, 4000, 4000)
+    assert first.learned.tokens_per_s > unread.tokens_per_s / 1.6
+
+
+def test_a_changed_rate_is_learned() -> None:
+    model, rng = ModelRate(start=8000.0), random.Random(4)
+    before, after = Server(model, rate=8000.0), Server(model, rate=1000.0)
+    for _ in range(300):
+        before.work(*[rng.randint(100, 4000) for _ in range(8)])
+    for _ in range(1500):
+        after.work(*[rng.randint(100, 4000) for _ in range(8)])
+    assert model.tokens_per_s == pytest.approx(1000.0, rel=0.2)
+
+
+def test_a_page_read_twice_or_without_these_histograms_teaches_nothing() -> None:
+    model = ModelRate(start=8000.0)
+    rate = PrefillRate(model)
+    rate.observe(EndpointMetrics(scraped_at=5.0), EndpointMetrics(scraped_at=6.0, prompt_tokens=900.0))
+    same = EndpointMetrics(scraped_at=5.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
+    grown = EndpointMetrics(scraped_at=5.0, prefill_count=9.0, prefill_sum_s=9.0, prefill_tokens=9.0)
+    rate.observe(same, grown)
+    assert rate.tokens_per_s == 8000.0
+
+
+@given(
+    scrapes=st.lists(
+        st.tuples(st.floats(0.01, 100), st.floats(0, 1e6), st.floats(0, 1e7), st.floats(0, 1e5)), max_size=30
+    )
+)
+def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
+    scrapes: list[tuple[float, float, float, float]],
+) -> None:
+    rate = PrefillRate(ModelRate(start=8000.0))
+    before = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
+    for elapsed, count, tokens, seconds in scrapes:
+        after = EndpointMetrics(
+            scraped_at=before.scraped_at + elapsed,
+            prefill_count=count,
+            prefill_sum_s=seconds,
+            prefill_tokens=tokens,
+        )
+        rate.observe(before, after)
+        before = after
+        assert 0 < rate.tokens_per_s < float("inf")
