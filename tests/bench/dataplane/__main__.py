@@ -17,6 +17,7 @@ import uvloop
 from tests.bench.dataplane import report
 from tests.bench.dataplane.load import BadAnswerError
 from tests.bench.dataplane.measure import Bench, Results
+from tests.bench.dataplane.page import page
 from tests.bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan
 from tests.bench.dataplane.rig import running_rig
 
@@ -38,7 +39,7 @@ how to read it:
   TTFT        milliseconds to the first byte of the answer's body while so many requests are in flight;
               the CPU is busy then, so look at "one request at a time" for what a quiet gateway adds
 examples:
-  make bench-dataplane                            everything, some seven minutes
+  make bench-dataplane                            everything, some six minutes
   make bench-dataplane ARGS=--quick               under 90 seconds
   make bench-dataplane ARGS="--json out.json"     every turn of every round too
   make bench-dataplane ARGS="--against ../old"    this picker beside the one in another checkout
@@ -54,8 +55,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="fewer loads and rounds, under 90 seconds")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each load (default 7, quick 5)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each load (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn's figures here")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page of the docs")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="compare with the picker of the checkout in DIR"
     )
@@ -139,7 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress.close()
         return 130
     progress.close()
-    print(f"{machine}\n\n{report.tables(results)}")
+    shown = report.tables(results)
+    print(f"{machine}\n\n{shown}")
+    if args.page:
+        args.page.write_text(page(machine=machine, tables=shown))
     if args.json:
         args.json.write_text(json.dumps({"machine": machine, **report.document(results)}, indent=1) + "\n")
     return 0

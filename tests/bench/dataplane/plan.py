@@ -1,4 +1,4 @@
-"""Which loads are measured, and how often: the full run of some seven minutes and the quick one."""
+"""Which loads are measured, and how often: the full run of some six minutes and the quick one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def full_plan() -> Plan:
     ]
     cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
     cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
-    return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=7, turn_s=0.5)
+    return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
 
 
 def quick_plan() -> Plan:

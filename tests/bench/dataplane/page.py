@@ -1,0 +1,37 @@
+"""The page `docs/bench-dataplane.md`: the tables of one run between the words that explain them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BEFORE: Final = """\
+# What a request costs on its way through the gateway
+
+Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine: {machine}
+
+## How it is measured
+
+- **One run, all ways.** A real Envoy with the bootstrap of `epp envoy-config`, one listener for each way through it; `epp serve`;
+  model servers that answer with canned bytes; one client with raw HTTP/1.1 on kept connections. Everything is on 127.0.0.1.
+- **Turns.** In each round every way serves the same load for half a second, in an order drawn anew. Tables show medians over the
+  rounds; a ratio is taken within its round; after ± stands half the distance between the quartiles.
+- **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus stime without the ticks of
+  10 ms. What the process uses with no request at all (scrapes, health checks) is measured first, shown, and taken off.
+- **The floor** is a bare grpc.aio server on the same event loop: it answers the same messages with constants, undecoded, on streams
+  that it holds until the HTTP request ends, as ours does. No picker in Python on grpc.aio can cost less.
+- **Load**: 4 requests in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, a chunk each millisecond; full duplex 4
+  throughout, as it would fall behind. Chat requests in JSON, some escapes and letters beyond ASCII in the text.
+- **TTFT** is the time to the first byte of the answer's body. In the tables of CPU it is that of a machine kept busy on purpose;
+  *One request at a time* shows what the way itself adds.
+- Sampling is off in all rows but those that say so, since one sampled answer in a turn would move its figure; its price
+  is in a table of its own.
+- *messages* are those that Envoy sent to the picker for each request. Envoy reads several chunks at once where the machine is slow,
+  so in full duplex they can be fewer than the chunks.
+
+## The run
+
+"""
+
+
+def page(*, machine: str, tables: str) -> str:
+    return _BEFORE.format(machine=machine) + tables
