@@ -130,7 +130,7 @@ def shape_of(*, num_blocks: int, max_num_seqs: int, budget: int, max_loras: int 
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.sampled_from([30, 40, 80, 400]),

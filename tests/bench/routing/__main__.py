@@ -1,0 +1,179 @@
+"""The routing benchmark on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all
+from tests.bench.routing.catalog import BY_NAME, CONFIGS, RIVALS
+from tests.bench.routing.report import cells_of, from_json, goals, label, report, svg, to_json
+from tests.bench.routing.workloads import SPECS
+
+_ABOUT = """\
+Compares routing rules in a simulated fleet: the real picker's own code for ours, re-implementations for the others'.
+Every run is determined by its seed. Capacity is measured for each workload first (requests a second with a fixed number
+always in flight, by our default rule), and loads are shares of it.
+"""
+
+_EXAMPLES = """\
+examples:
+  python -m tests.bench.routing --quick
+      four workloads, one load, fewer rules and requests: under two minutes
+  python -m tests.bench.routing --workloads b2b,chat --rules least-cost,lpwl,sgl --loads 0.9 --seeds 3
+  python -m tests.bench.routing --trace conversation_trace.jsonl.gz --workloads none --rules all --loads 0.9
+  python -m tests.bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
+  python -m tests.bench.routing --read results.json --svg routing.svg
+      prints and draws what an earlier run left in --json
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.routing",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a short version of everything")
+    parser.add_argument(
+        "--workloads", default="", metavar="A,B", help=f"of {', '.join(SPECS)} (default: all of them)"
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a trace file as one more workload",
+    )
+    parser.add_argument(
+        "--rules",
+        default="defaults",
+        metavar="A,B",
+        help="names, `defaults` or `all` (with the sweeps); --list shows them",
+    )
+    parser.add_argument("--loads", default="", metavar="X,Y", help="shares of capacity (default 0.5,0.9,1.3)")
+    parser.add_argument("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
+    parser.add_argument("--servers", type=int, default=8, metavar="N", help="(default %(default)s)")
+    parser.add_argument(
+        "--scale", type=float, default=0.0, metavar="X", help="times the usual number of requests"
+    )
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="of the router (default %(default)s)"
+    )
+    parser.add_argument(
+        "--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)"
+    )
+    parser.add_argument("--lag", type=float, default=0.0, metavar="S", help="age of a page when it is read")
+    parser.add_argument("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
+    parser.add_argument("--restart", action="store_true", help="one server restarts half-way")
+    parser.add_argument("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the picture here")
+    parser.add_argument(
+        "--read", type=Path, action="append", metavar="PATH", help="print earlier figures, run nothing"
+    )
+    parser.add_argument("--list", action="store_true", help="print the rules and their settings, run nothing")
+    return parser
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    if args.list:
+        for config in CONFIGS:
+            print(
+                f"{config.name:20} {'documented' if config.default else 'sweep':10} {dict(config.settings) or ''}"
+            )
+        return 0
+    if args.read:
+        results, capacities = _read(args.read)
+    else:
+        results, capacities = _run(args)
+    cells = cells_of(results)
+    print(report(cells, capacities))
+    print("\nThe default rule against the best other rule:\n")
+    print(goals(cells))
+    if args.json and not args.read:
+        args.json.write_text(to_json(results, capacities))
+    if args.svg:
+        args.svg.write_text(svg(cells))
+    return 0
+
+
+def _read(paths: list[Path]) -> tuple[list[Result], dict[str, tuple[float, float]]]:
+    results: list[Result] = []
+    capacities: dict[str, tuple[float, float]] = {}
+    for path in paths:
+        more, their = from_json(path.read_text())
+        results += more
+        capacities |= their
+    return results, capacities
+
+
+def _rules(text: str) -> list[str]:
+    if text == "defaults":
+        return ["least-cost", "affinity", *RIVALS]
+    if text == "all":
+        return list(BY_NAME)
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown:
+        sys.exit(f"no such rule: {', '.join(unknown)} (--list shows them)")
+    return names
+
+
+def _run(args: argparse.Namespace) -> tuple[list[Result], dict[str, tuple[float, float]]]:
+    quick = args.quick
+    rules = _rules(args.rules)
+    if quick and args.rules == "defaults":
+        rules = [
+            "least-cost",
+            "rr",
+            "least",
+            "p2c",
+            "chwbl",
+            "sgl",
+            "dynamo",
+            "lmetric",
+            "lpwl",
+            "llmd-affinity",
+        ]
+    names = [name for name in args.workloads.split(",") if name]
+    unknown = [name for name in names if name not in SPECS]
+    if unknown:
+        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(SPECS)})")
+    names = names or (["conversation", "b2b", "hot", "chat"] if quick else list(SPECS))
+    names += [str(path) for path in args.trace]
+    loads = [float(x) for x in args.loads.split(",") if x] or ([0.9] if quick else [0.5, 0.9, 1.3])
+    seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
+    setting = Setting(
+        num_servers=args.servers,
+        scale=args.scale or (0.3 if quick else 1.0),
+        replicas=args.replicas,
+        scrape_interval_s=args.scrape_interval,
+        scrape_lag_s=args.lag,
+        slow=args.slow,
+        restart=args.restart,
+        grow=args.grow,
+    )
+    started = time.monotonic()
+    capacities = {}
+    for name in names:
+        capacities[name] = calibrate(name, setting)
+        print(f"capacity of {label(name)}: {capacities[name][0]:.2f} requests/s", file=sys.stderr)
+    runs = plan_runs(names, rules, loads=loads, seeds=seeds, setting=setting, capacities=capacities)
+    results = []
+    for number, result in enumerate(run_all(runs, processes=args.processes), start=1):
+        results.append(result)
+        if number % 50 == 0:
+            print(f"{number}/{len(runs)} runs, {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return results, capacities
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""What every comparison rule stands on: its view of the servers, a prefix index, and the router that keeps both.
+
+A rule sees what a proxy of its own would see, exactly and at once: its requests in flight, the prompt tokens it sent that are
+not at their first token yet, and the servers' pages by scrape. That is more than the real picker knows (no first tokens
+pass it), so the comparison leans towards the rules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from xxhash import xxh3_64_intdigest
+
+from model_server.core.hashing import BlockHash
+from model_server.sim.prompts import block_names, render
+from model_server.sim.request import SimRequest
+from model_server.sim.snapshot import Snapshot
+
+HEAD_TOKENS = 64
+"""Of the prompt's and of the first user message's start, for the rules that hash characters."""
+
+
+@dataclass(slots=True, eq=False)
+class Pod:
+    """One server as a rule knows it."""
+
+    name: str
+    bit: int
+    in_flight: int = 0
+    """L: requests sent there and not ended."""
+    backlog_tokens: int = 0
+    """B: uncached prompt tokens sent there and not at their first token."""
+    backlog_work: float = 0.0
+    """The same, each token weighted by its position (prefill work that grows with context)."""
+    page: Snapshot | None = None
+    active_blocks: Counter[BlockHash] = field(default_factory=Counter)
+    """Distinct prompt blocks of requests in flight."""
+    arrivals: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """(time, uncached tokens, answer tokens) of what was sent there."""
+    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def recent(self, *, since: float) -> Iterable[tuple[float, int, int]]:
+        while self.arrivals and self.arrivals[0][0] < since:
+            self.arrivals.popleft()
+        return self.arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request in a rule's terms."""
+
+    request: SimRequest
+    names: list[BlockHash]
+    """Of the prompt's full blocks."""
+    num_tokens: int
+    block_tokens: int
+
+    @property
+    def session(self) -> str:
+        return self.request.session
+
+    def head(self, *, num_chars: int) -> int:
+        """Hash of the prompt's first characters."""
+        return _head(self.request, 0, num_chars)
+
+    def user_head(self, *, num_chars: int) -> int:
+        """Hash of the adapter and the first characters of the first user message."""
+        return _head(self.request, self.request.first_user_segment, num_chars)
+
+
+def _head(request: SimRequest, first: int, num_chars: int) -> int:
+    start = render([s._replace(num_tokens=min(s.num_tokens, HEAD_TOKENS)) for s in request.segments[first:]])
+    return xxh3_64_intdigest(request.adapter.encode() + b"|" + start[:num_chars])
+
+
+class Index:
+    """Which prompt blocks each pod is assumed to hold: an LRU by pod, tails first. capacity None: never evicts."""
+
+    def __init__(self, capacity_blocks: int | None) -> None:
+        self._capacity = capacity_blocks
+        self._holders: dict[BlockHash, int] = {}
+        self._lru: dict[int, OrderedDict[BlockHash, None]] = {}
+
+    def size(self, pod: Pod) -> int:
+        return len(self._lru.get(pod.bit, ()))
+
+    def depths(self, names: Sequence[BlockHash], pods: Sequence[Pod]) -> dict[str, int]:
+        """Leading blocks that each pod holds."""
+        alive = 0
+        for pod in pods:
+            alive |= pod.bit
+        found, depth = dict.fromkeys((pod.name for pod in pods), 0), 0
+        for name in names:
+            still = alive & self._holders.get(name, 0)
+            if still != alive:
+                for pod in pods:
+                    if pod.bit & alive & ~still:
+                        found[pod.name] = depth
+            alive = still
+            if not alive:
+                break
+            depth += 1
+        for pod in pods:
+            if pod.bit & alive:
+                found[pod.name] = depth
+        return found
+
+    def record(self, pod: Pod, names: Sequence[BlockHash]) -> None:
+        if self._capacity == 0:
+            return
+        lru = self._lru.setdefault(pod.bit, OrderedDict())
+        holders = self._holders
+        for name in reversed(names):  # so that of one prompt the tail is the oldest
+            holders[name] = holders.get(name, 0) | pod.bit
+            lru[name] = None
+            lru.move_to_end(name)
+        while self._capacity is not None and len(lru) > self._capacity:
+            self._strike(pod, lru.popitem(last=False)[0])
+
+    def clear(self, pod: Pod) -> None:
+        for name in self._lru.pop(pod.bit, OrderedDict()):
+            self._strike(pod, name)
+
+    def _strike(self, pod: Pod, name: BlockHash) -> None:
+        left = self._holders[name] & ~pod.bit
+        if left:
+            self._holders[name] = left
+        else:
+            del self._holders[name]
+
+
+@dataclass(slots=True)
+class World:
+    """What a rule is given once."""
+
+    rng: random.Random
+    block_tokens: int
+    capacity_blocks: int
+    max_loras: int
+    pods: list[Pod] = field(default_factory=list)
+
+    def least(self, pods: Sequence[Pod], key: Callable[[Pod], float]) -> Pod:
+        """The pod of the least key; equal ones by chance."""
+        scored = [(key(pod), pod) for pod in pods]
+        best = min(score for score, _ in scored)
+        return self.rng.choice([pod for score, pod in scored if score == best])
+
+
+class Rule(Protocol):
+    index_capacity: float | None
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        """`depths`: leading blocks that each pod holds by the index."""
+
+    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
+        """The request was sent there."""
+
+
+class SimpleRule:
+    """A rule that keeps nothing of its own between picks, or little."""
+
+    index_capacity: float | None = 1.0
+    """Of the index, as a share of a server's cache; None: it never evicts; 0: none is kept."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    @property
+    def pods(self) -> list[Pod]:
+        return self.world.pods
+
+    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
+        """Nothing to remember."""
+
+    def matched(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
+        """Tokens of the prompt that the pod holds; the last token is always computed."""
+        size = self.world.block_tokens
+        return min(depths[pod.name] * size, (asked.num_tokens - 1) // size * size)
+
+    def ratio(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
+        return self.matched(asked, depths, pod) / asked.num_tokens
+
+    def uncached(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
+        return asked.num_tokens - self.matched(asked, depths, pod)
+
+
+class LoadRule(SimpleRule):
+    """Looks at no prefix, so the index is kept for nobody."""
+
+    index_capacity: float | None = 0.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    pod: Pod
+    asked: Asked
+    uncached: int
+    work: float
+    prefilled: bool = False
+
+
+def prefill_work(cached: int, total: int) -> float:
+    """Prefill of the tokens [cached, total), each weighted by its position."""
+    return (total * total - cached * cached) / 2
+
+
+class PeerRouter:
+    """Runs one rule; `replicas` copies share nothing."""
+
+    def __init__(self, rule: Rule, world: World, *, index: Index) -> None:
+        self._rule = rule
+        self._world = world
+        self._index = index
+        self._sent: dict[int, _Sent] = {}
+        self._bits = 0
+
+    def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
+        known = {pod.name: pod for pod in self._world.pods}
+        pods = []
+        for name in names:
+            pod = known.get(name)
+            if pod is None or name == restarted:
+                if pod is not None:
+                    self._index.clear(pod)
+                self._bits += 1
+                pod = Pod(name, 1 << self._bits)
+            pods.append(pod)
+        self._world.pods[:] = pods
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        world = self._world
+        asked = Asked(
+            request=request,
+            names=block_names(request.segments, block_tokens=world.block_tokens, root=request.adapter),
+            num_tokens=request.num_prompt_tokens,
+            block_tokens=world.block_tokens,
+        )
+        depths = self._index.depths(asked.names, world.pods)
+        pod = self._rule.choose(asked, depths, now=now)
+        self._book(asked, pod, depths[pod.name], now)
+        self._rule.placed(asked, pod, now=now)
+        return pod.name
+
+    def _book(self, asked: Asked, pod: Pod, depth: int, now: float) -> None:
+        size = self._world.block_tokens
+        cached = min(depth * size, (asked.num_tokens - 1) // size * size)
+        sent = _Sent(pod, asked, asked.num_tokens - cached, prefill_work(cached, asked.num_tokens))
+        self._sent[asked.request.request_id] = sent
+        pod.in_flight += 1
+        pod.backlog_tokens += sent.uncached
+        pod.backlog_work += sent.work
+        pod.active_blocks.update(asked.names)
+        pod.arrivals.append((now, sent.uncached, asked.request.answer.num_tokens))
+        self._index.record(pod, asked.names)
+        if asked.request.adapter:
+            pod.adapters[asked.request.adapter] = None
+            pod.adapters.move_to_end(asked.request.adapter)
+            if len(pod.adapters) > self._world.max_loras:
+                pod.adapters.popitem(last=False)
+
+    def first_token(self, request_id: int, *, now: float) -> None:
+        self._prefilled(self._sent[request_id])
+
+    def _prefilled(self, sent: _Sent) -> None:
+        if not sent.prefilled:
+            sent.prefilled = True
+            sent.pod.backlog_tokens -= sent.uncached
+            sent.pod.backlog_work -= sent.work
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
+        sent = self._sent.pop(request_id)
+        self._prefilled(sent)
+        sent.pod.in_flight -= 1
+        active = sent.pod.active_blocks
+        for name in sent.asked.names:
+            active[name] -= 1
+            if not active[name]:
+                del active[name]
+        if not failed:
+            self._index.record(sent.pod, sent.asked.names)
+
+    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
+        for pod in self._world.pods:
+            if pod.name == server:
+                pod.page = page

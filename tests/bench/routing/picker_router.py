@@ -1,0 +1,142 @@
+"""The real picker as the simulated fleet's router: its own code, given real bytes and the pages a scraper would read.
+
+Several replicas share nothing but the servers: each gets its share of the requests by chance and scrapes by itself. The picker sees
+what Envoy would tell it: response headers at once (as of a streamed answer, so they say nothing), the end of the stream,
+and for the sampled share of requests the usage that the answer ends with. It does not see first tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from epp.decision import Pick, PickRequest
+from epp.errors import PickError
+from epp.picker import Picker
+from epp.policy import Policy
+from epp.request.response import ResponseFeedback
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from model_server.sim.prompts import render
+from model_server.sim.request import SimRequest
+from model_server.sim.snapshot import Snapshot
+
+BASE_MODEL = "base"
+
+
+class _Open:
+    """A request under way and whose it is."""
+
+    __slots__ = ("first_token_s", "pick", "picker", "request")
+
+    def __init__(self, picker: Picker, pick: Pick, request: SimRequest) -> None:
+        self.picker = picker
+        self.pick = pick
+        self.request = request
+        self.first_token_s: float | None = None
+
+
+class PickerRouter:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        seed: int,
+        replicas: int = 1,
+        adapters: frozenset[str] = frozenset(),
+        bytes_per_token: float = 4.0,
+    ) -> None:
+        self._rng = random.Random(seed)
+        self._pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
+        self._adapters = adapters
+        self._bytes_per_token = bytes_per_token
+        self._open: dict[int, _Open] = {}
+        self._incarnations: dict[str, int] = {}
+
+    @property
+    def pickers(self) -> Sequence[Picker]:
+        """For reading."""
+        return self._pickers
+
+    def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
+        if restarted:
+            self._incarnations[restarted] = self._incarnations.get(restarted, 0) + 1
+        endpoints = [
+            Endpoint(
+                name=EndpointName(name),
+                address=Address(f"10.0.{index // 200}.{index % 200 + 1}", 8000),
+                model=BASE_MODEL,
+                adapters=self._adapters,
+                incarnation=str(self._incarnations.get(name, 0)),
+            )
+            for index, name in enumerate(names)
+        ]
+        for picker in self._pickers:
+            picker.set_endpoints(endpoints, now=now)
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        picker = self._pickers[self._rng.randrange(len(self._pickers))]
+        prompt = render(request.segments, bytes_per_token=self._bytes_per_token)
+        inference = InferenceRequest(
+            kind=ApiKind.CHAT,
+            model=request.adapter or BASE_MODEL,
+            prompt=prompt,
+            stream=True,
+            max_tokens=request.answer.num_tokens,
+        )
+        asked = PickRequest(
+            request_id=str(request.request_id),
+            inference=inference,
+            body_bytes=len(prompt),
+            session=request.session,
+        )
+        try:
+            pick = picker.pick(asked, now=now)
+        except PickError:
+            return None
+        picker.housekeep(now=now)
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        self._open[request.request_id] = _Open(picker, pick, request)
+        return pick.decision.chosen
+
+    def first_token(self, request_id: int, *, now: float) -> None:
+        self._open[request_id].first_token_s = now
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
+        done = self._open.pop(request_id)
+        if done.pick.sampled and not failed:
+            feedback = ResponseFeedback(
+                first_token_at=done.first_token_s,
+                prompt_tokens=done.request.num_prompt_tokens,
+                cached_tokens=cached_tokens,
+                completion_tokens=done.request.answer.num_tokens,
+                complete=True,
+            )
+            done.picker.on_feedback(done.pick, feedback, now=now)
+        done.picker.end(done.pick, outcome="failed" if failed else "ended", now=now)
+
+    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
+        self._pickers[scraper].observe(EndpointName(server), metrics_of(page, read_at_s=now), now=now)
+
+
+def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
+    """The page as the scraper would hand it on. It cannot know how old a page is, only when it came."""
+    return EndpointMetrics(
+        scraped_at=read_at_s,
+        running=page.running,
+        waiting=page.waiting,
+        kv_usage=page.kv_usage,
+        capacity_tokens=page.capacity_tokens,
+        block_size=page.block_tokens,
+        prompt_tokens=page.prompt_tokens,
+        cached_prompt_tokens=page.cached_prompt_tokens,
+        generated_tokens=page.generated_tokens,
+        prefix_queries=page.query_tokens,
+        prefix_hits=page.hit_tokens,
+        finished=page.finished,
+        ttft_sum_s=page.ttft_sum_s,
+        ttft_count=page.ttft_count,
+        prefill_sum_s=page.prefill_sum_s,
+        prefill_count=page.ttft_count,
+        max_lora=page.max_loras,
+        active_adapters=page.active_adapters,
+    )

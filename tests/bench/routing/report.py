@@ -1,0 +1,196 @@
+"""Tables, JSON and a picture of the results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from xml.sax.saxutils import escape
+
+from tests.bench.routing.bench import Result, Run, Setting
+from tests.bench.routing.catalog import is_ours
+from tests.bench.routing.measure import Row, mean_row, spread
+
+REFERENCE = "least-cost"
+_COLUMNS = (
+    "| rule | TTFT mean s (spread) | p50 | p90 | p99 | TPOT p90 ms | hits | completed | good | load CoV | loads/1k |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One rule on one workload at one load, over its seeds."""
+
+    rule: str
+    rows: tuple[Row, ...]
+    mean: Row
+
+
+Cells = Mapping[tuple[str, float], Sequence[Cell]]
+"""By (workload, load); best mean TTFT first."""
+
+
+def cells_of(results: Iterable[Result]) -> Cells:
+    grouped: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    for result in results:
+        run = result.run
+        grouped.setdefault((label(run.workload), run.load), {}).setdefault(run.rule, []).append(result.row)
+    return {
+        key: sorted(
+            (Cell(rule, tuple(rows), mean_row(rows)) for rule, rows in by_rule.items()),
+            key=lambda cell: (cell.mean.ttft_mean_s, cell.rule),
+        )
+        for key, by_rule in grouped.items()
+    }
+
+
+def label(workload: str) -> str:
+    """A trace by its file's name."""
+    return workload.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
+
+
+def table(cells: Sequence[Cell]) -> str:
+    lines = [_COLUMNS]
+    for cell in cells:
+        m = cell.mean
+        mark = "**" if cell.rule == REFERENCE else ""
+        lines.append(
+            f"| {mark}{cell.rule}{mark} | {m.ttft_mean_s:.2f} ({spread(cell.rows, 'ttft_mean_s'):.2f}) "
+            f"| {m.ttft_p50_s:.2f} | {m.ttft_p90_s:.2f} | {m.ttft_p99_s:.1f} | {m.tpot_p90_s * 1000:.0f} "
+            f"| {m.hit_ratio:.3f} | {m.completed:.3f} | {m.good:.3f} | {m.load_cov:.2f} | {m.adapter_loads:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def report(cells: Cells, capacities: Mapping[str, tuple[float, float]]) -> str:
+    """All tables, then the summary."""
+    parts = []
+    for (workload, load), row in cells.items():
+        rate = next((c[0] for name, c in capacities.items() if label(name) == workload), 0.0)
+        parts.append(f"### {workload}, load {load:g} ({load * rate:.2f} requests/s)\n\n{table(row)}\n")
+    return "\n".join([*parts, summary(cells)])
+
+
+def summary(cells: Cells) -> str:
+    """Each rule against the best at each place; geometric means, because places differ by orders of magnitude."""
+    rules = sorted({cell.rule for row in cells.values() for cell in row})
+    lines = [
+        "| rule | mean TTFT, times the best | worst place | p90 TTFT, times the best | TPOT p90, times the best | good |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    scored = []
+    for rule in rules:
+        mean, worst = _against_best(cells, rule, "ttft_mean_s")
+        p90, _ = _against_best(cells, rule, "ttft_p90_s")
+        tpot, _ = _against_best(cells, rule, "tpot_p90_s")
+        good = fmean(c.mean.good for row in cells.values() for c in row if c.rule == rule)
+        scored.append((mean, f"| {rule} | {mean:.2f} | {worst:.1f} | {p90:.2f} | {tpot:.2f} | {good:.3f} |"))
+    return "\n".join([*lines, *(line for _, line in sorted(scored))])
+
+
+def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
+    """(geometric mean, largest) of the rule's figure over the best one of its place."""
+    ratios = []
+    for row in cells.values():
+        best = min(getattr(cell.mean, figure) for cell in row)
+        ratios += [
+            max(getattr(cell.mean, figure), 1e-9) / max(best, 1e-9) for cell in row if cell.rule == rule
+        ]
+    return math.exp(fmean(math.log(ratio) for ratio in ratios)), max(ratios)
+
+
+def goals(cells: Cells) -> str:
+    """The default rule against the best other rule at each place."""
+    lines = [
+        "| workload | load | least-cost TTFT mean / p90 s | best other mean | ratio | best other p90 | ratio | TPOT p90 ratio |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (workload, load), row in cells.items():
+        mine = next((cell for cell in row if cell.rule == REFERENCE), None)
+        others = [cell for cell in row if not is_ours(cell.rule)]
+        if mine is None or not others:
+            continue
+        mean = min(others, key=lambda c: c.mean.ttft_mean_s)
+        p90 = min(others, key=lambda c: c.mean.ttft_p90_s)
+        tpot_s = min(cell.mean.tpot_p90_s for cell in others)
+        m = mine.mean
+        lines.append(
+            f"| {workload} | {load:g} | {m.ttft_mean_s:.2f} / {m.ttft_p90_s:.2f} "
+            f"| {mean.rule} {mean.mean.ttft_mean_s:.2f} | {m.ttft_mean_s / mean.mean.ttft_mean_s:.2f} "
+            f"| {p90.rule} {p90.mean.ttft_p90_s:.2f} | {m.ttft_p90_s / p90.mean.ttft_p90_s:.2f} "
+            f"| {m.tpot_p90_s / max(tpot_s, 1e-9):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def to_json(results: Sequence[Result], capacities: Mapping[str, tuple[float, float]]) -> str:
+    """Without wall times, so that the same runs give the same bytes."""
+    return json.dumps(
+        {
+            "capacities": {label(name): rate for name, (rate, _) in capacities.items()},
+            "results": [
+                {**asdict(r.run), "workload": label(r.run.workload), "row": asdict(r.row)} for r in results
+            ],
+        },
+        indent=1,
+    )
+
+
+def from_json(text: str) -> tuple[list[Result], dict[str, tuple[float, float]]]:
+    """What `to_json` wrote, to print it again or beside another run."""
+    document = json.loads(text)
+    results = []
+    for item in document["results"]:
+        row = Row(**item.pop("row"))
+        setting = Setting(**item.pop("setting"))
+        results.append(Result(run=Run(**item, setting=setting), row=row, wall_s=0.0))
+    return results, {name: (rate, 0.0) for name, rate in document["capacities"].items()}
+
+
+# -- picture -------------------------------------------------------------------------------------------------------
+
+_LEFT, _TOP, _WIDTH, _HEIGHT = 150, 110, 52, 20
+
+
+def svg(cells: Cells) -> str:
+    """A field for each rule and place: its mean TTFT as a multiple of the best there; green is 1, red 10 and more."""
+    places = list(cells)
+    worth = {
+        rule: _against_best(cells, rule, "ttft_mean_s")[0]
+        for rule in {cell.rule for row in cells.values() for cell in row}
+    }
+    rules = sorted(worth, key=lambda rule: (worth[rule], rule))
+    width, height = _LEFT + _WIDTH * len(places) + 20, _TOP + _HEIGHT * len(rules) + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        '<text x="10" y="20" font-size="13">mean TTFT as a multiple of the best rule at each workload and load</text>',
+    ]
+    for column, (workload, load) in enumerate(places):
+        x = _LEFT + _WIDTH * column + _WIDTH / 2
+        parts.append(
+            f'<text transform="translate({x:.0f},{_TOP - 6}) rotate(-40)">{escape(workload[:14])} {load:g}</text>'
+        )
+    for line, rule in enumerate(rules):
+        y = _TOP + _HEIGHT * line
+        bold = ' font-weight="bold"' if rule == REFERENCE else ""
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end"{bold}>{escape(rule)}</text>')
+        parts += [_field(cells[place], rule, column, y) for column, place in enumerate(places)]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _field(row: Sequence[Cell], rule: str, column: int, y: int) -> str:
+    mine = next((cell.mean.ttft_mean_s for cell in row if cell.rule == rule), None)
+    if mine is None:
+        return ""
+    ratio = mine / max(1e-9, min(cell.mean.ttft_mean_s for cell in row))
+    hue = 120 - 120 * min(1.0, math.log10(max(1.0, ratio)))
+    x = _LEFT + _WIDTH * column
+    text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+    return (
+        f'<rect x="{x}" y="{y}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" fill="hsl({hue:.0f},65%,72%)"/>'
+        f'<text x="{x + _WIDTH / 2 - 1:.0f}" y="{y + 14}" text-anchor="middle">{text}</text>'
+    )

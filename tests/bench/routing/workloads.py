@@ -1,0 +1,328 @@
+"""The workloads: made-up requests with a seed, or a trace's, at a rate that is given from outside.
+
+Open loops are lists of requests in order with gaps of mean 1, which the rate scales; closed loops are users who think. The
+same seed gives the same requests. Sizes are tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from model_server.sim.prompts import Segment
+from model_server.sim.request import Record, SimRequest
+
+SYSTEM_IDS = 1 << 20
+"""Segment ids of shared prompts start here; those of a request's own text far above."""
+OWN_IDS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A request and its gap to the one before, in units of the mean gap."""
+
+    gap: float
+    request: SimRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A workload: how it is made, and on what servers it runs."""
+
+    name: str
+    about: str
+    kind: Literal["open", "closed"]
+    make: Callable[[random.Random, int], Sequence[Timed]] | None = None
+    """Open loop: so many requests."""
+    sessions: Callable[[random.Random], Iterator[Sequence[Turn]]] | None = None
+    """Closed loop: an endless supply of sessions."""
+    block_tokens: int = 128
+    num_requests: int = 2000
+    adapters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step of a session: what the user adds, how long the answer is, and how long the user thinks before it."""
+
+    added_tokens: int
+    answer_tokens: int
+    think_s: float
+    system: Segment | None = None
+    """The first turn's shared start."""
+
+
+def _length(rng: random.Random, *, mean: float, sigma: float, least: int, most: int) -> int:
+    """Log-normal, of about this mean."""
+    return int(
+        min(most, max(least, rng.lognormvariate(0, sigma) * mean / 2.718281828 ** (sigma * sigma / 2)))
+    )
+
+
+def _own(number: int) -> int:
+    return OWN_IDS + 2 * number
+
+
+def _request(
+    number: int, shared: Sequence[Segment], own_tokens: int, answer_tokens: int, *, adapter: str = ""
+) -> SimRequest:
+    return SimRequest(
+        request_id=number,
+        segments=(*shared, Segment(_own(number), own_tokens)),
+        answer=Segment(_own(number) + 1, answer_tokens),
+        adapter=adapter,
+        first_user_segment=len(shared),
+    )
+
+
+# -- open loops ----------------------------------------------------------------------------------------------------
+
+
+def no_sharing(rng: random.Random, count: int) -> list[Timed]:
+    """Every prompt is new; lengths spread widely."""
+    return [
+        Timed(
+            rng.expovariate(1),
+            _request(
+                n,
+                (),
+                _length(rng, mean=3000, sigma=1.0, least=32, most=30_000),
+                _length(rng, mean=250, sigma=0.7, least=8, most=2000),
+            ),
+        )
+        for n in range(count)
+    ]
+
+
+def shared_system_prompts(rng: random.Random, count: int) -> list[Timed]:
+    """150 groups of a 6,000-token system prompt and five 1,200-token questions each, 1,000 tokens of answer."""
+    made = []
+    for n in range(count):
+        group, question = rng.randrange(150), rng.randrange(5)
+        shared = (Segment(SYSTEM_IDS + group, 6000),)
+        own = Segment(SYSTEM_IDS + 1000 + group * 5 + question, 1200)
+        request = SimRequest(
+            request_id=n,
+            segments=(*shared, own),
+            answer=Segment(_own(n) + 1, _length(rng, mean=1000, sigma=0.2, least=300, most=2000)),
+            first_user_segment=1,
+        )
+        made.append(Timed(rng.expovariate(1), request))
+    return made
+
+
+def hot_prefixes(rng: random.Random, count: int) -> list[Timed]:
+    """64 prefixes of 8,192 tokens by Zipf 1.1 with the top one at 5 %; from half-way on it is half of the traffic."""
+    weights = [1 / (rank + 1) ** 1.1 for rank in range(1, 64)]
+    scale = 0.95 / sum(weights)
+    calm = [0.05, *(w * scale for w in weights)]
+    hot = [0.5, *(w * scale * 0.5 / 0.95 for w in weights)]
+    made = []
+    for n in range(count):
+        prefix = rng.choices(range(64), calm if n < count // 2 else hot)[0]
+        shared = (Segment(SYSTEM_IDS + prefix, 8192),)
+        own = _length(rng, mean=900, sigma=0.5, least=64, most=4000)
+        made.append(
+            Timed(
+                rng.expovariate(1),
+                _request(n, shared, own, _length(rng, mean=200, sigma=0.5, least=16, most=1000)),
+            )
+        )
+    return made
+
+
+def adapters(rng: random.Random, count: int) -> list[Timed]:
+    """32 LoRA adapters by a power law, each with its own 1,500-token system prompt."""
+    weights = [1 / (rank + 1) for rank in range(32)]
+    made = []
+    for n in range(count):
+        which = rng.choices(range(32), weights)[0]
+        shared = (Segment(SYSTEM_IDS + which, 1500),)
+        own = _length(rng, mean=800, sigma=0.8, least=32, most=8000)
+        answer = _length(rng, mean=200, sigma=0.6, least=16, most=1000)
+        made.append(Timed(rng.expovariate(1), _request(n, shared, own, answer, adapter=f"lora-{which}")))
+    return made
+
+
+def conversations(rng: random.Random, count: int) -> list[Timed]:
+    """Open-loop stand-in for a conversation trace: all share a first block, long prompts, turns that come back."""
+    first = Segment(SYSTEM_IDS, 512)
+    grown: list[tuple[Segment, ...]] = []
+    made = []
+    for n in range(count):
+        if grown and rng.random() < 0.45:
+            at = max(0, len(grown) - 1 - int(rng.expovariate(1 / 150)))
+            base = grown[at]
+        else:
+            base = (first,)
+        own = Segment(_own(n), _length(rng, mean=6500, sigma=1.1, least=200, most=60_000))
+        answer = Segment(_own(n) + 1, _length(rng, mean=340, sigma=0.6, least=8, most=1500))
+        if sum(s.num_tokens for s in base) > 60_000:
+            base = (first,)
+        request = SimRequest(
+            request_id=n, segments=(*base, own), answer=answer, first_user_segment=1, session=""
+        )
+        grown.append((*base, own, answer))
+        made.append(Timed(rng.expovariate(1), request))
+    return made
+
+
+# -- closed loops --------------------------------------------------------------------------------------------------
+
+
+def chat_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
+    """People who chat: a shared system prompt of 1,000 tokens, short turns, now and then a long paste, think time."""
+    while True:
+        turns = []
+        for index in range(1 + min(14, int(rng.expovariate(1 / 5)))):
+            long = rng.random() < 0.15
+            turns.append(
+                Turn(
+                    added_tokens=_length(rng, mean=4000 if long else 150, sigma=0.7, least=10, most=16_000),
+                    answer_tokens=_length(rng, mean=300, sigma=0.6, least=16, most=1500),
+                    think_s=rng.expovariate(1 / 12),
+                    system=None if index else Segment(SYSTEM_IDS + rng.randrange(4), 1000),
+                )
+            )
+        yield turns
+
+
+def agent_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
+    """Agents that call tools: a long shared start, many quick turns with large results, little thinking."""
+    while True:
+        turns = []
+        for index in range(4 + min(30, int(rng.expovariate(1 / 10)))):
+            turns.append(
+                Turn(
+                    added_tokens=_length(rng, mean=1500, sigma=1.0, least=50, most=12_000),
+                    answer_tokens=_length(rng, mean=120, sigma=0.6, least=16, most=800),
+                    think_s=rng.expovariate(1 / 1.5),
+                    system=None if index else Segment(SYSTEM_IDS + rng.randrange(6), 5000),
+                )
+            )
+        yield turns
+
+
+SPECS: Mapping[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        Spec(
+            name="conversation",
+            about=conversations.__doc__ or "",
+            kind="open",
+            make=conversations,
+            block_tokens=512,
+        ),
+        Spec(name="b2b", about=shared_system_prompts.__doc__ or "", kind="open", make=shared_system_prompts),
+        Spec(name="hot", about=hot_prefixes.__doc__ or "", kind="open", make=hot_prefixes),
+        Spec(name="lora", about=adapters.__doc__ or "", kind="open", make=adapters, adapters=32),
+        Spec(name="none", about=no_sharing.__doc__ or "", kind="open", make=no_sharing),
+        Spec(name="chat", about=chat_sessions.__doc__ or "", kind="closed", sessions=chat_sessions),
+        Spec(name="agents", about=agent_sessions.__doc__ or "", kind="closed", sessions=agent_sessions),
+    )
+}
+
+
+# -- as the fleet wants them ---------------------------------------------------------------------------------------
+
+
+class OpenLoop:
+    """Arrivals at the given rate, whatever becomes of them."""
+
+    def __init__(self, timed: Sequence[Timed], *, rate_per_s: float) -> None:
+        self._timed = timed
+        self._rate_per_s = rate_per_s
+
+    @property
+    def last_arrival_s(self) -> float:
+        return sum(t.gap for t in self._timed) / self._rate_per_s
+
+    def start(self) -> Iterable[tuple[float, SimRequest]]:
+        now = 0.0
+        for timed in self._timed:
+            now += timed.gap / self._rate_per_s
+            yield now, timed.request
+
+    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:
+        return ()
+
+
+class Saturating:
+    """So many requests always in flight: the next one comes when one ends. Measures what a fleet can do."""
+
+    def __init__(self, requests: Iterable[SimRequest], *, in_flight: int) -> None:
+        self._requests = iter(requests)
+        self._in_flight = in_flight
+
+    def start(self) -> Iterable[tuple[float, SimRequest]]:
+        return [(0.0, request) for request in itertools.islice(self._requests, self._in_flight)]
+
+    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:
+        return [(now, request) for request in itertools.islice(self._requests, 1)]
+
+
+class _User:
+    __slots__ = ("segments", "session", "turns")
+
+    def __init__(self, turns: Sequence[Turn], session: str) -> None:
+        self.turns = iter(turns)
+        self.session = session
+        self.segments: tuple[Segment, ...] = ()
+
+
+class ClosedLoop:
+    """Users with think time: each has one session after another until the time is up. A failed turn ends its session."""
+
+    def __init__(
+        self,
+        sessions: Iterator[Sequence[Turn]],
+        *,
+        users: int,
+        until_s: float,
+        ramp_s: float,
+        speed: float = 1.0,
+    ) -> None:
+        self._sessions = sessions
+        self._users = users
+        self._until_s = until_s
+        self._ramp_s = ramp_s
+        self._speed = speed
+        self._numbers = itertools.count()
+        self._open: dict[int, _User] = {}
+        self._num_sessions = 0
+
+    def start(self) -> Iterable[tuple[float, SimRequest]]:
+        for index in range(self._users):
+            yield from self._next(self._new_user(), self._ramp_s * index / self._users)
+
+    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:
+        user = self._open.pop(record.request.request_id)
+        if not record.completed:
+            user = self._new_user()
+        user.segments = (*record.request.segments, record.request.answer) if record.completed else ()
+        return self._next(user, now) if now < self._until_s else ()
+
+    def _new_user(self) -> _User:
+        self._num_sessions += 1
+        return _User(next(self._sessions), f"session-{self._num_sessions}")
+
+    def _next(self, user: _User, now: float) -> Iterable[tuple[float, SimRequest]]:
+        turn = next(user.turns, None)
+        if turn is None:
+            user = self._new_user()
+            turn = next(user.turns)
+        number = next(self._numbers)
+        if turn.system is not None:
+            user.segments = (turn.system,)
+        request = SimRequest(
+            request_id=number,
+            segments=(*user.segments, Segment(_own(number), turn.added_tokens)),
+            answer=Segment(_own(number) + 1, turn.answer_tokens),
+            session=user.session,
+            first_user_segment=1,
+        )
+        self._open[number] = user
+        return [(now + turn.think_s / self._speed, request)]

@@ -1,0 +1,195 @@
+"""The routing benchmark in small: every rule runs, the same seed gives the same figures, and sharing pays."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from model_server.sim.fleet import Outcome
+from model_server.sim.prompts import Segment
+from model_server.sim.request import Record, SimRequest
+from tests.bench.routing.bench import Run, Setting, calibrate, outcome_of, plan_runs, run_all, simulate
+from tests.bench.routing.catalog import BY_NAME, CONFIGS
+from tests.bench.routing.measure import row_of
+from tests.bench.routing.report import cells_of, from_json, goals, report, svg, to_json
+from tests.bench.routing.workloads import SPECS
+
+TINY = Setting(num_servers=3, scale=0.02)
+RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
+
+
+def run_of(
+    rule: str, workload: str = "b2b", *, load: float = 0.9, setting: Setting = TINY, seed: int = 1
+) -> Run:
+    rate, unloaded_s = RATES.get(workload, (1.0, 8.0))
+    return Run(
+        workload=workload,
+        rule=rule,
+        load=load,
+        seed=seed,
+        setting=setting,
+        capacity_per_s=rate,
+        unloaded_s=unloaded_s,
+    )
+
+
+@pytest.mark.parametrize("rule", [config.name for config in CONFIGS])
+def test_every_configuration_serves_every_request_and_repeats_itself(rule: str) -> None:
+    first, again = (outcome_of(run_of(rule, load=0.5)) for _ in range(2))
+    assert repr(first) == repr(again)
+    assert all(record.server in {"pod-0", "pod-1", "pod-2"} for record in first.records)
+    if rule != "ps-prefix":  # sends all that share a block to one server, whatever its queue
+        assert all(record.completed for record in first.records)
+
+
+@pytest.mark.parametrize("workload", list(SPECS))
+def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
+    first, again = (outcome_of(run_of("least-cost", workload)) for _ in range(2))
+    assert repr(first) == repr(again)
+    assert len(first.records) > 10
+    assert len({record.server for record in first.records}) > 1
+
+
+def test_the_seed_matters() -> None:
+    assert simulate(run_of("p2c", seed=1)).row != simulate(run_of("p2c", seed=2)).row
+
+
+@pytest.mark.parametrize("workload", ["b2b", "chat", "lora"])
+def test_routing_by_prefix_finds_more_in_the_caches_than_taking_turns(workload: str) -> None:
+    setting = replace(TINY, scale=0.1)
+    least_cost, in_turn = (
+        simulate(run_of(rule, workload, setting=setting)).row for rule in ("least-cost", "rr")
+    )
+    assert least_cost.hit_ratio > in_turn.hit_ratio
+
+
+def test_adapters_stay_where_they_are_loaded() -> None:
+    setting = replace(TINY, scale=0.1)
+    least_cost, in_turn = (
+        simulate(run_of(rule, "lora", setting=setting)).row for rule in ("least-cost", "rr")
+    )
+    assert least_cost.adapter_loads < in_turn.adapter_loads
+
+
+def test_no_prompt_is_ever_found_that_nobody_sent_before() -> None:
+    assert simulate(run_of("least-cost", "none")).row.hit_ratio == 0.0
+
+
+@pytest.mark.parametrize("rule", ["least-cost", "lpwl"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        replace(TINY, replicas=3),
+        replace(TINY, restart=True),
+        replace(TINY, slow=0.25),
+        replace(TINY, scrape_interval_s=5.0, scrape_lag_s=2.0),
+    ],
+    ids=["replicas", "restart", "slow", "lag"],
+)
+def test_fleets_that_change_are_served_too(rule: str, setting: Setting) -> None:
+    outcome = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
+    again = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
+    assert repr(outcome) == repr(again)
+    failed = [record for record in outcome.records if record.failed]
+    assert bool(failed) <= setting.restart
+
+
+@pytest.mark.parametrize("rule", ["least-cost", "lpwl"])
+def test_servers_that_join_get_requests(rule: str) -> None:
+    outcome = outcome_of(run_of(rule, "none", setting=replace(TINY, grow=2), load=5.0))
+    assert {"pod-3", "pod-4"} <= {record.server for record in outcome.records}
+    assert all(record.completed for record in outcome.records)
+
+
+def test_capacity_is_what_a_full_fleet_finishes_in_a_second() -> None:
+    open_loop, _ = calibrate("b2b", TINY)
+    turns, unloaded_s = calibrate("chat", TINY)
+    assert open_loop > 0
+    assert turns > 0
+    assert unloaded_s > 1
+
+
+def test_parallel_runs_give_what_serial_runs_give() -> None:
+    runs = plan_runs(
+        ["b2b"], ["rr", "least-cost"], loads=[0.9], seeds=[1], setting=TINY, capacities={"b2b": (2.0, 0.0)}
+    )
+    serial = [result.row for result in run_all(runs, processes=1)]
+    assert [result.row for result in run_all(runs, processes=2)] == serial
+
+
+def test_reports_survive_being_written_and_read() -> None:
+    results = [simulate(run_of(rule, seed=seed)) for rule in ("least-cost", "lpwl") for seed in (1, 2)]
+    capacities = {"b2b": (2.0, 0.0)}
+    text = to_json(results, capacities)
+    read, rates = from_json(text)
+    assert to_json(read, rates) == text
+    cells = cells_of(read)
+    assert report(cells, rates) == report(cells_of(results), capacities)
+    assert "**least-cost**" in report(cells, rates)
+    assert "| b2b | 0.9 |" in goals(cells)
+    picture = ET.fromstring(svg(cells))
+    assert [t.text for t in picture.iter() if t.get("font-weight") == "bold"] == ["least-cost"]
+
+
+def test_waiting_for_ever_does_not_look_short() -> None:
+    def record(number: int, *, first_token_s: float | None) -> Record:
+        request = SimRequest(request_id=number, segments=(Segment(1, 10),), answer=Segment(2, 11))
+        return Record(
+            request=request,
+            arrived_s=0.0,
+            server="pod-0",
+            num_prompt_tokens=10,
+            num_cached_tokens=0,
+            first_token_s=first_token_s,
+            ended_s=None if first_token_s is None else first_token_s + 0.5,
+        )
+
+    records = [record(0, first_token_s=1.0), record(1, first_token_s=1.0), record(2, first_token_s=None)]
+    outcome = Outcome(
+        records=records,
+        ended_s=61.0,
+        load_cov=0.0,
+        adapter_loads=0,
+        preemptions=0,
+        query_tokens=0,
+        hit_tokens=0,
+    )
+    row = row_of(outcome)
+    assert row.ttft_mean_s == pytest.approx((1 + 1 + 61) / 3)
+    assert row.tpot_p90_s == pytest.approx(0.05)
+    assert row.completed == row.good == pytest.approx(2 / 3)
+
+
+def test_a_mooncake_trace_is_read_with_its_blocks(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 1000 * n, "input_length": 700, "output_length": 5, "hash_ids": [0, n + 1]}
+        for n in range(40)
+    ]
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    outcome = outcome_of(replace(run_of("least"), workload=str(path)))
+    assert len(outcome.records) == 40
+    assert {record.num_cached_tokens for record in outcome.records} == {0, 512}
+
+
+def test_an_azure_trace_is_read_with_made_up_prefixes(tmp_path: Path) -> None:
+    lines = [f"2023-11-16 18:15:{n % 60:02d}.{n:07d},{2000 + n},{20 + n % 7}" for n in range(40)]
+    path = tmp_path / "azure.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *sorted(lines)]))
+    outcome = outcome_of(replace(run_of("least-cost"), workload=str(path)))
+    assert len(outcome.records) == 40
+    assert all(2000 <= record.num_prompt_tokens < 2040 for record in outcome.records)
+    assert any(record.num_cached_tokens for record in outcome.records)
+
+
+def test_every_rule_has_a_name_of_its_own_and_sweeps_follow_a_default() -> None:
+    assert len(BY_NAME) == len(CONFIGS)
+    for config in CONFIGS:
+        if "+" in config.name and not config.name.startswith("exact"):
+            assert BY_NAME[config.name.split("+")[0]].default
+            assert not config.default
