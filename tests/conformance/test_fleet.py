@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from epp.types import Address
@@ -140,38 +140,65 @@ async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicke
         assert await in_flight(ours) == {}
 
 
-@pytest.mark.usefixtures("controllable")
-@pytest.mark.parametrize("kind", PAGES)
-async def test_row_09_the_servers_metrics_are_understood(tmp_path: Path, kind: str) -> None:
-    """Queue, running, KV use, cache size and LoRA adapters, under the names of each kind of server."""
+async def test_row_07_the_prompt_is_expected_where_it_was_served(picker: PickerUnderTest) -> None:
+    """Seen from outside: after another endpoint served a prompt, the prompt goes there."""
+    for n in range(3):
+        body = prompt(f"served elsewhere {n}")
+        async with picker.exchange() as exchange:
+            await exchange.send(body)
+            served = exchange.destinations[1]
+            await exchange.respond(b"{}", served=served)
+            await exchange.finish()
+        assert (await picker.route(BUFFERED, body)).destinations[0] == served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mixed(
+    controllable: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, tuple[OwnPicker, PagedBackend]]]:
+    """Our picker over one server of each kind."""
     async with AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(paged_backend("s", PAGES[kind]))
-        picker = await stack.enter_async_context(own_picker(tmp_path, backends=[backend], policy=FAST))
-        expected: dict[str, Any] = {
-            "running": 3,
-            "waiting": 2,
-            "kv_usage": 0.25,
-            "capacity_tokens": 16000,
+        backends = {
+            kind: await stack.enter_async_context(paged_backend(kind, page)) for kind, page in PAGES.items()
         }
-        if kind != "sglang":
-            expected["adapters"] = ["legal", "sql"]
-        await picker.wait_endpoint(str(backend.address), **expected)
+        directory = tmp_path_factory.mktemp("mixed")
+        picker = await stack.enter_async_context(
+            own_picker(directory, backends=list(backends.values()), policy=FAST)
+        )
+        yield {kind: (picker, backend) for kind, backend in backends.items()}
 
 
-@pytest.mark.usefixtures("controllable")
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_row_09_load_that_a_server_tells_steers_the_pick(tmp_path: Path, kind: str) -> None:
-    """An endpoint with a long queue is chosen after one that is idle, whoever sent that load."""
-    busy = PAGES[kind].replace(" 2.0", " 500.0")
-    idle = PAGES[kind].replace(" 2.0", " 0.0").replace(" 3.0", " 0.0")
-    async with AsyncExitStack() as stack:
-        full = await stack.enter_async_context(paged_backend("busy", busy))
-        free = await stack.enter_async_context(paged_backend("idle", idle))
-        picker = await stack.enter_async_context(own_picker(tmp_path, backends=[full, free], policy=FAST))
-        await picker.wait_endpoint(str(full.address), waiting=500)
-        await picker.wait_endpoint(str(free.address), waiting=0)
-        routed = [await picker.route(BUFFERED, prompt(f"{n}")) for n in range(5)]
-        assert {r.destinations[0] for r in routed} == {str(free.address)}
+@pytest.mark.parametrize("kind", PAGES)
+async def test_row_09_the_servers_metrics_are_understood(
+    mixed: dict[str, tuple[OwnPicker, PagedBackend]], kind: str
+) -> None:
+    """Queue, running, KV use, cache size and LoRA adapters, under the names of each kind of server."""
+    picker, backend = mixed[kind]
+    expected: dict[str, Any] = {"running": 3, "waiting": 2, "kv_usage": 0.25, "capacity_tokens": 16000}
+    if kind != "sglang":
+        expected["adapters"] = ["legal", "sql"]
+    await picker.wait_endpoint(str(backend.address), **expected)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+async def test_row_09_load_that_a_server_tells_steers_the_pick(
+    mixed: dict[str, tuple[OwnPicker, PagedBackend]], kind: str
+) -> None:
+    """The one endpoint whose queue is empty is chosen, whoever sent the others their load."""
+    picker, idle = mixed[kind]
+    busy = {backend: PAGES[name].replace(" 2", " 500") for name, (_, backend) in mixed.items()}
+    try:
+        for backend, page in busy.items():
+            backend.page = (
+                page if backend is not idle else PAGES[kind].replace(" 2", " 0").replace(" 3", " 0")
+            )
+        for backend in busy:
+            await picker.wait_endpoint(str(backend.address), waiting=0 if backend is idle else 500)
+        routed = [await picker.route(BUFFERED, prompt(f"{kind} {n}")) for n in range(5)]
+        assert {r.destinations[0] for r in routed} == {str(idle.address)}
+    finally:
+        for name, (_, backend) in mixed.items():
+            backend.page = PAGES[name]
 
 
 @pytest.mark.parametrize(
