@@ -51,7 +51,7 @@ def table(manager: KVCacheManager, request: Request) -> list[int]:
     return [block.block_id for block in manager.table(request.request_id)]
 
 
-def test_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served() -> None:
+def test_001_1_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served() -> None:
     """Document 001's timeline: two equal prompts of 62 tokens, greedy, the second admitted one step later."""
     manager = manager_of(10)
     first, second = request_of(62), request_of(62)
@@ -89,7 +89,7 @@ def test_a_full_hit_leaves_one_token_to_compute() -> None:
     assert admit(manager, request_of(33)) == 32
 
 
-def test_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first() -> None:
+def test_001_3_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first() -> None:
     manager = manager_of(6)
     old, new = request_of(48), request_of(48, first=1000)
     admit(manager, old)
@@ -127,7 +127,7 @@ def test_blocks_without_content_are_evicted_before_all_others() -> None:
     assert manager.pool.free_in_order()[0] == tail
 
 
-def test_hits_that_wait_in_the_free_queue_do_not_count_as_free() -> None:
+def test_001_5_hits_that_wait_in_the_free_queue_do_not_count_as_free() -> None:
     """Document 001's reviewer: three blocks wanted, two of them cached, and only those two are free."""
     manager = manager_of(3)
     earlier = request_of(32)

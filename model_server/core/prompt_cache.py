@@ -1,0 +1,97 @@
+"""Whole prompts, kept with their blocks and the logits after their last token: the same prompt again needs no prefill.
+
+Beside the block cache, which finds shared beginnings, this finds only equal prompts, but leaves nothing to compute for
+them: the first token is sampled from the kept logits. The blocks stay pinned while the prompt is kept, its partial tail
+included; who continues from them copies the tail before writing into it.
+
+Invariants (`check_integrity`): at most `max_entries` prompts, 0 keeps none; each pins exactly the blocks of its prompt,
+and lets go of them when it leaves, least recently used first.
+
+Callers: the prompt engine. What logits are is the model's business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from model_server.core.blocks import Block
+from model_server.core.hashing import PrefixScope
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.request import Request, TokenId
+
+DEFAULT_MAX_ENTRIES = 256
+
+_Key = tuple[PrefixScope, tuple[TokenId, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    blocks: tuple[Block, ...]
+    last_logits: object
+
+
+class PromptCache:
+    def __init__(self, kv_cache: KVCacheManager, *, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
+        if max_entries < 0:
+            raise ValueError("a prompt cache holds no fewer than 0 prompts")
+        self._kv_cache = kv_cache
+        self._max_entries = max_entries
+        self._entries: OrderedDict[_Key, PromptEntry] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, request: Request, last_logits: object) -> None:
+        """Keep the prompt of an admitted request that has just been computed."""
+        assert request.num_computed_tokens == request.num_prompt_tokens == len(request.token_ids)
+        if not self._max_entries:
+            return
+        key = _key(request)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return
+        while len(self._entries) >= self._max_entries:
+            self.evict_one()
+        num_blocks = self._kv_cache.blocks_for(request.num_prompt_tokens)
+        entry = PromptEntry(tuple(self._kv_cache.table(request.request_id)[:num_blocks]), last_logits)
+        self._kv_cache.pin(entry.blocks)
+        self._entries[key] = entry
+
+    def attach(self, request: Request) -> PromptEntry | None:
+        """Admit the request with all of its prompt computed; None, and nothing done, where the prompt is not kept."""
+        key = _key(request)
+        entry = self._entries.get(key)
+        if entry is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        self._kv_cache.adopt(request, entry.blocks, num_tokens=request.num_prompt_tokens)
+        return entry
+
+    def evict_one(self) -> bool:
+        """Let go of the prompt used least recently. False: there is none."""
+        if not self._entries:
+            return False
+        _, entry = self._entries.popitem(last=False)
+        self._kv_cache.unpin(entry.blocks)
+        return True
+
+    def clear(self) -> None:
+        while self.evict_one():
+            pass
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the invariants at the top of this module do not hold."""
+        assert len(self._entries) <= self._max_entries
+        for (_, tokens), entry in self._entries.items():
+            assert len(entry.blocks) == self._kv_cache.blocks_for(len(tokens))
+        pinned = Counter(block for entry in self._entries.values() for block in entry.blocks)
+        assert pinned.total() == self._kv_cache.num_pins
+
+
+def _key(request: Request) -> _Key:
+    return request.scope, tuple(request.token_ids[: request.num_prompt_tokens])

@@ -1,0 +1,177 @@
+"""Every order of eviction against a sorted list, and the three free queues against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from model_server.core.block_pool import BlockPool
+from model_server.core.blocks import Block, BlockId
+from model_server.core.eviction import EVICTION_NAMES, QUEUES, EvictionName, QueueName, make_order
+from model_server.core.free_queue import FreeOrder
+from model_server.core.hashing import BlockHash
+
+NUM_BLOCKS = 12
+
+# A list of operations on an order: (what, which of the blocks that fit, last use, uses, prefix).
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "remove", "pop", "end"]),
+        st.integers(0, NUM_BLOCKS - 1),
+        st.integers(0, 3),
+        st.integers(1, 3),
+        st.integers(1, 4),
+    ),
+    max_size=120,
+)
+
+Key = Callable[[Block, int], tuple[int, ...]]
+SORTED: dict[EvictionName, Key] = {
+    "lru": lambda _block, age: (age,),
+    "last-touch": lambda block, age: (block.last_use, -block.prefix_blocks, age),
+    "lfu": lambda block, age: (block.uses, block.last_use, -block.prefix_blocks, age),
+}
+
+
+@dataclass
+class SortedReference:
+    key: Key
+    ages: dict[Block, int] = field(default_factory=dict)
+    next_age: int = 0
+
+    def append(self, block: Block) -> None:
+        self.ages[block] = self.next_age
+        self.next_age += 1
+
+    def in_order(self) -> list[Block]:
+        return sorted(self.ages, key=lambda block: self.key(block, self.ages[block]))
+
+
+def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int, int, int, int]]) -> None:
+    blocks = [Block(BlockId(i)) for i in range(NUM_BLOCKS)]
+    for what, which, last_use, uses, prefix in steps:
+        inside = [block for block in blocks if block in reference.ages]
+        outside = [block for block in blocks if block not in reference.ages]
+        if what == "append" and outside:
+            block = outside[which % len(outside)]
+            block.last_use, block.uses, block.prefix_blocks = last_use, uses, prefix
+            order.append(block)
+            reference.append(block)
+        elif what == "remove" and inside:
+            block = inside[which % len(inside)]
+            order.remove(block)
+            del reference.ages[block]
+        elif what == "pop" and inside:
+            block = order.pop_first()
+            assert block is reference.in_order()[0]
+            del reference.ages[block]
+        elif what == "end":
+            order.end_step()
+        assert list(order) == reference.in_order()
+        assert len(order) == len(reference.ages)
+        order.check_integrity()
+
+
+@pytest.mark.parametrize("queue", list(QUEUES))
+@given(steps=operations)
+@settings(deadline=None, max_examples=60)
+def test_001_4_the_three_queues_are_the_same_queue(
+    queue: QueueName, steps: list[tuple[str, int, int, int, int]]
+) -> None:
+    run(make_order("lru", queue=queue), SortedReference(SORTED["lru"]), steps)
+
+
+@pytest.mark.parametrize("name", ["last-touch", "lfu"])
+@given(steps=operations)
+@settings(deadline=None, max_examples=150)
+def test_000_4_victims_are_those_of_a_sorted_list(
+    name: EvictionName, steps: list[tuple[str, int, int, int, int]]
+) -> None:
+    run(make_order(name), SortedReference(SORTED[name]), steps)
+
+
+@pytest.mark.parametrize("name", ["last-touch", "lfu"])
+def test_entries_that_hits_leave_behind_do_not_pile_up(name: EvictionName) -> None:
+    order, block, other = make_order(name), Block(BlockId(0)), Block(BlockId(1))
+    order.append(other)
+    for step in range(10_000):
+        block.last_use = step
+        order.append(block)
+        order.remove(block)
+    order.check_integrity()
+    kept = order._num_entries if name == "last-touch" else len(order._heap)  # type: ignore[attr-defined]  # its size
+    assert kept < 200
+    assert order.pop_first() is other
+
+
+sequences = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=25)
+
+
+@given(sequences=sequences)
+@settings(deadline=None)
+def test_001_3_freed_in_reverse_lru_is_last_touch_then_longest_where_each_sequence_ends_in_its_own_step(
+    sequences: list[tuple[int, int]],
+) -> None:
+    """The list that vLLM frees into backwards and the report's heap of heaps: one order, two structures."""
+    pools = [BlockPool(NUM_BLOCKS, order=make_order(name)) for name in ("lru", "last-touch")]
+    for family, length in sequences:
+        for pool in pools:
+            hits = []
+            for depth in range(length):
+                block = pool.find(BlockHash(bytes([family, depth])))
+                if block is None:
+                    break
+                hits.append(block)
+            pool.hold(hits)
+            table = [*hits, *pool.take(length - len(hits))]
+            for depth in range(len(hits), length):
+                pool.cache(table[depth], BlockHash(bytes([family, depth])), prefix_blocks=depth + 1)
+            pool.release(table)
+            pool.end_step()
+            pool.check_integrity()
+        assert pools[0].free_in_order() == pools[1].free_in_order()
+
+
+def test_sequences_that_end_in_one_step_go_longest_first_only_with_last_touch() -> None:
+    orders = {}
+    for name in ("lru", "last-touch"):
+        pool = BlockPool(6, order=make_order(name))
+        short, long = pool.take(2), pool.take(4)
+        for family, table in enumerate((short, long)):
+            for depth, block in enumerate(table):
+                pool.cache(block, BlockHash(bytes([family, depth])), prefix_blocks=depth + 1)
+        pool.release(short)
+        pool.release(long)
+        orders[name] = pool.free_in_order()
+    assert orders == {"lru": [1, 0, 5, 4, 3, 2], "last-touch": [5, 4, 1, 3, 0, 2]}
+
+
+def test_what_is_used_often_survives_what_is_used_lately_only_with_lfu() -> None:
+    survivors = {}
+    for name in EVICTION_NAMES:
+        pool = BlockPool(2, order=make_order(name))
+        often = pool.take(1)
+        pool.cache(often[0], BlockHash(b"often"), prefix_blocks=1)
+        for _ in range(3):
+            pool.hold(often)
+            pool.release(often)
+        pool.release(often)
+        pool.end_step()
+        late = pool.take(1)
+        pool.cache(late[0], BlockHash(b"late"), prefix_blocks=1)
+        pool.release(late)
+        pool.end_step()
+        pool.take(1)
+        survivors[name] = "often" if pool.find(BlockHash(b"often")) else "late"
+    assert survivors == {"lru": "late", "last-touch": "late", "lfu": "often"}
+
+
+def test_unknown_orders_are_refused() -> None:
+    with pytest.raises(ValueError, match="fifo"):
+        make_order("fifo")  # type: ignore[arg-type]  # as from a command line
+    with pytest.raises(ValueError, match="ring"):
+        make_order("lru", queue="ring")  # type: ignore[arg-type]  # as from a command line

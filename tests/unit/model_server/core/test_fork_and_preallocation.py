@@ -1,0 +1,151 @@
+"""Sequences that part ways from a shared state, blocks ahead of need, and options that make no sense."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from model_server.core.cache_options import CacheOptions
+from model_server.core.kv_cache import CachedPrefix, KVCacheManager
+from model_server.core.partial_cache import make_manager
+from model_server.core.request import Request, RequestId, TokenId
+
+_ids = itertools.count()
+
+
+def request_of(num_tokens: int, *, first: int = 0) -> Request:
+    return Request(
+        request_id=RequestId(f"f{next(_ids)}"),
+        token_ids=[TokenId(first + i) for i in range(num_tokens)],
+        max_tokens=100,
+        arrival_s=0.0,
+    )
+
+
+def manager_of(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:
+    return make_manager(
+        num_blocks=num_blocks,
+        block_size_tokens=16,
+        enable_prefix_caching=True,
+        options=options or CacheOptions(),
+    )
+
+
+def admit(manager: KVCacheManager, request: Request) -> None:
+    assert manager.allocate(request, CachedPrefix((), 0), num_new_tokens=len(request.token_ids))
+    request.num_computed_tokens = len(request.token_ids)
+    manager.computed(request)
+
+
+def decode(manager: KVCacheManager, request: Request, token: int) -> bool:
+    request.token_ids.append(TokenId(token))
+    done = manager.append(request, num_new_tokens=1)
+    if done:
+        request.num_computed_tokens += 1
+        manager.computed(request)
+    manager.check_integrity()
+    return done
+
+
+def table(manager: KVCacheManager, request: Request) -> list[int]:
+    return [block.block_id for block in manager.table(request.request_id)]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_forked_sequences_share_all_blocks_until_one_writes_into_the_tail(*, partial: bool) -> None:
+    manager = manager_of(10, CacheOptions(partial_blocks=partial))
+    parent, child = request_of(38), request_of(38)
+    admit(manager, parent)
+    manager.fork(parent, child)
+    manager.check_integrity()
+    assert table(manager, parent) == table(manager, child) == [0, 1, 2]
+
+    assert decode(manager, child, 900)
+    assert (table(manager, parent), table(manager, child)) == ([0, 1, 2], [0, 1, 3])
+    [copy] = manager.take_copies()
+    assert (copy.source.block_id, copy.target.block_id, copy.num_tokens) == (2, 3, 6)
+
+    assert decode(manager, parent, 901)  # the tail is its own again
+    assert table(manager, parent) == [0, 1, 2]
+    assert manager.take_copies() == ()
+
+    manager.free(parent)
+    manager.free(child)
+    manager.check_integrity()
+    assert manager.pool.num_free == 10
+
+
+def test_a_copy_needs_a_free_block_and_changes_nothing_without_one() -> None:
+    manager = manager_of(2)
+    parent, child = request_of(20), request_of(20)
+    admit(manager, parent)
+    manager.fork(parent, child)
+    assert not decode(manager, child, 900)
+    assert table(manager, child) == [0, 1]
+    assert manager.take_copies() == ()
+    child.token_ids.pop()
+    manager.free(parent)
+    assert decode(manager, child, 900)
+    assert table(manager, child) == [0, 1]
+
+
+def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
+    manager = manager_of(10)
+    parent, child = request_of(32), request_of(32)
+    admit(manager, parent)
+    manager.fork(parent, child)
+    assert decode(manager, parent, 900)
+    assert decode(manager, child, 901)
+    assert (table(manager, parent), table(manager, child)) == ([0, 1, 2], [0, 1, 3])
+    assert manager.take_copies() == ()
+
+
+def test_preallocated_blocks_come_with_a_needed_one_and_are_used_before_new_ones() -> None:
+    manager = manager_of(10, CacheOptions(preallocated_blocks=2))
+    request = request_of(20)
+    admit(manager, request)
+    assert table(manager, request) == [0, 1, 2, 3]
+    for token in range(44):
+        assert decode(manager, request, token)
+    assert table(manager, request) == [0, 1, 2, 3]
+    assert decode(manager, request, 99)
+    assert table(manager, request) == [0, 1, 2, 3, 4, 5, 6]
+    manager.free(request)
+    manager.check_integrity()
+    assert manager.pool.num_free == 10
+
+
+def test_preallocation_takes_only_what_is_left_over() -> None:
+    manager = manager_of(3, CacheOptions(preallocated_blocks=5))
+    request = request_of(32)
+    admit(manager, request)
+    assert table(manager, request) == [0, 1, 2]
+    other = request_of(8, first=500)
+    assert not manager.allocate(other, manager.get_computed(other), num_new_tokens=8)
+    manager.check_integrity()
+
+
+def test_the_bound_on_unused_blocks_makes_them_empty_not_lost() -> None:
+    manager = manager_of(10, CacheOptions(max_unused_blocks=2))
+    request = request_of(80)
+    admit(manager, request)
+    manager.free(request)
+    manager.check_integrity()
+    assert (manager.pool.num_unused, manager.pool.num_free) == (2, 10)
+    assert manager.get_computed(request_of(80)).num_tokens == 32
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hash_algorithm": "md5"},
+        {"eviction": "fifo"},
+        {"free_queue": "ring"},
+        {"preallocated_blocks": -1},
+        {"max_unused_blocks": -1},
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"|".join(str(part) for item in wrong.items() for part in item)):
+        CacheOptions(**wrong)  # type: ignore[arg-type]  # as from a command line

@@ -1,0 +1,271 @@
+"""Partial blocks in the cache: keys that grow, matches token by token, continuing in place or in a copy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from model_server.core.cache_options import CacheOptions
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.partial_cache import PartialKVCacheManager
+from model_server.core.request import Adapter, Request, RequestId, TokenId
+from model_server.core.scheduler import SchedulerLimits
+from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
+
+_ids = itertools.count()
+
+
+def manager_of(num_blocks: int = 100, *, block_size: int = 16) -> PartialKVCacheManager:
+    return PartialKVCacheManager(
+        num_blocks=num_blocks, block_size_tokens=block_size, enable_prefix_caching=True
+    )
+
+
+def request_of(tokens: list[int], *, salt: str = "", adapter: Adapter | None = None) -> Request:
+    return Request(
+        request_id=RequestId(f"p{next(_ids)}"),
+        token_ids=[TokenId(token) for token in tokens],
+        max_tokens=1000,
+        arrival_s=0.0,
+        cache_salt=salt,
+        adapter=adapter,
+    )
+
+
+def admit(manager: KVCacheManager, request: Request) -> int:
+    """Admit, compute the whole prompt, and return the tokens found in the cache."""
+    prefix = manager.get_computed(request)
+    assert manager.allocate(request, prefix, num_new_tokens=len(request.token_ids) - prefix.num_tokens)
+    request.num_computed_tokens = len(request.token_ids)
+    manager.computed(request)
+    manager.end_step()
+    return prefix.num_tokens
+
+
+def decode(manager: KVCacheManager, request: Request, token: int) -> bool:
+    request.token_ids.append(TokenId(token))
+    if not manager.append(request, num_new_tokens=1):
+        request.token_ids.pop()
+        return False
+    request.num_computed_tokens += 1
+    manager.computed(request)
+    manager.end_step()
+    return True
+
+
+def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> list[int]:
+    """The blocks cached under the key of the request's block that ends at `end`."""
+    index = (end - 1) // manager.block_size_tokens
+    chain = list(request.block_hashes[:index])
+    name = manager._hasher.name(chain, request.token_ids, end=end, scope=request.scope)
+    return list(manager.pool.find_all(name))
+
+
+def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_full_one() -> None:
+    manager = manager_of()
+    request = request_of(list(range(46)))  # two full blocks and one of 14
+    admit(manager, request)
+    table = [block.block_id for block in manager.table(request.request_id)]
+    assert [key_of(manager, request, end=end) for end in (16, 32, 46)] == [[table[0]], [table[1]], [table[2]]]
+
+    decode(manager, request, 900)
+    assert key_of(manager, request, end=46) == []
+    assert key_of(manager, request, end=47) == [table[2]]
+
+    decode(manager, request, 901)  # full
+    decode(manager, request, 902)  # the first token of a new partial block
+    assert key_of(manager, request, end=47) == []
+    assert key_of(manager, request, end=48) == [table[2]]
+    fourth = manager.table(request.request_id)[3].block_id
+    assert key_of(manager, request, end=49) == [fourth]
+    manager.check_integrity()
+
+
+class Trie:
+    """A naive dictionary of every prefix that was ever computed, scope by scope."""
+
+    def __init__(self) -> None:
+        self.prefixes: dict[tuple[str, tuple[int, ...]], None] = {}
+
+    def add(self, salt: str, tokens: list[int], *, known: int) -> None:
+        for end in range(known + 1, len(tokens) + 1):
+            self.prefixes[salt, tuple(tokens[:end])] = None
+
+    def longest(self, salt: str, tokens: list[int]) -> int:
+        end = 0
+        while end < len(tokens) - 1 and (salt, tuple(tokens[: end + 1])) in self.prefixes:
+            end += 1
+        return end
+
+
+def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations() -> None:
+    rng, manager, trie = random.Random(5), manager_of(40_000, block_size=4), Trie()
+    live: list[Request] = []
+    hits = hit_tokens = copies = 0
+    for operation in range(10_000):
+        chance = rng.random()
+        if chance < 0.4 or not live:
+            salt = rng.choice(["", "", "s"])
+            tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 22))]
+            request = request_of(tokens, salt=salt)
+            expected = trie.longest(salt, tokens)
+            assert admit(manager, request) == expected, f"operation {operation}"
+            trie.add(salt, tokens, known=expected)
+            hits += expected > 0
+            hit_tokens += expected
+            live.append(request)
+        elif chance < 0.75:
+            request = rng.choice(live)
+            known = len(request.token_ids)
+            assert decode(manager, request, rng.randrange(3))
+            trie.add(request.cache_salt, [int(t) for t in request.token_ids], known=known)
+        else:
+            manager.free(live.pop(rng.randrange(len(live))))
+        copies += len(manager.take_copies())
+        if operation % 500 == 0:
+            manager.check_integrity()
+    assert hits > 1000
+    print(
+        f"\n000-2: 10,000 operations, {hits} hits of {hit_tokens} tokens, {copies} copies: same as the dictionary"
+    )
+
+
+def test_full_blocks_only_finds_nothing_where_prompts_are_shorter_than_a_block() -> None:
+    """The note under document 000: with 15 tokens and blocks of 16, only partial blocks exist."""
+    partial = manager_of()
+    full = KVCacheManager(num_blocks=100, block_size_tokens=16, enable_prefix_caching=True)
+    for manager, expected in ((partial, 14), (full, 0)):
+        first = request_of(list(range(15)))
+        admit(manager, first)
+        manager.free(first)
+        assert admit(manager, request_of(list(range(15)))) == expected
+
+
+def test_a_free_tail_that_ends_where_the_match_ends_is_continued_in_place() -> None:
+    manager = manager_of()
+    first = request_of(list(range(10)))
+    admit(manager, first)
+    [block] = manager.table(first.request_id)
+    manager.free(first)
+    second = request_of(list(range(14)))
+    assert admit(manager, second) == 10
+    assert list(manager.table(second.request_id)) == [block]
+    assert manager.take_copies() == ()
+    manager.check_integrity()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_tail_that_is_held_or_goes_on_otherwise_is_copied_as_far_as_it_matches(*, held: bool) -> None:
+    manager = manager_of()
+    first = request_of(list(range(10)))
+    admit(manager, first)
+    [source] = manager.table(first.request_id)
+    if not held:
+        manager.free(first)
+    second = request_of([*range(10)] if held else [*range(7), 99, 98])
+    found = 9 if held else 7
+    assert admit(manager, second) == found
+    [copy] = manager.take_copies()
+    assert (copy.source, copy.target, copy.num_tokens) == (source, manager.table(second.request_id)[0], found)
+    assert source is not copy.target
+    manager.check_integrity()
+
+
+def test_what_a_step_is_still_computing_is_not_copied_in_it() -> None:
+    manager = manager_of()
+    first, second = request_of(list(range(30))), request_of(list(range(30)))
+    prefix = manager.get_computed(first)
+    assert manager.allocate(first, prefix, num_new_tokens=30)
+    assert manager.get_computed(second).num_tokens == 16  # the full block may be shared, its tail not yet
+    first.num_computed_tokens = 30
+    manager.computed(first)
+    assert manager.get_computed(second).num_tokens == 29
+
+
+def test_an_aborted_step_leaves_no_wrong_key_on_a_block_that_is_continued() -> None:
+    manager = manager_of()
+    first = request_of(list(range(16)))
+    prefix = manager.get_computed(first)
+    assert manager.allocate(first, prefix, num_new_tokens=10)
+    first.num_computed_tokens = 10
+    manager.computed(first)
+    assert manager.append(first, num_new_tokens=6)  # the block has its full key now
+    manager.free(first)  # and the step is never finished
+    second = request_of([*range(10), *range(50, 60)])
+    assert admit(manager, second) == 10
+    third = request_of(list(range(17)))
+    wrong = manager.table(second.request_id)[0]
+    assert wrong not in manager.get_computed(third).blocks
+    manager.check_integrity()
+
+
+def test_scopes_do_not_match_each_others_tails() -> None:
+    manager = manager_of()
+    admit(manager, request_of(list(range(10)), salt="a"))
+    for other in (
+        request_of(list(range(10)), salt="b"),
+        request_of(list(range(10))),
+        request_of(list(range(10)), adapter=Adapter("a")),
+    ):
+        assert manager.get_computed(other).num_tokens == 0
+
+
+def test_eviction_and_reset_take_listings_along() -> None:
+    manager = manager_of(4)
+    first = request_of(list(range(40)))
+    admit(manager, first)
+    manager.free(first)
+    other = request_of(list(range(1000, 1040)))
+    admit(manager, other)  # evicts from the tail
+    manager.check_integrity()
+    assert manager.get_computed(request_of(list(range(40)))).num_tokens == 16
+    manager.reset_prefix_cache()
+    manager.check_integrity()
+    assert manager.get_computed(request_of(list(range(40)))).num_tokens == 0
+
+
+@pytest.mark.parametrize("num_blocks", [12, 40])
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_answers_read_through_shared_and_copied_blocks_are_those_of_requests_alone(
+    *, partial: bool, num_blocks: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    model = PagedModel(block_size_tokens=4)
+    options = CacheOptions(
+        partial_blocks=partial,
+        eviction=rng.choice(["lru", "last-touch", "lfu"]),
+        free_queue=rng.choice(["linked", "lazy", "deferred"]),
+        preallocated_blocks=rng.randrange(3),
+        max_unused_blocks=rng.choice([None, 0, 3]),
+        hash_algorithm=rng.choice(["sha256", "xxh3", "direct"]),
+    )
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_size_tokens=4,
+        eos_token_id=TokenId(-1),
+        cache=options,
+        limits=SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=rng.choice([3, 9, 100])),
+    )
+    engine = Engine(config, model)
+    requests = []
+    for _ in range(40):
+        request = request_of([rng.randrange(2) for _ in range(rng.randrange(1, 25))])
+        request.max_tokens = rng.randrange(1, 15)
+        requests.append(request)
+        engine.add(request)
+        for _ in range(rng.randrange(4)):
+            engine.step(now=0.0)
+            engine.check_integrity()
+        if rng.random() < 0.1:
+            engine.abort(request.request_id)
+    while engine.num_unfinished:
+        engine.step(now=0.0)
+        engine.check_integrity()
+    for request in requests:
+        answer = request.token_ids[request.num_prompt_tokens :]
+        assert answer == answer_alone(request)[: len(answer)]
+    assert engine.kv_cache.stats.hits_tokens > 0 or options.max_unused_blocks == 0

@@ -1,0 +1,291 @@
+"""Whole prompts kept with their logits, and the three ways to batch: document 003's rows."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from model_server.core.cache_options import CacheOptions
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.prompt_engine import (
+    OfflineScheduler,
+    OnlineScheduler,
+    OutOfBlocksError,
+    PromptEngine,
+    run_naive,
+)
+from model_server.core.request import Adapter, FinishReason, Request, RequestId, TokenId
+from tests.unit.model_server.core.paged_model import PagedModel, answer_alone, greedy
+
+_ids = itertools.count()
+NO_EOS = TokenId(-1)
+
+
+def request_of(
+    num_tokens: int, *, first: int = 0, max_tokens: int = 5, adapter: str = "", salt: str = ""
+) -> Request:
+    return Request(
+        request_id=RequestId(f"q{next(_ids)}"),
+        token_ids=[TokenId(first + i) for i in range(num_tokens)],
+        max_tokens=max_tokens,
+        arrival_s=0.0,
+        adapter=Adapter(adapter) if adapter else None,
+        cache_salt=salt,
+    )
+
+
+def config_of(
+    *, num_blocks: int = 200, block_size: int = 16, caching: bool = False, **more: object
+) -> EngineConfig:
+    return EngineConfig(
+        num_blocks=num_blocks,
+        block_size_tokens=block_size,
+        enable_prefix_caching=caching,
+        eos_token_id=NO_EOS,
+        **more,  # type: ignore[arg-type]  # keywords of the configuration
+    )
+
+
+def engine_of(model: PagedModel, config: EngineConfig, *, entries: int = 256) -> PromptEngine:
+    return PromptEngine(config, model, sample=greedy, prompt_cache_entries=entries)
+
+
+def answer(request: Request) -> list[TokenId]:
+    return request.token_ids[request.num_prompt_tokens :]
+
+
+def run(engine: PromptEngine, *requests: Request) -> None:
+    run_naive(engine, requests)
+    engine.check_integrity()
+
+
+def test_003_1_the_second_request_with_a_prompt_computes_no_prefill_and_answers_the_same() -> None:
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of())
+    first, second = request_of(40), request_of(40)
+    run(engine, first)
+    assert model.num_prefills == 1
+    run(engine, second)
+    assert model.num_prefills == 1
+    assert answer(first) == answer(second) == answer_alone(first)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 40)
+    print("\n003-1: prefill calls: 1 for the first request, 0 for the second")
+
+
+def test_a_prompt_is_found_only_by_equal_tokens_adapter_and_salt() -> None:
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of())
+    run(engine, request_of(40, adapter="a", salt="s"))
+    for stranger in (
+        request_of(40),
+        request_of(39, adapter="a", salt="s"),
+        request_of(40, adapter="b", salt="s"),
+        request_of(40, adapter="a", salt="t"),
+    ):
+        run(engine, stranger)
+        assert answer(stranger) == answer_alone(stranger)
+    assert (engine.prompt_cache.hits, model.num_prefills) == (0, 5)
+
+
+def test_003_2_blocks_return_to_the_pool_after_10_000_requests_under_eviction() -> None:
+    rng, model = random.Random(3), PagedModel(block_size_tokens=4)
+    engine = engine_of(model, config_of(num_blocks=60, block_size=4), entries=10)
+    online = OnlineScheduler(engine, max_batch_size=4)
+    under_way: list[RequestId] = []
+    refused = 0
+    for number in range(10_000):
+        request = request_of(
+            rng.randrange(1, 20), first=100 * rng.randrange(12), max_tokens=rng.randrange(1, 6)
+        )
+        try:
+            online.add(request)
+            under_way.append(request.request_id)
+        except OutOfBlocksError:
+            refused += 1
+        online.step()
+        while len(under_way) > 4:
+            online.pop(under_way.pop(rng.randrange(len(under_way))))
+        if number % 200 == 0:
+            engine.check_integrity()
+    for request_id in under_way:
+        online.pop(request_id)
+    engine.check_integrity()
+    assert len(engine.prompt_cache) <= 10
+    assert engine.prompt_cache.hits > 100
+    engine.prompt_cache.clear()
+    engine.check_integrity()
+    assert engine.kv_cache.pool.num_free == 60
+    print(
+        f"\n003-2: 10,000 requests, {engine.prompt_cache.hits} prompts found, {refused} refused, 60 of 60 blocks free"
+    )
+
+
+def test_003_2_the_prompt_used_least_recently_leaves_first() -> None:
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of(), entries=2)
+    a, b, c = 0, 500, 900
+    run(engine, *(request_of(20, first=first) for first in (a, b, a, c)))  # b leaves
+    assert model.num_prefills == 3
+    run(engine, request_of(20, first=a), request_of(20, first=c))
+    assert model.num_prefills == 3
+    run(engine, request_of(20, first=b))
+    assert model.num_prefills == 4
+
+
+def test_003_3_a_shared_partial_tail_is_copied_once_for_each_request_that_writes_into_it() -> None:
+    model = PagedModel(block_size_tokens=64)
+    engine = engine_of(model, config_of(block_size=64))
+    requests = [request_of(70), request_of(70)]
+    offline = OfflineScheduler(engine)
+    for request in requests:
+        offline.add(request)
+    held = [engine.kv_cache.table(request.request_id)[:] for request in requests]
+    assert held[0] == held[1]  # both blocks are shared
+    offline.run()
+    engine.check_integrity()
+    uncached = request_of(70)
+    run(engine_of(PagedModel(block_size_tokens=64), config_of(block_size=64), entries=0), uncached)
+    assert answer(requests[0]) == answer(requests[1]) == answer(uncached) == answer_alone(uncached)
+    assert model.num_copies == 2
+    print("\n003-3: 70 tokens, blocks of 64: one block copied for each of the two requests, same answers")
+
+
+def test_003_3_a_prompt_of_whole_blocks_has_no_tail_to_copy() -> None:
+    model = PagedModel(block_size_tokens=64)
+    engine = engine_of(model, config_of(block_size=64))
+    first, second = request_of(128), request_of(128)
+    run(engine, first, second)
+    assert model.num_copies == 0
+    assert answer(first) == answer(second) == answer_alone(first)
+
+
+def test_003_4_a_full_cache_evicts_and_frees_what_the_entry_held() -> None:
+    """The document's release read an attribute that does not exist, so its first eviction raised."""
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of(num_blocks=20), entries=1)
+    run(engine, request_of(20), request_of(20, first=500))
+    assert len(engine.prompt_cache) == 1
+    assert engine.kv_cache.pool.num_free == 18
+
+
+def test_003_4_no_entries_means_off() -> None:
+    """In the document, 0 meant that nothing was ever evicted."""
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of(num_blocks=20), entries=0)
+    run(engine, request_of(20), request_of(20), request_of(20))
+    assert (len(engine.prompt_cache), model.num_prefills) == (0, 3)
+    assert engine.kv_cache.pool.num_free == 20
+    with pytest.raises(ValueError, match="fewer than 0"):
+        engine_of(model, config_of(), entries=-1)
+
+
+def test_kept_prompts_give_way_to_requests() -> None:
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of(num_blocks=8))
+    requests = [request_of(60, first=1000 * n, max_tokens=40) for n in range(4)]
+    run(engine, *requests)
+    assert all(answer(request) == answer_alone(request) for request in requests)
+    engine.start(request_of(60, max_tokens=40))
+    with pytest.raises(OutOfBlocksError):
+        engine.start(request_of(16, max_tokens=1))
+    engine.check_integrity()
+
+
+def workload() -> list[Request]:
+    """24 requests over 6 prompts, some of which share a beginning, with answers of different lengths."""
+    rng = random.Random(8)
+    kinds = [(rng.randrange(30, 75), 1000 * (n // 2)) for n in range(6)]
+    return [request_of(kinds[n % 6][0], first=kinds[n % 6][1], max_tokens=1 + n % 9) for n in range(24)]
+
+
+def run_offline(engine: PromptEngine, requests: Iterable[Request]) -> None:
+    scheduler = OfflineScheduler(engine)
+    for request in requests:
+        scheduler.add(request)
+    scheduler.run()
+
+
+def run_online(engine: PromptEngine, requests: Iterable[Request]) -> None:
+    scheduler = OnlineScheduler(engine)
+    ids = []
+    for request in requests:
+        scheduler.add(request)
+        ids.append(request.request_id)
+        scheduler.step()
+    while scheduler.num_unfinished:
+        scheduler.step()
+    assert [scheduler.pop(request_id).request_id for request_id in ids] == ids
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("entries", [0, 3, 256])
+@pytest.mark.parametrize("partial", [False, True])
+def test_003_6_naive_offline_online_and_continuous_give_the_same_greedy_answers(
+    *, caching: bool, entries: int, partial: bool
+) -> None:
+    config = config_of(caching=caching, cache=CacheOptions(partial_blocks=partial))
+    expected = [answer_alone(request) for request in workload()]
+    prefills = {}
+    for name, mode in (("naive", run_naive), ("offline", run_offline), ("online", run_online)):
+        model, requests = PagedModel(block_size_tokens=16), workload()
+        engine = engine_of(model, config, entries=entries)
+        mode(engine, requests)
+        engine.check_integrity()
+        assert [answer(request) for request in requests] == expected, name
+        prefills[name] = model.num_prefills
+    continuous, requests = Engine(config, PagedModel(block_size_tokens=16)), workload()
+    for request in requests:
+        continuous.add(request)
+    while continuous.num_unfinished:
+        continuous.step(now=0.0)
+    assert [answer(request) for request in requests] == expected
+    if entries == 256:
+        assert set(prefills.values()) == {6}
+    print(
+        f"\n003-6: 24 requests, 6 prompts, {entries} entries, blocks cached: {caching}: prefills {prefills}"
+    )
+
+
+def test_003_6_online_gives_turns_to_at_most_eight_requests_a_step_and_to_all_in_turn() -> None:
+    engine = engine_of(PagedModel(block_size_tokens=16), config_of())
+    scheduler = OnlineScheduler(engine)
+    ids = []
+    for _ in range(12):
+        request = request_of(20, max_tokens=10)
+        scheduler.add(request)
+        ids.append(request.request_id)
+    assert scheduler.step() == ids[:8]
+    assert scheduler.step() == [*ids[8:], *ids[:4]]
+    assert scheduler.step() == ids[4:]
+
+
+def test_online_pop_ends_an_unfinished_request_and_ids_are_checked() -> None:
+    engine = engine_of(PagedModel(block_size_tokens=16), config_of(num_blocks=20), entries=0)
+    scheduler = OnlineScheduler(engine)
+    request = request_of(20, max_tokens=10)
+    scheduler.add(request)
+    with pytest.raises(ValueError, match="in use"):
+        scheduler.add(request)
+    assert scheduler.pop(request.request_id).finish_reason is FinishReason.ABORT
+    assert scheduler.step() == []
+    assert engine.kv_cache.pool.num_free == 20
+    with pytest.raises(KeyError):
+        scheduler.pop(request.request_id)
+    with pytest.raises(ValueError, match="the prompt has"):
+        scheduler.add(request_of(20 * 16))
+    with pytest.raises(ValueError, match="at least one request"):
+        OnlineScheduler(engine, max_batch_size=0)
+
+
+def test_the_end_token_stops_unless_ignored() -> None:
+    stop = answer_alone(request_of(20))[2]
+    config = EngineConfig(num_blocks=20, eos_token_id=stop)
+    engine = engine_of(PagedModel(block_size_tokens=16), config)
+    stops, goes_on = request_of(20, max_tokens=9), request_of(20, max_tokens=9)
+    goes_on.ignore_eos = True
+    run(engine, stops, goes_on)
+    assert (stops.finish_reason, stops.num_output_tokens) == (FinishReason.STOP, 3)
+    assert (goes_on.finish_reason, goes_on.num_output_tokens) == (FinishReason.LENGTH, 9)
