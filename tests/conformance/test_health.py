@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,24 @@ class Watched:
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self.told: list[int] = []
+        self.error: grpc.StatusCode | None = None
+        """Why it ended; None: it is open, or was stopped."""
         self._call: Any = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=service)
         )
         self._task = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        async for answer in self._call:
-            self.told.append(answer.status)
+        try:
+            async for answer in self._call:
+                self.told.append(answer.status)
+        except grpc.aio.AioRpcError as error:
+            self.error = error.code()
 
     async def wait(self, *expected: int) -> None:
         wanted = list(expected)
         await wait_until(lambda: self.told == wanted or self._task.done(), what=f"the watch tells {expected}")
-        assert self.told == wanted
+        assert self.told == wanted, self.error
 
     @property
     def open(self) -> bool:
@@ -50,6 +56,16 @@ class Watched:
     async def stop(self) -> None:
         self._call.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[list[Watched]]:
+    """A Watch of each service."""
+    watches = [Watched(picker.channel, service) for service in services]
+    try:
+        yield watches
+    finally:
+        await asyncio.gather(*(watched.stop() for watched in watches))
 
 
 @pytest.mark.parametrize("service", NAMES)
@@ -61,28 +77,25 @@ async def test_row_08_health_answers_under_its_names(picker: PickerUnderTest, se
 async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTest) -> None:
     """A name that the picker does not have is answered, with SERVICE_UNKNOWN, in Check and in Watch."""
     assert await picker.health("no.such.Service") == STATUS.SERVICE_UNKNOWN
-    watched = Watched(picker.channel, "no.such.Service")
-    await watched.wait(STATUS.SERVICE_UNKNOWN)
-    await watched.stop()
+    async with watching(picker, "no.such.Service") as (watched,):
+        await watched.wait(STATUS.SERVICE_UNKNOWN)
 
 
 @pytest.mark.parametrize("service", NAMES)
 async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest, service: str) -> None:
     """Watch says how things are at once, and stays open to say how they change."""
-    watched = Watched(picker.channel, service)
-    await watched.wait(STATUS.SERVING)
-    await picker.health(service)
-    assert watched.open
-    await watched.stop()
+    async with watching(picker, service) as (watched,):
+        await watched.wait(STATUS.SERVING)
+        await picker.health(service)
+        assert watched.open
 
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: Path) -> None:
     """Told to stop, readiness goes first and liveness stays; streams in flight finish, and new ones are answered."""
-    async with own_picker(tmp_path) as picker:
-        readiness = [Watched(picker.channel, service) for service in READINESS]
-        liveness = Watched(picker.channel, "liveness")
-        for watched in (*readiness, liveness):
+    async with own_picker(tmp_path) as picker, watching(picker, "liveness", *READINESS) as watches:
+        liveness, *readiness = watches
+        for watched in watches:
             await watched.wait(STATUS.SERVING)
         async with picker.exchange() as before:
             await before.send(BODY)
@@ -98,8 +111,6 @@ async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: 
             await before.respond(b"{}")
             assert await before.code() is grpc.StatusCode.OK
         assert await picker.running.process.wait() == 0
-        for watched in (*readiness, liveness):
-            await watched.stop()
 
 
 @pytest.mark.usefixtures("controllable")
