@@ -39,7 +39,7 @@ how to read it:
   TTFT        milliseconds to the first byte of the answer's body while so many requests are in flight;
               the CPU is busy then, so look at "one request at a time" for what a quiet gateway adds
 examples:
-  make bench-dataplane                            everything, some six minutes
+  make bench-dataplane                            everything, some seven minutes
   make bench-dataplane ARGS=--quick               under 90 seconds
   make bench-dataplane ARGS="--json out.json"     every turn of every round too
   make bench-dataplane ARGS="--against ../old"    this picker beside the one in another checkout

@@ -1,4 +1,4 @@
-"""Which loads are measured, and how often: the full run of some six minutes and the quick one."""
+"""Which loads are measured, and how often: the full run of some seven minutes and the quick one."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.bench.dataplane.measure import CellResult, Results, Turn
 from tests.bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
 
 TARGETS: Final = {1: 1.4, 40: 1.5, 400: 1.6}
-"""Most that our picker may cost, as a multiple of the floor, by size of prompt in KB."""
+"""Most that our picker may cost, as a multiple of the floor, by size of prompt in KB; the goals name 1 and 400."""
 
 _HEADER: Final = (
     "prompt", "chunks", "way", "picker ms", "x floor", "Envoy ms", "messages", "TTFT p50", "p99", "added p50", "p99",
