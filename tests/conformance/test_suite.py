@@ -143,3 +143,15 @@ def test_the_reference_page_has_every_row_and_names_tests_that_exist() -> None:
         for part in named:
             full = f"test_row_{int(number):02}_{part}"
             assert any(name.startswith(full) for name in tests), f"row {number}: no test {full}"
+
+
+def test_the_driver_knows_no_picker() -> None:
+    """What it may import is the wire: its verdict on another picker must not lean on ours."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse((HERE / "dataplane.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or "")
+    assert "grpc" in imported
+    assert not {name for name in imported if name.split(".")[0] in ("epp", "model_server", "tests")}
