@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -131,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = compare_plan() if args.against else quick_plan() if args.quick else full_plan()
     progress = _Progress()
     machine = _machine()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started must be ended then too
     try:
         results = uvloop.run(_measure(plan, args, progress))
     except BadAnswerError as error:

@@ -130,7 +130,8 @@ class Connection(asyncio.Protocol):
             self._tail = (self._tail + data[-5:])[-5:]
             over = self._tail == b"0\r\n\r\n"
         if over and self._waiting is not None:
-            self._waiting.set_result(self._first_byte_s)
+            if not self._waiting.done():  # it is, once the run was called off
+                self._waiting.set_result(self._first_byte_s)
             self._waiting = None
 
     def _fail(self, why: str) -> None:
