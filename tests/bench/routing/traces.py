@@ -10,6 +10,7 @@ Plain or gzip.
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import io
 import itertools
@@ -26,8 +27,9 @@ _MOONCAKE_BLOCK = 512
 _MOST_TOKENS = 120_000
 
 
+@functools.cache
 def trace_spec(path: Path) -> Spec:
-    """The trace as a workload: its first so many requests, their gaps scaled to a mean of one."""
+    """The trace as a workload: its first so many requests, their gaps scaled to a mean of one. Read once by each process."""
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     name = path.name.split(".")[0]
