@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-fast test-vllm vllm-env bench bench-dataplane docs lock clean
+.PHONY: help run test check test-fast test-vllm vllm-env conformance bench bench-dataplane docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-vllm: vllm-env ## the tests on real vLLM alone
 
 vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the checkout (3 GB, minutes the first time)
 	@$(BIN)/python -m tests.vllm_env build
+
+conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--picker IP:PORT ..." for any picker
+	$(PYTEST) tests/conformance $(ARGS)
 
 bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking and scraping: tables, a minute or two
 	@for b in prefix request pick scrape; do $(BIN)/python -m tests.bench.bench_$$b; done

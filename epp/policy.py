@@ -154,7 +154,12 @@ class PolicySpec(_Spec, frozen=True):
 
     rule: Annotated[RuleName, Meta(description="Which rule chooses among the candidates.")] = "least-cost"
     max_destinations: Annotated[
-        int, Meta(ge=1, le=8, description="Length of the ordered fallback list handed to Envoy.")
+        int,
+        Meta(
+            ge=2,
+            le=8,
+            description="Length of the ordered fallback list handed to Envoy, where there are so many.",
+        ),
     ] = 3
     session_header: Annotated[
         str,
