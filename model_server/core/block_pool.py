@@ -86,7 +86,6 @@ class BlockPool:
                 self._unused.remove(block)
             block.ref_count += 1
             block.uses += 1
-            block.last_use = self._step
 
     def take(self, count: int) -> list[Block]:
         """`count` blocks for new content; what they held is forgotten."""
@@ -99,7 +98,6 @@ class BlockPool:
                 block = self._unused.pop_first()
                 self.uncache(block)
             block.ref_count = block.uses = 1
-            block.last_use = self._step
             taken.append(block)
         return taken
 

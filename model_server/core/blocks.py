@@ -31,7 +31,7 @@ class Block:
         self.prefix_blocks = 0
         """How many blocks the prefix has that this one ends; 0 without a hash."""
         self.last_use = 0
-        """The pool's step in which the block was held last."""
+        """The pool's step in which somebody let go of it last."""
         self.uses = 0
         """How often the content was held: once by who computed it, then once a hit."""
         self.before: Block | None = None

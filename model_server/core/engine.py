@@ -4,7 +4,7 @@ A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finis
 ended). They are apart because a step takes time: the server begins, waits as long as the runner says, and finishes,
 and in between the engine truly shows what is being computed. `step` does all three for callers with their own time.
 
-Between `begin` and `finish` only `add`, `abort` and reads may come. An aborted request's blocks are free at once; the
+Between `begin` and `finish` only `add`, `abort`, `stop` and reads may come. An aborted request's blocks are free at once; the
 step that was computing it then yields nothing for it.
 
 Everything is deterministic: same calls, same answers. Callers: the server's driver, and tests.
@@ -113,6 +113,10 @@ class Engine:
         if request is not None:
             self._end(request, FinishReason.ABORT)
         return request
+
+    def stop(self, request_id: RequestId) -> None:
+        """End an unfinished request as complete: its text holds what its client wanted it to end with."""
+        self._end(self._requests[request_id], FinishReason.STOP)
 
     def begin(self, *, now: float) -> StepPlan:
         """Plan the next step. Whenever a request is unfinished, the plan has at least one chunk."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block
+from model_server.core.cache_observer import CacheObserver, Unobserved
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import make_order
 from model_server.core.hashing import make_hasher
@@ -75,6 +76,8 @@ class KVCacheManager:
         self.block_size_tokens = block_size_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = PrefixCacheStats()
+        self.observer: CacheObserver = Unobserved()
+        """Hears of full blocks only, so it makes no sense where partial ones are found too."""
         self._hasher = make_hasher(
             options.hash_algorithm, block_size_tokens=block_size_tokens, seed=options.hash_seed
         )
@@ -202,6 +205,7 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all cached content; requests under way keep their blocks and cache only what they fill from now on."""
         self.pool.forget_all()
+        self.observer.cleared()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size_tokens)
@@ -248,6 +252,7 @@ class KVCacheManager:
         for index in range(first, num_full):
             self._cache(request, table[index], index)
         self._num_cached_blocks[request.request_id] = num_full
+        self.observer.stored(request, first=first, end=num_full)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
         """The `index`th block of the request is full."""
@@ -255,3 +260,5 @@ class KVCacheManager:
 
     def _forgotten(self, block: Block) -> None:
         """The pool is about to take a block's hash."""
+        if block.block_hash is not None:
+            self.observer.removed(block.block_hash)

@@ -10,6 +10,8 @@ import pytest
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.prompt_cache import PromptCache
 from model_server.core.prompt_engine import (
     OfflineScheduler,
     OnlineScheduler,
@@ -133,6 +135,26 @@ def test_003_2_the_prompt_used_least_recently_leaves_first() -> None:
     assert model.num_prefills == 3
     run(engine, request_of(20, first=b))
     assert model.num_prefills == 4
+
+
+def test_a_prompt_that_two_requests_computed_side_by_side_is_kept_once_and_counts_as_used() -> None:
+    manager = KVCacheManager(num_blocks=20, block_size_tokens=16, enable_prefix_caching=False)
+    cache = PromptCache(manager, max_entries=2)
+
+    def computed(first: int) -> Request:
+        request = request_of(20, first=first)
+        assert manager.allocate(request, manager.get_computed(request), num_new_tokens=20)
+        request.num_computed_tokens = 20
+        return request
+
+    kept, other, again, last = (computed(first) for first in (0, 500, 0, 900))
+    for request in (kept, other, again, last):
+        cache.put(request, "logits")
+        cache.check_integrity()
+    assert manager.num_pins == 4
+    assert cache.attach(request_of(20, first=500)) is None
+    assert cache.attach(request_of(20)) is not None
+    manager.check_integrity()
 
 
 def test_003_3_a_shared_partial_tail_is_copied_once_for_each_request_that_writes_into_it() -> None:

@@ -1,0 +1,135 @@
+"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, of its bound K, and of three policies.
+
+Run with `python -m tests.bench.model_server.bench_hit_rate [--json FILE]`, half a minute. Counts, not times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from model_server.core.cache_options import CacheOptions
+from model_server.core.eviction import EVICTION_NAMES
+from tests.bench.model_server.report_workload import (
+    NUM_REQUESTS,
+    PROMPT_TOKENS,
+    linear_fit,
+    mixed_trace,
+    prompts,
+    run,
+)
+from tests.bench.model_server.tables import bars, show, write_json
+
+REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=2000)
+ANSWER_TOKENS = (30, 90)
+PLENTY = 20_000
+BOUNDS = (5, 10, 20, 40, 80, 120, 160, 320, 2000)
+POOLS = (400, 600, 800, 1200, 1600, 2400)
+
+
+def figure_1(answer_tokens: tuple[int, int] = ANSWER_TOKENS) -> list[tuple[float, float, float]]:
+    """(p, share of prompts found, share of prompt tokens found) for p from 0.1 to 1."""
+    points = []
+    for tenth in range(1, 11):
+        found = run(
+            prompts(tenth / 10, seed=tenth), num_blocks=PLENTY, options=REPORT, answer_tokens=answer_tokens
+        )
+        points.append((tenth / 10, found.prompt_rate, found.token_rate))
+    return points
+
+
+def identical_prompts(*, prompt_tokens: int = 6, answer_tokens: int = 64) -> dict[str, float]:
+    """Row 000-6: "What is your name?", 1,000 times."""
+    found = run(
+        ([100 + i for i in range(prompt_tokens)] for _ in range(NUM_REQUESTS)),
+        num_blocks=PLENTY,
+        options=REPORT,
+        answer_tokens=(answer_tokens, answer_tokens),
+    )
+    total = prompt_tokens + answer_tokens
+    return {
+        "prompts found": found.prompt_rate,
+        "prompt tokens covered, of whole sequences": found.whole_sequence_rate,
+        "expected": (NUM_REQUESTS - 1) / NUM_REQUESTS * prompt_tokens / total,
+        "prompt tokens not computed, of whole sequences": found.whole_sequence_hit_rate,
+        "expected for those": (NUM_REQUESTS - 1) / NUM_REQUESTS * (prompt_tokens - 1) / total,
+    }
+
+
+def sweep_of_the_bound(p: float = 0.8, *, bounds: tuple[int, ...] = BOUNDS) -> list[tuple[int, float]]:
+    """(K, share of prompts found)."""
+    rates = []
+    for bound in bounds:
+        options = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=bound)
+        found = run(prompts(p, seed=8), num_blocks=PLENTY, options=options, answer_tokens=ANSWER_TOKENS)
+        rates.append((bound, found.prompt_rate))
+    return rates
+
+
+def policies_on_one_trace(
+    *, num_requests: int = 2000, pools: tuple[int, ...] = POOLS, drift_every: int | None = None
+) -> list[list[float]]:
+    """For each number of blocks, the prefill tokens saved by each of the policies, as a share of all."""
+    rows = []
+    for num_blocks in pools:
+        row: list[float] = [num_blocks]
+        for name in EVICTION_NAMES:
+            found = run(
+                mixed_trace(seed=4, num_requests=num_requests, drift_every=drift_every),
+                num_blocks=num_blocks,
+                options=CacheOptions(eviction=name, hash_algorithm="xxh3"),
+                answer_tokens=(5, 30),
+                concurrency=8,
+            )
+            row.append(found.token_rate)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.model_server.bench_hit_rate",
+        description=(__doc__ or "").partition("\n\n")[0],
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    args = parser.parse_args()
+
+    points = figure_1()
+    slope, intercept, r_squared = linear_fit([(p, rate) for p, rate, _ in points])
+    show(
+        f"000-5: {NUM_REQUESTS} requests of {PROMPT_TOKENS} tokens, hit rate against p",
+        ("p", "prompts found", "prompt tokens found"),
+        points,
+    )
+    bars("000-5: prompts found", [(f"p={p}", rate) for p, rate, _ in points])
+    print(f"\n000-5: rate = {slope:.3f} p {intercept:+.3f}, R squared {r_squared:.4f}")
+
+    identical = identical_prompts()
+    show(
+        "000-6: one prompt of 6 tokens, 64 answered, 1,000 times", ("rate", "value"), list(identical.items())
+    )
+    print(
+        f"\n000-6: a rate of 8.14 % over whole sequences means {6 / 0.0814:.1f} tokens each, 6 of them prompt"
+    )
+
+    sweep = sweep_of_the_bound()
+    show("000: the bound K on unused blocks, p = 0.8", ("K", "prompts found"), sweep)
+    bars("000: prompts found, p = 0.8", [(f"K={bound}", rate) for bound, rate in sweep])
+
+    policies = policies_on_one_trace()
+    show("000-8: prefill tokens saved on one trace", ("blocks", *EVICTION_NAMES), policies)
+    drifting = policies_on_one_trace(drift_every=100)
+    show("000-8: the same, favourites change every 100 requests", ("blocks", *EVICTION_NAMES), drifting)
+    write_json(
+        args.json,
+        {
+            "000-5": {"points": points, "slope": slope, "intercept": intercept, "r_squared": r_squared},
+            "000-6": identical,
+            "000-bound": sweep,
+            "000-8": {"steady": policies, "drifting": drifting},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The hash table report's experiment on the block cache alone: its prompt generator, and what of the prompts is found.
+
+Hits are exact here, not timed: requests come one after the other, each finds what it can, computes the rest, grows by
+its answer, and is freed. Answers are random, as with sampling, so equal prompts part ways after the prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from model_server.core.cache_options import CacheOptions
+from model_server.core.kv_cache import KVCacheManager
+from model_server.core.partial_cache import make_manager
+from model_server.core.request import Request, RequestId, TokenId
+
+BLOCK_TOKENS = 16
+PROMPT_TOKENS = 15
+FREQUENT_SEQUENCES = 20
+NUM_REQUESTS = 1000
+VOCABULARY = 50_000
+
+
+@dataclass(slots=True)
+class Found:
+    """Sums over requests. A prompt is found when all of it but the token that has to be computed is."""
+
+    requests: int = 0
+    prompts_found: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    covered_tokens: int = 0
+    """Tokens of prompts that were found, the one computed anyway included."""
+    all_tokens: int = 0
+    """Prompts and answers."""
+
+    @property
+    def prompt_rate(self) -> float:
+        return self.prompts_found / self.requests
+
+    @property
+    def token_rate(self) -> float:
+        return self.hit_tokens / self.prompt_tokens
+
+    @property
+    def whole_sequence_rate(self) -> float:
+        return self.covered_tokens / self.all_tokens
+
+    @property
+    def whole_sequence_hit_rate(self) -> float:
+        return self.hit_tokens / self.all_tokens
+
+
+def prompts(p: float, *, seed: int, num_requests: int = NUM_REQUESTS) -> Iterator[list[int]]:
+    """The report's generator: with probability p one of a few frequent sequences, otherwise random tokens."""
+    rng = random.Random(seed)
+    frequent = [_random_tokens(rng, PROMPT_TOKENS) for _ in range(FREQUENT_SEQUENCES)]
+    for _ in range(num_requests):
+        yield rng.choice(frequent) if rng.random() < p else _random_tokens(rng, PROMPT_TOKENS)
+
+
+def mixed_trace(*, seed: int, num_requests: int, drift_every: int | None = None) -> Iterator[list[int]]:
+    """Longer prompts: one of 60 beginnings, few of them frequent, and an own end; a third are used by nobody again.
+
+    A burst of strangers comes now and then, as a crawler or a batch job would. With `drift_every` so many requests,
+    the six most frequent beginnings are given up for new ones.
+    """
+    rng = random.Random(seed)
+    beginnings = [_random_tokens(rng, rng.randrange(64, 320)) for _ in range(60)]
+    weights = [1 / (rank + 1) for rank in range(60)]
+    made = drifted = 0
+    while made < num_requests:
+        if drift_every and made // drift_every > drifted:
+            drifted += 1
+            beginnings[:6] = [_random_tokens(rng, rng.randrange(64, 320)) for _ in range(6)]
+        burst = 40 if rng.random() < 0.01 else 0
+        for _ in range(burst):
+            yield _random_tokens(rng, 200)
+        beginning = [] if rng.random() < 0.33 else rng.choices(beginnings, weights)[0]
+        yield beginning + _random_tokens(rng, rng.randrange(20, 120))
+        made += burst + 1
+
+
+def run(
+    requests: Iterable[list[int]],
+    *,
+    num_blocks: int,
+    options: CacheOptions,
+    answer_tokens: tuple[int, int],
+    concurrency: int = 1,
+    seed: int = 0,
+) -> Found:
+    """Serve each prompt; `concurrency` requests overlap, each grown to its end before it makes room."""
+    rng = random.Random(seed)
+    manager = make_manager(
+        num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS, enable_prefix_caching=True, options=options
+    )
+    found, live = Found(), list[Request]()
+    for number, tokens in enumerate(requests):
+        request = Request(
+            request_id=RequestId(str(number)),
+            token_ids=[TokenId(token) for token in tokens],
+            max_tokens=1_000_000,
+            arrival_s=0.0,
+        )
+        _prefill(manager, request, found)
+        live.append(request)
+        for _ in range(rng.randint(*answer_tokens)):
+            _decode(manager, request, rng.randrange(VOCABULARY))
+        found.all_tokens += len(request.token_ids)
+        if len(live) == concurrency:
+            # All end in one step, as a batch of equal lengths does.
+            for ended in live:
+                manager.free(ended)
+            live.clear()
+        manager.end_step()
+    manager.check_integrity()
+    return found
+
+
+def linear_fit(points: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Slope, intercept and R squared of the line of least squares."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    var_x = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / var_x
+    intercept = mean_y - slope * mean_x
+    rest = sum((y - slope * x - intercept) ** 2 for x, y in points)
+    return slope, intercept, 1 - rest / sum((y - mean_y) ** 2 for _, y in points)
+
+
+def _prefill(manager: KVCacheManager, request: Request, found: Found) -> None:
+    prefix = manager.get_computed(request)
+    num_prompt = request.num_prompt_tokens
+    if not manager.allocate(request, prefix, num_new_tokens=num_prompt - prefix.num_tokens):
+        raise ValueError("the cache is too small for the requests that overlap")
+    request.num_computed_tokens = num_prompt
+    manager.computed(request)
+    manager.take_copies()
+    whole = prefix.num_tokens == num_prompt - 1
+    found.requests += 1
+    found.prompts_found += whole
+    found.prompt_tokens += num_prompt
+    found.hit_tokens += prefix.num_tokens
+    found.covered_tokens += num_prompt if whole else prefix.num_tokens
+
+
+def _decode(manager: KVCacheManager, request: Request, token: int) -> None:
+    request.token_ids.append(TokenId(token))
+    if not manager.append(request, num_new_tokens=1):
+        raise ValueError("the cache is too small for the requests that overlap")
+    request.num_computed_tokens += 1
+    manager.computed(request)
+    manager.take_copies()
+
+
+def _random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(count)]

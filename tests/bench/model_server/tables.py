@@ -1,0 +1,36 @@
+"""How the benchmarks of the model server show what they measured: a table, bars, and JSON for other programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+Cell = str | float | int
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """A table in Markdown, so that a page can take it as it is."""
+    print(f"\n{title}\n")
+    print("| " + " | ".join(columns) + " |")
+    print("| " + " | ".join("---" for _ in columns) + " |")
+    for row in rows:
+        print("| " + " | ".join(_text(cell) for cell in row) + " |")
+
+
+def bars(title: str, points: Sequence[tuple[str, float]], *, full: float = 1.0) -> None:
+    """A plot of one value a line; a bar of 50 signs is `full`."""
+    print(f"\n{title}\n")
+    for label, value in points:
+        print(f"{label:>8} {'#' * round(50 * value / full):<50} {value:.3f}")
+
+
+def write_json(path: Path | None, content: object) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.3f}" if abs(cell) < 10 else f"{cell:,.1f}"
+    return f"{cell:,}" if isinstance(cell, int) else cell

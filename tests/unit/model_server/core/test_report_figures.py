@@ -1,0 +1,48 @@
+"""The hash table report's figures, which are counts and so are the same on every machine; the benchmark has them in full."""
+
+from __future__ import annotations
+
+from model_server.core.cache_options import CacheOptions
+from tests.bench.model_server.bench_hit_rate import (
+    figure_1,
+    identical_prompts,
+    policies_on_one_trace,
+    sweep_of_the_bound,
+)
+from tests.bench.model_server.report_workload import linear_fit, prompts, run
+
+
+def test_000_5_the_hit_rate_rises_as_a_line_with_the_share_of_frequent_prompts() -> None:
+    points = [(p, rate) for p, rate, _ in figure_1(answer_tokens=(5, 20))]
+    slope, _, r_squared = linear_fit(points)
+    print(f"\n000-5: {points[0][1]:.3f} at p = 0.1, {points[-1][1]:.3f} at p = 1, R squared {r_squared:.4f}")
+    assert r_squared >= 0.98
+    assert 0.9 < slope < 1.1
+    assert points[-1][1] >= 0.95
+
+
+def test_000_5_full_blocks_alone_find_none_of_the_reports_prompts() -> None:
+    found = run(prompts(1.0, seed=1), num_blocks=5000, options=CacheOptions(), answer_tokens=(5, 20))
+    assert found.hit_tokens == 0
+
+
+def test_000_6_one_prompt_repeated_is_found_whole_and_is_a_twelfth_of_the_sequences() -> None:
+    rates = identical_prompts()
+    print("\n000-6: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates.items()))
+    assert rates["prompts found"] >= 0.99
+    assert abs(rates["prompt tokens covered, of whole sequences"] - rates["expected"]) < 0.01
+    assert abs(rates["prompt tokens not computed, of whole sequences"] - rates["expected for those"]) < 0.01
+
+
+def test_000_3_a_larger_pool_of_unused_blocks_never_finds_less() -> None:
+    rates = [rate for _, rate in sweep_of_the_bound(bounds=(5, 40, 320, 2000))]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.1
+    assert rates[-1] > 0.7
+
+
+def test_000_8_three_policies_on_one_trace() -> None:
+    [[_, lru, last_touch, lfu]] = policies_on_one_trace(num_requests=1000, pools=(400,))
+    print(f"\n000-8: prefill tokens saved: lru {lru:.3f}, last-touch {last_touch:.3f}, lfu {lfu:.3f}")
+    assert abs(lru - last_touch) < 0.01  # one order but for ends in the same step
+    assert lfu > lru  # a few lasting favourites and many strangers: where counting uses pays
