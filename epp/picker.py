@@ -49,7 +49,11 @@ class _Ticket(Pick):
 
     state: EndpointState
     booking: Booking
-    request: InferenceRequest
+    streams: bool
+    token_ids: bool
+    is_text: bool
+    conversation: InferenceRequest | None
+    """For what a sampled answer teaches; of all other requests the prompt is let go, since thousands may be held."""
     chain: list[ChunkHash]
     prompt_bytes: int
     recorded: Recorded | None
@@ -191,14 +195,18 @@ class Picker:
             destinations=tuple([v.address for v in ordered[: spec.max_destinations]]),
             candidates=shown(ordered, spec=spec, adapter=adapter),
         )
+        sampled = spec.sampling.share > 0 and self._rng.random() < spec.sampling.share
         return _Ticket(
             decision=decision,
             destinations=decision.destinations,
-            sampled=spec.sampling.share > 0 and self._rng.random() < spec.sampling.share,
+            sampled=sampled,
             state=state,
             process=state.process,
             booking=booking,
-            request=inference,
+            streams=inference.stream,
+            token_ids=inference.token_ids,
+            is_text=is_text(inference),
+            conversation=inference if sampled else None,
             chain=chain,
             prompt_bytes=len(inference.prompt) + inference.more_prompt_bytes,
             recorded=recorded,
@@ -221,7 +229,7 @@ class Picker:
                 self._move(ticket, served, now=now)
         if status >= 400:
             self._forget_prefix(ticket)
-        if not ticket.request.stream:
+        if not ticket.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
             ticket.state.computed(ticket.booking, now=now)
         return mismatch
@@ -233,13 +241,16 @@ class Picker:
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-        if feedback.prompt_tokens and is_text(ticket.request):
+        if feedback.prompt_tokens and ticket.is_text:
             self._tokenizer(ticket.state.endpoint.model).learn(ticket.prompt_bytes, feedback.prompt_tokens)
-        if not feedback.complete or not feedback.text or ticket.prefix_lost or not self._mirrored(ticket):
+        conversation = ticket.conversation
+        if conversation is None or not feedback.complete or not feedback.text:
             return
-        grown = next_turn_prompt(ticket.request, feedback.text)
+        if ticket.prefix_lost or not self._mirrored(ticket):
+            return
+        grown = next_turn_prompt(conversation, feedback.text)
         if grown is not None:
-            chain = hash_chain(grown, seed=self._seed(ticket.request), schedule=self._schedule)
+            chain = hash_chain(grown, seed=self._seed(conversation), schedule=self._schedule)
             if len(chain) > len(ticket.chain) and chain[: len(ticket.chain)] == ticket.chain:
                 self._table.record(ticket.state.endpoint.name, chain, now=now)
 
@@ -253,7 +264,7 @@ class Picker:
         status = ticket.decision.status
         served = outcome == "ended" and status is not None and status < 400
         ticket.state.release(ticket.booking, computed=served, now=now)
-        if served and is_text(ticket.request):
+        if served and ticket.is_text:
             ticket.state.window.ended(ticket.prompt_bytes)
         if not ticket.responded:
             self._forget_prefix(ticket)
@@ -392,7 +403,7 @@ class Picker:
             ticket.recorded = self._table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
         prompt_tokens = ticket.decision.prompt_tokens
-        ratio = TOKEN_ID_BYTES if ticket.request.token_ids else self._tokenizer(state.endpoint.model).ratio
+        ratio = TOKEN_ID_BYTES if ticket.token_ids else self._tokenizer(state.endpoint.model).ratio
         held_bytes = self._schedule.end_bytes(chunks)
         cached = cached_tokens(state, held_bytes / ratio, prompt_tokens) if chunks else 0
         ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)

@@ -76,7 +76,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_body_bytes", "_chunks", "_closed", "_head", "_inference", "_made_id", "_modes", "_new_id", "_observer", "_phase",
+        "_body_bytes", "_chunks", "_closed", "_head", "_kind", "_made_id", "_modes", "_new_id", "_observer", "_phase",
         "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "hold",
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ class HttpStream:
         self._made_id = False
         self._chunks: list[bytes] = []
         self._body_bytes = 0
-        self._inference = UNREAD
+        self._kind = UNREAD.kind
         self._pick: Pick | None = None
         self._request_done = False
         self._response = ResponseHalf(picker, observer, settings=settings)
@@ -291,8 +291,10 @@ class HttpStream:
     def _choose(self, body: bytes, *, readable: bool, partial: bool, now: float) -> Pick:
         head, settings = self._known_head(), self._settings
         started = self._timer()
+        inference = UNREAD
         if readable and body and not head.encoded:
-            self._inference = read_body(head.path, body, partial=partial)
+            inference = read_body(head.path, body, partial=partial)
+            self._kind = inference.kind
             parsed = self._timer()
             self._observer.parsed(seconds=parsed - started, size_bytes=len(body))
             started = parsed
@@ -303,7 +305,7 @@ class HttpStream:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         request = PickRequest(
             request_id=head.request_id,
-            inference=self._inference,
+            inference=inference,
             body_bytes=max(len(body), head.declared_bytes),
             subset=None if self._subset is None else read_addresses(self._subset),
             session=head.session,
@@ -352,7 +354,7 @@ class HttpStream:
             event,
             pick=self._pick,
             modes=self._modes,
-            kind=self._inference.kind,
+            kind=self._kind,
             debug=self._head is not None and self._head.debug,
             hold=self.hold,
             now=now,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -486,6 +487,15 @@ def test_counters_teach_bytes_per_token_without_any_sampling() -> None:
     assert picker.pick(ask(text("q")), now=300.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
 
 
+def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=0.0)), on=endpoints("a"))
+    prompt = text("p", 400_000)
+    before = sys.getrefcount(prompt)
+    pick = picker.pick(ask(prompt), now=1.0)
+    assert sys.getrefcount(prompt) == before
+    picker.end(pick, outcome="ended", now=2.0)
+
+
 def test_a_picture_teaches_no_bytes_per_token() -> None:
     picker = a_picker()
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque=True)
@@ -496,7 +506,7 @@ def test_a_picture_teaches_no_bytes_per_token() -> None:
 
 
 def test_a_sampled_answers_text_is_there_for_the_next_turn() -> None:
-    picker = a_picker(on=endpoints("a"))
+    picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
     prompt, answer = text("p", 8192), text("answer", 2048)
     pick = serve(picker, ask(prompt), now=1.0)
     feedback = ResponseFeedback(first_token_at=1.25, text=answer.decode(), complete=True)
