@@ -4,8 +4,8 @@ A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finis
 ended). They are apart because a step takes time: the server begins, waits as long as the runner says, and finishes,
 and in between the engine truly shows what is being computed. `step` does all three for callers with their own time.
 
-Between `begin` and `finish` only `add`, `abort`, `stop` and reads may come. An aborted request's blocks are free at once; the
-step that was computing it then yields nothing for it.
+Between `begin` and `finish` only `add`, `abort`, `stop` and reads may come. The blocks of a request ended so are free
+at once; the step that was computing it then yields nothing for it.
 
 Everything is deterministic: same calls, same answers. Callers: the server's driver, and tests.
 """
