@@ -71,6 +71,8 @@ class Counters:
     ttft_sum_s: float = 0.0
     ttft_count: int = 0
     prefill_sum_s: float = 0.0
+    """From admission to first token, of requests that have ended; the next counts the tokens that were computed in it."""
+    prefill_tokens: int = 0
     adapter_loads: int = 0
     preemptions: int = 0
 
@@ -218,7 +220,7 @@ class SimEngine:
                 ended.append(job)
         for job in ended:
             job.ended_s = now
-            self.counters.finished += 1
+            self._count_end(job)
             self._running.remove(job)
             self._free(job)
         return first, ended
@@ -229,8 +231,15 @@ class SimEngine:
         counters.cached_prompt_tokens += job.num_cached_tokens or 0
         counters.ttft_sum_s += now - job.arrived_s
         counters.ttft_count += 1
+
+    def _count_end(self, job: Job) -> None:
+        counters = self.counters
+        counters.finished += 1
         assert job.scheduled_s is not None
-        counters.prefill_sum_s += now - job.scheduled_s
+        assert job.first_token_s is not None
+        assert job.num_cached_tokens is not None
+        counters.prefill_sum_s += job.first_token_s - job.scheduled_s
+        counters.prefill_tokens += job.num_prompt_tokens - job.num_cached_tokens
 
     # -- planning ------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ class Snapshot:
     ttft_sum_s: float
     ttft_count: int
     prefill_sum_s: float
+    """Of the `finished` requests, as their histograms are filled when they end."""
+    prefill_tokens: int
     max_loras: int
     active_adapters: frozenset[str]
 
@@ -49,6 +51,7 @@ def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
         ttft_sum_s=counters.ttft_sum_s,
         ttft_count=counters.ttft_count,
         prefill_sum_s=counters.prefill_sum_s,
+        prefill_tokens=counters.prefill_tokens,
         max_loras=engine.shape.limits.max_loras,
         active_adapters=engine.active_adapters,
     )

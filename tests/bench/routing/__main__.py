@@ -16,7 +16,7 @@ from tests.bench.routing.workloads import SPECS
 _ABOUT = """\
 Compares routing rules in a simulated fleet: the real picker's own code for ours, re-implementations for the others'.
 Every run is determined by its seed. Capacity is measured for each workload first (requests a second with a fixed number
-always in flight, by our default rule), and loads are shares of it.
+always in flight, by our score with exact knowledge), and loads are shares of it.
 """
 
 _EXAMPLES = """\
