@@ -151,3 +151,18 @@ def test_prompts_share_blocks_as_far_as_their_segments_do() -> None:
     assert one[:5] == longer[:5]
     assert not set(one) & set(block_names(shared, block_tokens=16, root="lora"))
     assert len(render(shared, bytes_per_token=3.5)) == 175 + 105
+
+
+def test_pages_count_what_the_records_say() -> None:
+    plan = FleetPlan(shape=SHAPE, num_servers=1, scrape_interval_s=0.05)
+    # The pages stop with the last end, so that a straggler leaves time for one more after all the others.
+    outcome, router = run(plan, Steady(count=8, gap_s=1.0))
+    last_ended = max(record.ended_s or 0.0 for record in outcome.records[:-1])
+    page = next(page for _, _, page, now in router.pages if now > last_ended)
+    done = outcome.records[: page.finished]
+    assert len(done) == 7
+    assert page.prefill_tokens == sum(r.num_prompt_tokens - (r.num_cached_tokens or 0) for r in done)
+    waits = [(r.first_token_s or 0.0) - r.arrived_s for r in done]
+    assert abs(page.prefill_sum_s - sum(waits)) < 1e-9  # each came to an idle server
+    assert page.generated_tokens >= 20 * 7
+    assert (page.running, page.waiting, page.capacity_tokens) in {(0, 0, 3200), (1, 0, 3200)}

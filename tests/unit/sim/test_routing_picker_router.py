@@ -1,0 +1,61 @@
+"""The real picker inside the simulated fleet: it is told what happens, and nothing stays booked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from epp.policy import DEFAULT_POLICY
+from model_server.sim.fleet import Change, Fleet, FleetPlan
+from tests.bench.routing.bench import shape_of
+from tests.bench.routing.picker_router import PickerRouter
+from tests.bench.routing.workloads import SPECS, OpenLoop
+
+
+def a_run(*, replicas: int = 1, changes: tuple[Change, ...] = ()) -> tuple[PickerRouter, Fleet]:
+    spec = SPECS["b2b"]
+    assert spec.make is not None
+    router = PickerRouter(DEFAULT_POLICY, seed=3, replicas=replicas)
+    plan = FleetPlan(shape=shape_of(spec), num_servers=3, num_scrapers=replicas, changes=changes)
+    workload = OpenLoop(spec.make(random.Random(3), 120), rate_per_s=3.0)
+    return router, Fleet(plan, router=router, workload=workload, rng=random.Random(3))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(
+    "changes", [(), (Change(at_s=15.0, restart="pod-1"), Change(at_s=20.0, add="pod-9"))]
+)
+def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...]) -> None:
+    router, fleet = a_run(replicas=replicas, changes=changes)
+    outcome = fleet.run()
+    assert len(outcome.records) == 120
+    for picker in router.pickers:
+        picker.fleet.check_integrity()
+        picker.table.check_integrity()
+        assert all(state.in_flight == 0 for state in picker.fleet.states())
+
+
+def test_replicas_share_the_requests_and_scrape_for_themselves() -> None:
+    router, fleet = a_run(replicas=3)
+    fleet.run()
+    assert all(len(picker.table) > 0 for picker in router.pickers)
+    assert all(state.metrics is not None for picker in router.pickers for state in picker.fleet.states())
+
+
+def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
+    router, fleet = a_run()
+    fleet.run()
+    rates = [state.rate.tokens_per_s for state in router.pickers[0].fleet.states()]
+    assert all(2000 < rate < 8000 for rate in rates), (
+        "under the rate of an empty context, as prompts are long"
+    )
+
+
+def test_its_table_follows_what_the_servers_hold() -> None:
+    router, fleet = a_run()
+    fleet.run()
+    table = router.pickers[0].table
+    for name, engine in fleet.engines.items():
+        mirror = next(n for n in table.endpoints() if n == name)
+        assert table.capacity_bytes(mirror) == engine.shape.capacity_tokens * 4
