@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block, BlockId
 from model_server.core.eviction import EVICTION_NAMES, QUEUES, EvictionName, QueueName, make_order
-from model_server.core.free_queue import FreeOrder
+from model_server.core.free_queue import DeferredQueue, FreeOrder, LazyQueue
 from model_server.core.hashing import BlockHash
 
 NUM_BLOCKS = 12
@@ -83,6 +84,29 @@ def test_001_4_the_three_queues_are_the_same_queue(
     queue: QueueName, steps: list[tuple[str, int, int, int, int]]
 ) -> None:
     run(make_order("lru", queue=queue), SortedReference(SORTED["lru"]), steps)
+
+
+def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_lazy_one_does_not() -> None:
+    sweepers = set()
+
+    class Watched(DeferredQueue):
+        def _sweep_marked(self) -> None:
+            sweepers.add(threading.current_thread())
+            super()._sweep_marked()
+
+    left_over = {}
+    for queue in (LazyQueue(), Watched()):
+        blocks = [Block(BlockId(i)) for i in range(100)]
+        for block in blocks:
+            queue.append(block)
+        for block in blocks[10:]:
+            queue.remove(block)
+        queue.end_step()
+        assert len(queue) == 10
+        left_over[type(queue)] = len(queue._entries)
+    assert left_over == {LazyQueue: 100, Watched: 10}
+    assert len(sweepers) == 1
+    assert threading.current_thread() not in sweepers
 
 
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
