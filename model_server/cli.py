@@ -9,10 +9,14 @@ from pathlib import Path
 
 import uvloop
 
+from model_server.core.cache_options import CacheOptions
+from model_server.core.hashing import DEFAULT_SEED, HASH_ALGORITHMS
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.server.errors import ApiError
+from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
+from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import ServerSettings, serve
 
 _ABOUT = """\
@@ -72,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_serving(run.add_argument_group("serving"))
     _add_cache(run.add_argument_group("cache and batch"))
+    _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
     _add_costs(run.add_argument_group("costs", "how long steps take, before --speed"))
     return parser
 
@@ -117,6 +122,39 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="S",
         help="on SIGTERM, how long requests under way may take to finish (default %(default)s)",
+    )
+
+
+def _add_kv_events(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-events-endpoint",
+        metavar="ADDRESS",
+        help="publish KV events here: tcp://*:5557, for example (default: publish none)",
+    )
+    group.add_argument(
+        "--kv-events-replay-endpoint",
+        metavar="ADDRESS",
+        help="answer subscribers here that ask for what they missed",
+    )
+    group.add_argument("--kv-events-topic", default="", metavar="TEXT", help="first frame of each message")
+    group.add_argument(
+        "--kv-events-buffer",
+        type=int,
+        default=DEFAULT_BUFFER_BATCHES,
+        metavar="N",
+        help="messages kept for replay (default %(default)s)",
+    )
+    group.add_argument(
+        "--prefix-caching-hash-algo",
+        choices=HASH_ALGORITHMS,
+        default="sha256",
+        help="how blocks are named; the first two as in vLLM (default %(default)s)",
+    )
+    group.add_argument(
+        "--hash-seed",
+        default=DEFAULT_SEED,
+        metavar="TEXT",
+        help="what the chain of hashes starts from, PYTHONHASHSEED in vLLM (default %(default)s)",
     )
 
 
@@ -254,10 +292,25 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
             lora_load_s=args.lora_load_ms / 1e3,
             speed=args.speed,
         ),
+        cache=CacheOptions(hash_algorithm=args.prefix_caching_hash_algo, hash_seed=args.hash_seed),
+        kv_events=_kv_events(args),
         mean_answer_tokens=args.answer_tokens,
         max_waiting=args.max_queue,
         stream_interval=args.stream_interval,
         drain_timeout_s=args.drain_timeout_s,
+    )
+
+
+def _kv_events(args: argparse.Namespace) -> KvEventSettings | None:
+    if args.kv_events_endpoint is None:
+        if args.kv_events_replay_endpoint is not None:
+            raise ValueError("--kv-events-replay-endpoint replays events of --kv-events-endpoint: give both")
+        return None
+    return KvEventSettings(
+        endpoint=args.kv_events_endpoint,
+        replay_endpoint=args.kv_events_replay_endpoint,
+        topic=args.kv_events_topic,
+        buffer_batches=args.kv_events_buffer,
     )
 
 

@@ -7,6 +7,7 @@ what it submitted, which for ended requests does nothing: so an abandoned reques
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,11 +29,12 @@ from model_server.server.openai import (
     UnloadAdapterBody,
     read_body,
 )
-from model_server.server.replies import DONE, Reply, error_event
+from model_server.server.replies import DONE, Delta, Reply, error_event
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """What of a client's x-request-id goes into an answer; any other gets an id of ours."""
+
+_log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,6 +50,7 @@ class Api:
         metrics: Metrics,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        max_body_bytes: int,
     ) -> None:
         self._engine = engine
         self._driver = driver
@@ -56,17 +59,19 @@ class Api:
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
+        self._max_body_bytes = max_body_bytes
         self._started_at = int(wall_clock())
         self._numbers = itertools.count()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_in_api_shape])
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_errors_in_api_shape])
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
         app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/ping", self._health)
@@ -88,18 +93,17 @@ class Api:
         reply_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
         reply = Reply(reply_id=reply_id, chat=job.chat, model=job.model, created=int(self._wall_clock()))
         mailbox = Mailbox()
-        self._driver.submit(requests, mailbox, stream=job.stream)
+        self._driver.submit(requests, mailbox, stream=job.stream, stops=job.stops)
         try:
             headers = {"x-request-id": reply_id}
             if job.stream:
                 return await self._send_stream(
                     http, job=job, reply=reply, requests=requests, mailbox=mailbox, headers=headers
                 )
-            texts = [""] * len(requests)
-            while any(request.finish_reason is None for request in requests):
-                for delta in await mailbox.take():
-                    texts[delta.index] = delta.text
-            return web.json_response(reply.whole(texts, requests), headers=headers)
+            deltas: list[Delta] = []
+            while len(deltas) < len(requests):
+                deltas += await mailbox.take()
+            return web.json_response(reply.whole(deltas, requests), headers=headers)
         finally:
             self._driver.abort(requests)
 
@@ -122,6 +126,11 @@ class Api:
                 await response.write(events)
         except EngineStoppedError as error:
             await response.write(error_event(error.body()))
+        except ConnectionError:
+            raise  # the client has gone, and nothing more can be said to it
+        except Exception:  # noqa: BLE001 - any fault of ours: the client is told, and the log has all of it
+            _log.exception("a stream broke off")
+            await response.write(error_event(_unexpected()))
         await response.write_eof()
         return response
 
@@ -175,8 +184,11 @@ class Api:
         length = self._engine.config.max_len_tokens
         return web.json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
 
+    async def _detokenize(self, http: web.Request) -> web.Response:
+        return web.json_response({"prompt": self._reader.detokenize(await http.read())})
+
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
-        self._engine.kv_cache.reset_prefix_cache()
+        self._driver.reset_prefix_cache()
         return web.Response()
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -218,3 +230,14 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
             f"{request.method} {request.path}: {error.reason}", error_type="invalid_request_error"
         )
         return web.json_response(body, status=error.status, headers=headers)
+    except ConnectionError:
+        raise  # the client has gone
+    except Exception:  # noqa: BLE001 - any fault of ours: told in the API's shape, and in full in the log
+        _log.exception("%s %s failed", request.method, request.path)
+        return web.json_response(_unexpected(), status=500)
+
+
+def _unexpected() -> object:
+    return error_body(
+        "The server failed; its log says why.", error_type="internal_server_error", code="internal_error"
+    )

@@ -18,6 +18,7 @@ from model_server.core.request import FinishReason, Request, RequestId
 from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
 from model_server.server.replies import Delta
+from model_server.server.stops import StopFilter, StopRule
 from model_server.text.tokenizer import Tokenizer
 
 _MAX_LAG_S = 0.05
@@ -59,7 +60,12 @@ class _Receiver:
     index: int
     stream_interval: int | None
     """Tokens in one delta; None: all of them, when the request has ended."""
+    filter: StopFilter | None
     pieces: list[str] = field(default_factory=list)
+
+
+def _nowhere() -> None:
+    """No KV events are wanted."""
 
 
 class EngineDriver:
@@ -84,8 +90,17 @@ class EngineDriver:
         self._receivers: dict[RequestId, _Receiver] = {}
         self._work = asyncio.Event()
         self.draining = False
+        self.publish_events: Callable[[], None] = _nowhere
+        """Called when the cache may have changed, between steps."""
 
-    def submit(self, requests: Sequence[Request], mailbox: Mailbox, *, stream: bool) -> None:
+    def submit(
+        self,
+        requests: Sequence[Request],
+        mailbox: Mailbox,
+        *,
+        stream: bool,
+        stops: StopRule | None = None,
+    ) -> None:
         """Queue all requests of one HTTP request, or none: QueueFullError, DrainingError."""
         if self.draining:
             raise DrainingError("The server is shutting down.")
@@ -95,7 +110,9 @@ class EngineDriver:
         for index, request in enumerate(requests):
             self._engine.add(request)
             interval = self._stream_interval if stream else None
-            self._receivers[request.request_id] = _Receiver(mailbox, index, interval)
+            self._receivers[request.request_id] = _Receiver(
+                mailbox, index, interval, StopFilter(stops) if stops is not None else None
+            )
             if request.adapter is not None:
                 self._metrics.adapter_requested()
         self._metrics.lora_activity(self._engine.scheduler)
@@ -108,6 +125,11 @@ class EngineDriver:
                 del self._receivers[request.request_id]
                 self._metrics.request_aborted()
         self._metrics.lora_activity(self._engine.scheduler)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what is cached and tell at once, though no step may come for long."""
+        self._engine.kv_cache.reset_prefix_cache()
+        self.publish_events()
 
     async def run(self) -> None:
         """The loop. It ends only by cancellation or a fault, and then nobody is left waiting."""
@@ -133,22 +155,41 @@ class EngineDriver:
             await self._sleep(max(0.0, due_s - self._clock()))
             now = self._clock()
             outputs = self._engine.finish(plan, result, now=now)
+            self.publish_events()
+            reasons = [self._read(output) for output in outputs]
             self._metrics.step_finished(outputs, self._engine.scheduler, now=now)
-            for output in outputs:
-                self._deliver(output)
+            for output, reason in zip(outputs, reasons, strict=True):
+                self._deliver(output, reason)
 
-    def _deliver(self, output: TokenOutput) -> None:
+    def _read(self, output: TokenOutput) -> FinishReason | None:
+        """Add the token's text to what its receiver will get, and say why the answer ends with it, if it does."""
         request = output.request
         receiver = self._receivers[request.request_id]
-        if request.finish_reason is not FinishReason.STOP:  # the end marker is not shown
-            receiver.pieces.append(self._tokenizer.decode(output.token_id))
-        ended = request.finish_reason is not None
+        # The end marker is not shown.
+        ended_itself = request.finish_reason is FinishReason.STOP
+        piece = "" if ended_itself else self._tokenizer.decode(output.token_id)
+        if receiver.filter is not None:
+            piece = receiver.filter.feed(piece)
+            if receiver.filter.stopped:
+                if request.finish_reason is None:
+                    self._engine.stop(request.request_id)
+                receiver.pieces.append(piece)
+                return FinishReason.STOP
+            if request.finish_reason is not None:
+                piece += receiver.filter.flush()
+        receiver.pieces.append(piece)
+        return request.finish_reason
+
+    def _deliver(self, output: TokenOutput, reason: FinishReason | None) -> None:
+        request = output.request
+        receiver = self._receivers[request.request_id]
+        ended = reason is not None
         interval = receiver.stream_interval
         # The first token goes out at once, whatever the interval: it is the one a client waits for.
         due = interval is not None and (request.num_output_tokens - 1) % interval == 0
         if not ended and not due:
             return
-        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), request.finish_reason))
+        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason))
         receiver.pieces.clear()
         if ended:
             del self._receivers[request.request_id]

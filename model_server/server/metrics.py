@@ -82,7 +82,7 @@ class Metrics:
             "num_gpu_blocks": str(config.num_blocks),
             "kv_cache_size_tokens": str(config.capacity_tokens),
             "enable_prefix_caching": str(config.enable_prefix_caching),
-            "prefix_caching_hash_algo": "sha256",
+            "prefix_caching_hash_algo": config.cache.hash_algorithm,
             "cache_dtype": "none",
         }
         Gauge("vllm:cache_config_info", "The KV cache", tuple(info), registry=self.registry).labels(

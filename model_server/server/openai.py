@@ -1,7 +1,8 @@
 """Request bodies of the OpenAI API, read and checked once, into what the engine needs.
 
 Sampling parameters other than those read here are accepted and have no effect: the answers are made up. What would
-change an answer's shape (several choices, log probabilities, echo) is refused instead of being ignored.
+change an answer's shape (several choices, log probabilities, echo) is refused instead of being ignored. Stop strings
+end an answer as they should.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import msgspec
 from model_server.core.request import Adapter, TokenId
 from model_server.server.errors import ApiError, TooLongError
 from model_server.server.models import ServedModels
+from model_server.server.stops import StopRule
 from model_server.text.chat import ChatMessage, render_chat
 from model_server.text.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat answer may fill the model's length
 _ROLE = re.compile(r"[a-z_]{1,24}")
 _MAX_PROMPTS = 256
+_MAX_STOP_STRINGS = 16
+_MAX_STOP_CHARACTERS = 256
 
 
 class StreamOptions(msgspec.Struct):
@@ -38,6 +42,9 @@ class _Body(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = False
     seed: int | None = None
     max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = False
+    prompt_logprobs: int | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
@@ -58,6 +65,7 @@ class ChatBody(_Body, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
+    top_logprobs: int | None = None
 
 
 class TokenizeBody(msgspec.Struct):
@@ -65,6 +73,11 @@ class TokenizeBody(msgspec.Struct):
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[int]
+    model: str | None = None
 
 
 class LoadAdapterBody(msgspec.Struct):
@@ -76,7 +89,9 @@ class UnloadAdapterBody(msgspec.Struct):
     lora_name: str
 
 
-AnyBody = TypeVar("AnyBody", CompletionBody, ChatBody, TokenizeBody, LoadAdapterBody, UnloadAdapterBody)
+AnyBody = TypeVar(
+    "AnyBody", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, LoadAdapterBody, UnloadAdapterBody
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,7 @@ class Job:
     seed: int
     stream: bool
     include_usage: bool
+    stops: StopRule | None = None
 
 
 def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
@@ -117,7 +133,7 @@ class RequestReader:
         if body.suffix:
             raise ApiError("suffix is not supported.", param="suffix")
         if body.logprobs is not None:
-            raise ApiError("logprobs are not supported.", param="logprobs")
+            raise _no_logprobs("logprobs")
         prompts = self._prompts(body.prompt)
         asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return self._job(body, prompts, chat=False, max_tokens=asked)
@@ -125,7 +141,9 @@ class RequestReader:
     def chat(self, raw: bytes) -> Job:
         body = read_body(raw, ChatBody)
         if body.logprobs:
-            raise ApiError("logprobs are not supported.", param="logprobs")
+            raise _no_logprobs("logprobs")
+        if body.top_logprobs is not None:
+            raise _no_logprobs("top_logprobs")
         prompt = self._tokenizer.encode(rendered(body.messages, body.tools))
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         return self._job(body, [prompt], chat=True, max_tokens=asked)
@@ -137,6 +155,17 @@ class RequestReader:
             raise ApiError("Give either prompt or messages.", param="prompt")
         text = body.prompt if body.prompt is not None else rendered(body.messages or [], body.tools)
         return self._tokenizer.encode(text)
+
+    def detokenize(self, raw: bytes) -> str:
+        body = read_body(raw, DetokenizeBody)
+        self._models.resolve(body.model)
+        try:
+            return "".join([self._tokenizer.decode(TokenId(token)) for token in body.tokens])
+        except KeyError as error:
+            raise ApiError(
+                f"Token {error} cannot be turned back: ids are hashes here, and only an answer's are known.",
+                param="tokens",
+            ) from error
 
     def _job(
         self, body: _Body, prompts: Sequence[list[TokenId]], *, chat: bool, max_tokens: int | None
@@ -158,6 +187,7 @@ class RequestReader:
             seed=body.seed or 0,
             stream=bool(body.stream),
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            stops=_stops(body),
         )
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
@@ -220,8 +250,30 @@ def _check_options(body: _Body) -> None:
         raise ApiError("Only n=1 is supported.", param="n")
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream=true.", param="stream_options")
+    if body.prompt_logprobs is not None:
+        raise _no_logprobs("prompt_logprobs")
     if body.cache_salt == "":
         raise ApiError("cache_salt must not be empty.", param="cache_salt")
+
+
+def _stops(body: _Body) -> StopRule | None:
+    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if not strings:
+        return None
+    if len(strings) > _MAX_STOP_STRINGS or any(len(one) > _MAX_STOP_CHARACTERS for one in strings):
+        raise ApiError(
+            f"At most {_MAX_STOP_STRINGS} stop strings of at most {_MAX_STOP_CHARACTERS} characters.",
+            param="stop",
+        )
+    if not all(strings):
+        raise ApiError("A stop string must not be empty.", param="stop")
+    return StopRule(strings, include=bool(body.include_stop_str_in_output))
+
+
+def _no_logprobs(param: str) -> ApiError:
+    return ApiError(
+        f"{param} is not supported: answers are made up here, and no token has a probability.", param=param
+    )
 
 
 def _is_token_id(value: object) -> bool:

@@ -53,14 +53,17 @@ class Reply:
             "model": model,
         }
 
-    def whole(self, texts: Sequence[str], requests: Sequence[Request]) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
+        """`deltas`: one for each choice, with all of its text, in any order."""
         choices = []
-        for index, (text, request) in enumerate(zip(texts, requests, strict=True)):
+        for delta in sorted(deltas, key=lambda delta: delta.index):
             shape: dict[str, Any] = (
-                {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+                {"message": {"role": "assistant", "content": delta.text}}
+                if self._chat
+                else {"text": delta.text}
             )
             choices.append(
-                {"index": index, **shape, "logprobs": None, "finish_reason": request.finish_reason}
+                {"index": delta.index, **shape, "logprobs": None, "finish_reason": delta.finish_reason}
             )
         kind = "chat.completion" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": usage(requests)}

@@ -11,18 +11,21 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
 
+from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.app import Api
 from model_server.server.driver import EngineDriver
+from model_server.server.kv_events import KvEventLog
+from model_server.server.kv_publisher import KvEventSettings, KvPublisher, open_publisher
 from model_server.server.metrics import Metrics
 from model_server.server.models import ServedModels
 from model_server.server.openai import RequestReader
@@ -50,6 +53,17 @@ class ServerSettings:
     max_waiting: int = 1024
     stream_interval: int = 1
     drain_timeout_s: float = 30.0
+    max_body_bytes: int = 64 * 1024 * 1024
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    kv_events: KvEventSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_events is None:
+            return
+        if not self.enable_prefix_caching:
+            raise ValueError("KV events tell of the prefix cache, which is switched off")
+        if self.cache.partial_blocks:
+            raise ValueError("KV events name full blocks only, and partial ones are cached too")
 
 
 class Server:
@@ -66,6 +80,7 @@ class Server:
             enable_prefix_caching=settings.enable_prefix_caching,
             max_model_len_tokens=settings.max_model_len_tokens,
             eos_token_id=answers.eos_token_id,
+            cache=settings.cache,
             limits=limits,
         )
         names = settings.served_names or (settings.model,)
@@ -73,6 +88,14 @@ class Server:
         metrics = Metrics(model_name=names[0], max_loras=limits.max_loras, wall_clock=time.time)
         self.engine = Engine(config, runner)
         metrics.watch(self.engine)
+        self.kv_event_log: KvEventLog | None = None
+        if settings.kv_events is not None:
+            self.kv_event_log = self.engine.kv_cache.observer = KvEventLog(
+                block_size_tokens=settings.block_size_tokens,
+                buffer_batches=settings.kv_events.buffer_batches,
+            )
+        self.kv_publisher: KvPublisher | None = None
+        """Open while the server listens, where its settings want KV events."""
         self.driver = EngineDriver(
             self.engine,
             tokenizer=tokenizer,
@@ -90,6 +113,7 @@ class Server:
             metrics=metrics,
             clock=time.monotonic,
             wall_clock=time.time,
+            max_body_bytes=settings.max_body_bytes,
         )
         self.application = api.application()
 
@@ -103,20 +127,34 @@ async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[i
         access_log=None,
         shutdown_timeout=settings.drain_timeout_s,
     )
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, settings.host, settings.port).start()
-    except OSError:
-        await runner.cleanup()
-        raise
-    async with asyncio.TaskGroup() as tasks:
-        loop_task = tasks.create_task(server.driver.run(), name="engine")
+    async with AsyncExitStack() as stack:
+        publisher = server.kv_publisher = await _publisher(server, settings, stack)
+        await runner.setup()
         try:
-            yield int(runner.addresses[0][1])
-        finally:
-            server.driver.draining = True
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError:
             await runner.cleanup()
-            loop_task.cancel()
+            raise
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(server.driver.run(), name="engine")]
+            if publisher is not None:
+                loops.append(tasks.create_task(publisher.serve_replays(), name="kv-event-replays"))
+            try:
+                yield int(runner.addresses[0][1])
+            finally:
+                server.driver.draining = True
+                await runner.cleanup()
+                for task in loops:
+                    task.cancel()
+
+
+async def _publisher(server: Server, settings: ServerSettings, stack: AsyncExitStack) -> KvPublisher | None:
+    if server.kv_event_log is None or settings.kv_events is None:
+        return None
+    opened = open_publisher(server.kv_event_log, settings.kv_events, wall_clock=time.time)
+    publisher = await stack.enter_async_context(opened)
+    server.driver.publish_events = publisher.publish
+    return publisher
 
 
 async def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
@@ -129,6 +167,10 @@ async def serve(settings: ServerSettings, *, announce: Callable[[str], None]) ->
             _write_whole(settings.port_file, f"{port}\n")
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         announce(f"listening on http://{host}:{port}")
+        if server.kv_publisher is not None:
+            announce(f"KV events at {server.kv_publisher.endpoint}")
+            if server.kv_publisher.replay_endpoint is not None:
+                announce(f"KV event replay at {server.kv_publisher.replay_endpoint}")
         await stop.wait()
         announce(f"draining: {server.engine.num_unfinished} requests to finish")
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from model_server.core.cache_observer import Unobserved
 from model_server.core.engine import Engine, StepResult
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits, StepPlan
@@ -320,13 +321,23 @@ async def test_reset_empties_the_prefix_cache(start: Start) -> None:
         ("completions", {"prompt": [True]}, "prompt"),
         ("completions", {"prompt": "x", "n": 2}, "n"),
         ("completions", {"prompt": "x", "echo": True}, "echo"),
-        ("completions", {"prompt": "x", "logprobs": 1}, "logprobs"),
+        ("completions", {"prompt": "x", "logprobs": 0}, "logprobs"),
+        ("completions", {"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+        ("completions", {"prompt": "x", "stop": ["a", ""]}, "stop"),
+        ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop"),
+        ("completions", {"prompt": "x", "stop": "a" * 257}, "stop"),
         ("completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ("completions", {"prompt": "x", "max_tokens": "many"}, None),
         ("completions", {"prompt": "x", "cache_salt": ""}, "cache_salt"),
         ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
         ("completions", {"prompt": "word " * 5000}, "prompt"),
         ("completions", {"prompt": "x", "max_tokens": 5000}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}, "logprobs"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
+            "top_logprobs",
+        ),
         ("chat/completions", {"messages": []}, "messages"),
         ("chat/completions", {"messages": [{"role": "a|>", "content": "x"}]}, "messages"),
         (
@@ -461,6 +472,73 @@ async def test_tokenize_counts_what_a_request_will_count(start: Start) -> None:
     _, answer = await server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
     assert chat["count"] == answer["usage"]["prompt_tokens"]
     assert (await server.post("/tokenize", {}))[0] == 400
+
+
+async def test_detokenize_gives_an_answers_text_back_and_refuses_what_is_no_answers(start: Start) -> None:
+    server = await start()
+    text = (await server.complete(max_tokens=20))["choices"][0]["text"]
+    _, tokens = await server.post("/tokenize", {"prompt": text})
+    assert await server.post("/detokenize", {"tokens": tokens["tokens"]}) == (200, {"prompt": text})
+    status, answer = await server.post("/detokenize", {"tokens": [1]})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+
+
+async def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(start: Start) -> None:
+    server = await start()
+    whole = (await server.complete(max_tokens=60))["choices"][0]["text"]
+    stop = whole[40:47]
+    assert whole.index(stop) == 40
+    stopped = await server.complete(max_tokens=60, stop=[stop, "never said"])
+    [choice] = stopped["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (whole[:40], "stop")
+    assert stopped["usage"]["completion_tokens"] < 30
+    shown = await server.complete(max_tokens=60, stop=stop, include_stop_str_in_output=True)
+    assert shown["choices"][0]["text"] == whole[:47]
+    chunks = (await server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 60, "stop": stop}))[:-1]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole[:40]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert server.engine.num_unfinished == 0
+    assert server.engine.kv_cache.pool.usage == 0
+    ended = {
+        labels["finished_reason"]: v for labels, v in (await server.metrics())["vllm:request_success_total"]
+    }
+    assert ended == {"stop": 3, "length": 1, "abort": 0}
+
+
+async def test_a_stop_string_in_one_choice_leaves_the_other_alone(start: Start) -> None:
+    server = await start()
+    one, two = (await server.complete(prompt=["one", "two"], max_tokens=40))["choices"]
+    stop = one["text"][20:30]
+    assert stop not in two["text"]
+    answer = await server.complete(prompt=["one", "two"], max_tokens=40, stop=stop)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [one["text"][:20], two["text"]]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "length"]
+
+
+async def test_a_body_over_the_limit_gets_413_in_the_apis_shape(start: Start) -> None:
+    server = await start(max_body_bytes=2000)
+    assert (await server.post("/v1/completions", {"prompt": "x" * 1900}))[0] == 200
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        status, answer = await server.post(path, {"prompt": "x" * 2000})
+        assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_an_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await start()
+    server.engine.kv_cache.observer = Broken()
+    status, answer = await server.post("/reset_prefix_cache", b"")
+    assert status == 500
+    assert answer["error"]["type"] == "internal_server_error"
+    assert "broken on purpose" not in json.dumps(answer)
+    assert "broken on purpose" in caplog.text
+
+
+class Broken(Unobserved):
+    def cleared(self) -> None:
+        raise RuntimeError("broken on purpose")
 
 
 async def test_small_pages(start: Start) -> None:

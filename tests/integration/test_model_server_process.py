@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,23 @@ def test_a_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_
             http.client.HTTPConnection("127.0.0.1", port, timeout=5).connect()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_the_drain_at_once(number: signal.Signals, status: int) -> None:
+    with serving("--drain-timeout-s", "10000", "--decode-step-ms", "5") as (process, port):
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        body = {"prompt": "Hello", "stream": True, "max_tokens": 60_000, "ignore_eos": True}
+        client.request("POST", "/v1/completions", json.dumps(body))
+        answer = client.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        process.send_signal(number)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "draining: 1 requests to finish\n"
+        assert answer.readline() == b"\n"  # the stream goes on
+        process.send_signal(number)
+        assert process.wait(timeout=60) == status
+        client.close()
+
+
 def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
     with serving("--model", "base", "--served-model-name", "b", "--lora", "x=/x", "--lora", "y") as (
         process,
@@ -75,6 +93,14 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
         (["--max-queue", "0"], "--max-queue"),
         (["--port", "70000"], "is not a port"),
         (["--drain-timeout-s", "nan"], "--drain-timeout-s"),
+        (["--kv-events-endpoint", "localhost:5557"], "write tcp://*:5557"),
+        (["--kv-events-replay-endpoint", "tcp://*:5558"], "give both"),
+        (
+            ["--kv-events-endpoint", "tcp://*:5557", "--kv-events-replay-endpoint", "tcp://*:5557"],
+            "two addresses",
+        ),
+        (["--kv-events-endpoint", "tcp://*:5557", "--no-prefix-caching"], "switched off"),
+        (["--kv-events-endpoint", "tcp://*:5557", "--kv-events-buffer", "-1"], "replay buffer"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_in_one_line(
@@ -90,6 +116,19 @@ def test_a_taken_port_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[
     with serving() as (_, port):
         assert main(["serve", "--port", str(port)]) == 1
     assert str(port) in capsys.readouterr().err
+
+
+def test_an_address_for_kv_events_that_cannot_be_bound_is_one_line_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["serve", "--port", "0", "--kv-events-endpoint", address]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert address in said
 
 
 def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,149 @@
+"""Sends KV events over ZeroMQ: a PUB socket for what happens now, a ROUTER socket for what a subscriber missed.
+
+On the wire as vLLM has it. PUB sends three frames: topic, number (8 bytes, big-endian), batch. A DEALER that sends an
+empty frame and a number to the ROUTER gets every kept message from that number on, each after an empty frame, and then
+one numbered -1.
+
+Both sockets bind, whatever the address; vLLM binds only addresses that hold `*`. A subscriber that does not keep up
+loses messages instead of slowing the engine, sees the gap in the numbers, and asks for a replay.
+
+ZeroMQ is imported when a publisher is opened, so a server without events runs without it. Caller: `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES, KvEventLog, Message
+
+if TYPE_CHECKING:
+    from zmq.asyncio import Context, Socket
+
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+_HIGH_WATER_MARK = 100_000
+_LINGER_MS = 200
+_MESSAGES_A_SLICE = 256
+"""How many messages of a replay go out before other tasks get their turn."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventSettings:
+    endpoint: str
+    """A ZeroMQ address to bind: tcp://*:5557, tcp://127.0.0.1:0 for any free port, ipc://path."""
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_batches: int = DEFAULT_BUFFER_BATCHES
+
+    def __post_init__(self) -> None:
+        for address in (self.endpoint, self.replay_endpoint):
+            if address is not None and not address.startswith(("tcp://", "ipc://")):
+                raise ValueError(f"{address!r} is no address for KV events; write tcp://*:5557, for example")
+        fixed = self.endpoint if not self.endpoint.endswith(":0") else None
+        if fixed is not None and fixed == self.replay_endpoint:
+            raise ValueError("KV events and their replay need two addresses")
+
+
+class KvPublisher:
+    """Open sockets. `publish` after each step; `serve_replays` is a task of its own."""
+
+    def __init__(
+        self,
+        log: KvEventLog,
+        *,
+        settings: KvEventSettings,
+        pub: Socket,
+        router: Socket | None,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._log = log
+        self._topic = settings.topic.encode()
+        self._pub = pub
+        self._router = router
+        self._wall_clock = wall_clock
+
+    @property
+    def endpoint(self) -> str:
+        """Where subscribers connect, a free port by its number."""
+        return _bound_address(self._pub)
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        return _bound_address(self._router) if self._router is not None else None
+
+    def publish(self) -> None:
+        """Send what has been heard since the last call, if anything. Never waits."""
+        message = self._log.take(wall_time_s=self._wall_clock())
+        if message is not None:
+            # Done at once: a PUB socket drops what a slow subscriber cannot take.
+            self._pub.send_multipart(self._frames(message))
+
+    async def serve_replays(self) -> None:
+        """Answer one request after the other, until cancelled."""
+        if self._router is None:
+            return
+        while True:
+            frames = await self._router.recv_multipart()
+            if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
+                _log.warning("a request for a replay with %d frames was not understood", len(frames))
+                continue
+            await self._replay(frames[0], int.from_bytes(frames[2], "big"))
+
+    async def _replay(self, client: bytes, sequence: int) -> None:
+        assert self._router is not None
+        for index, message in enumerate(self._log.since(sequence)):
+            await self._router.send_multipart([client, b"", *self._frames(message)])
+            if index % _MESSAGES_A_SLICE == _MESSAGES_A_SLICE - 1:
+                await asyncio.sleep(0)
+        await self._router.send_multipart([client, b"", b"", END_OF_REPLAY, b""])
+
+    def _frames(self, message: Message) -> list[bytes]:
+        return [self._topic, message.sequence.to_bytes(8, "big"), message.payload]
+
+
+@asynccontextmanager
+async def open_publisher(
+    log: KvEventLog, settings: KvEventSettings, *, wall_clock: Callable[[], float]
+) -> AsyncIterator[KvPublisher]:
+    """Sockets bound inside. ValueError where ZeroMQ is not installed; OSError where an address cannot be bound."""
+    try:
+        import zmq  # noqa: PLC0415 - only a server with KV events needs it
+        import zmq.asyncio  # noqa: PLC0415 - as above
+    except ImportError as error:
+        raise ValueError("KV events need ZeroMQ for Python: install pyzmq") from error
+    context: Context = zmq.asyncio.Context()
+    sockets: list[Socket] = []
+
+    def bound(kind: int, address: str, high_water_mark: int) -> Socket:
+        socket = context.socket(kind)
+        sockets.append(socket)
+        socket.set_hwm(high_water_mark)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(f"KV events cannot be published at {address}: {error}") from error
+        return socket
+
+    try:
+        pub = bound(zmq.PUB, settings.endpoint, _HIGH_WATER_MARK)
+        # Room for one whole replay for each client: what is over it, a client asked for and did not read.
+        replay = settings.replay_endpoint
+        router = bound(zmq.ROUTER, replay, settings.buffer_batches + 1) if replay is not None else None
+        yield KvPublisher(log, settings=settings, pub=pub, router=router, wall_clock=wall_clock)
+    finally:
+        for socket in sockets:
+            socket.close()
+        context.term()
+
+
+def _bound_address(socket: Socket) -> str:
+    import zmq  # noqa: PLC0415 - as in `open_publisher`
+
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)

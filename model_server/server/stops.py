@@ -1,0 +1,56 @@
+"""Stop strings: the answer ends where one of them first appears, and a stream never shows the beginning of one.
+
+Text comes in pieces that cut anywhere, so what could still become a stop string is held back until it is decided.
+Where several complete with the same piece, the one that starts first ends the answer. Pure. Caller: the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    strings: tuple[str, ...]
+    include: bool = False
+    """Show the stop string too."""
+
+    def __post_init__(self) -> None:
+        if not all(self.strings):
+            raise ValueError("a stop string has at least one character")
+
+
+class StopFilter:
+    """One answer's text on its way out."""
+
+    __slots__ = ("_held", "_rule", "stopped")
+
+    def __init__(self, rule: StopRule) -> None:
+        self._rule = rule
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, piece: str) -> str:
+        """What can be shown after this piece; `stopped` turns true when it completes a stop string."""
+        assert not self.stopped, "the answer has ended"
+        text = self._held + piece
+        found = [(at, stop) for stop in self._rule.strings if (at := text.find(stop)) >= 0]
+        if found:
+            at, stop = min(found)
+            self.stopped = True
+            self._held = ""
+            return text[: at + len(stop) if self._rule.include else at]
+        undecided = max((_overlap(text, stop) for stop in self._rule.strings), default=0)
+        self._held = text[len(text) - undecided :]
+        return text[: len(text) - undecided]
+
+    def flush(self) -> str:
+        """What was held back and has become no stop string: the answer has ended by itself."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of `text` that begin `stop`, fewer than all of it."""
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if stop.startswith(text[len(text) - n :])), 0)

@@ -1,0 +1,156 @@
+"""KV events over real ZeroMQ sockets: what a subscriber gets, and what it can ask for again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import zmq
+import zmq.asyncio
+
+from model_server.core.hashing import event_hash
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.server.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
+from model_server.server.kv_publisher import END_OF_REPLAY, KvEventSettings
+from model_server.server.serve import Server, ServerSettings, listening
+
+TOPIC = b"kv-events"
+EVENTS = KvEventSettings(
+    endpoint="tcp://127.0.0.1:0",
+    replay_endpoint="tcp://127.0.0.1:0",
+    topic=TOPIC.decode(),
+    buffer_batches=500,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    server: Server
+    http: aiohttp.ClientSession
+    sub: zmq.asyncio.Socket
+    dealer: zmq.asyncio.Socket
+
+    async def post(self, path: str, **body: Any) -> None:
+        async with self.http.post(path, data=json.dumps(body)) as response:
+            assert response.status == 200, await response.text()
+
+    async def complete(self, prompt: str, *, max_tokens: int = 4) -> None:
+        await self.post("/v1/completions", prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
+
+    async def received(self) -> list[bytes]:
+        async with asyncio.timeout(30):
+            return await self.sub.recv_multipart()
+
+    async def replay(self, sequence: bytes) -> list[list[bytes]]:
+        """The frames of each message up to the end marker."""
+        await self.dealer.send_multipart([b"", sequence])
+        messages: list[list[bytes]] = []
+        async with asyncio.timeout(30):
+            while True:
+                empty, *frames = await self.dealer.recv_multipart()
+                assert empty == b""
+                if frames[1] == END_OF_REPLAY:
+                    assert (frames[0], frames[2]) == (b"", b"")
+                    return messages
+                messages.append(frames)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+async def running(context: zmq.asyncio.Context) -> AsyncIterator[Running]:
+    settings = ServerSettings(
+        port=0,
+        num_blocks=40,
+        limits=SchedulerLimits(),
+        costs=CostModel(speed=1000),
+        kv_events=EVENTS,
+        drain_timeout_s=0.01,
+    )
+    async with AsyncExitStack() as stack:
+        server = Server(settings)
+        port = await stack.enter_async_context(listening(server, settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        assert server.kv_publisher is not None
+        assert server.kv_publisher.replay_endpoint is not None
+        sub, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+        sub.subscribe(TOPIC)
+        sub.connect(server.kv_publisher.endpoint)
+        dealer.connect(server.kv_publisher.replay_endpoint)
+        yield Running(server, http, sub, dealer)
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+async def test_a_subscriber_that_replays_what_it_missed_holds_what_the_cache_holds(running: Running) -> None:
+    await asyncio.gather(*(running.complete(f"{n} word " * 120, max_tokens=30) for n in range(4)))
+    await running.complete("0 word " * 120)
+    copies: Counter[int] = Counter()
+    seen: set[str] = set()
+    messages = await running.replay(number(0))
+    assert [frames[:2] for frames in messages] == [[TOPIC, number(n)] for n in range(len(messages))]
+    for _, _, payload in messages:
+        for event in decode_batch(payload).events:
+            seen.add(type(event).__name__)
+            if isinstance(event, BlockStored):
+                copies.update(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                copies.subtract(event.block_hashes)
+    pool = running.server.engine.kv_cache.pool
+    assert seen == {"BlockStored", "BlockRemoved"}
+    assert +copies == Counter(event_hash(b.block_hash) for b in pool.blocks if b.block_hash is not None)
+
+
+async def test_what_is_published_is_what_a_replay_gives(running: Running) -> None:
+    first: list[bytes] | None = None
+    for n in range(100):  # a publisher drops what it sends before it knows its subscriber
+        await running.complete(f"is anybody listening {n} " * 10)
+        if await running.sub.poll(100):
+            first = await running.received()
+            break
+    assert first is not None
+    await running.complete("one more " * 40)
+    second = await running.received()
+    assert int.from_bytes(second[1], "big") == int.from_bytes(first[1], "big") + 1
+    assert (await running.replay(first[1]))[:2] == [first, second]
+
+
+async def test_a_reset_is_told_without_waiting_for_a_request(running: Running) -> None:
+    await running.complete("word " * 60)
+    before = len(await running.replay(number(0)))
+    await running.post("/reset_prefix_cache")
+    [[_, _, payload]] = await running.replay(number(before))
+    assert decode_batch(payload).events == (AllBlocksCleared(),)
+
+
+async def test_a_request_for_a_replay_that_makes_no_sense_is_skipped(running: Running) -> None:
+    await running.complete("word " * 60)
+    for frames in ([b"", b"short"], [b"x", number(0)], [b""]):
+        await running.dealer.send_multipart(frames)
+    assert len(await running.replay(number(0))) >= 1
+    assert await running.replay(number(10_000)) == []
+
+
+async def test_only_so_many_messages_are_kept(running: Running) -> None:
+    log = running.server.kv_event_log
+    assert log is not None
+    for _ in range(600):
+        running.server.driver.reset_prefix_cache()
+    messages = await running.replay(number(0))
+    assert [int.from_bytes(frames[1], "big") for frames in messages] == list(range(100, 600))
+    log.check_integrity()
