@@ -1,0 +1,64 @@
+"""Files that change under a running picker: what is accepted takes effect, what is refused changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.gateway import Gateway, running_gateway, write_policy
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+PROMPT = "a prompt long enough for several chunks " * 60
+
+
+async def decided(gateway: Gateway, request_id: str) -> dict[str, Any]:
+    """The decision about one more request with the same prompt."""
+    reply = await gateway.client.complete(PROMPT, headers={"x-request-id": request_id})
+    assert reply.status == 200
+    decision = await gateway.picker.decision(request_id)
+    assert decision is not None
+    return decision
+
+
+async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
+    """Wait until the newest content of the file is (1) or is not (0) in use."""
+
+    async def told() -> bool:
+        series = f'epp_reload_ok{{source="{source}"}} {expected}'
+        return series in (await gateway.picker.metrics()).splitlines()
+
+    await wait_until(told, what=f"the {source} file is {'taken' if expected else 'refused'}")
+
+
+async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, policy={"rule": "least-cost"}) as gateway:
+        first = await decided(gateway, "first")
+        entries = await gateway.picker.metric("epp_table_size_entries")
+        assert entries > 0
+
+        write_policy(gateway.config, {"rule": "affinity"}, name="second")
+        await reload_ok(gateway, "policy", 1.0)
+        assert await gateway.picker.metric("epp_table_size_entries") == entries
+        second = await decided(gateway, "second")
+        assert (second["policy"], second["rule"], second["reason"]) == ("second", "affinity", "prefix")
+        assert second["chosen"] == first["chosen"]
+
+        write_policy(gateway.config, {"rule": "the-best"}, name="third")
+        await reload_ok(gateway, "policy", 0.0)
+        third = await decided(gateway, "third")
+        assert (third["policy"], third["rule"], third["chosen"]) == ("second", "affinity", first["chosen"])
+        assert "$.spec.rule" in gateway.picker.process.tail()
+
+
+async def test_an_endpoints_file_that_is_refused_leaves_all_endpoints_in_place(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        Path(gateway.config.endpoints_file).write_text("endpoints: [{name: a, address: localhost}]")
+        await reload_ok(gateway, "endpoints", 0.0)
+        assert {(await gateway.client.complete(f"{n}")).status for n in range(6)} == {200}
+        assert await gateway.picker.metric("epp_endpoint_ready") == len(gateway.backends)
+        assert "endpoints[0].address" in gateway.picker.process.tail()
