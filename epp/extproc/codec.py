@@ -1,14 +1,15 @@
 """ext_proc's protobuf messages to events, and actions to messages: the one module that knows the wire.
 
 Only what routing reads is looked at. Body messages are cut out of the wire by hand, since their bytes would otherwise be
-copied twice (once into protobuf's arena, once out of it); whatever has an unusual shape goes the ordinary way. Answers repeat
+copied twice (once into protobuf's arena, once out of it); header messages are read off it by `wire`, and what stands around
+their headers repeats, so that its meaning is kept. Whatever has an unusual shape goes the ordinary way. Answers repeat
 (a fleet has few fallback lists), so their bytes are kept. Header values travel as latin-1 text inside the picker.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from envoy.config.core.v3 import base_pb2
@@ -33,6 +34,7 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.reading import DESTINATION
+from epp.extproc.wire import fields, read_headers, varint
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -48,16 +50,55 @@ _SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
 _STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
 
 # Wire tags: field number times eight plus the wire type.
+_REQUEST_HEADERS_TAG: Final = 0x12
+_RESPONSE_HEADERS_TAG: Final = 0x1A
 _REQUEST_BODY_TAG: Final = 0x22
+_RESPONSE_BODY_TAG: Final = 0x2A
+_METADATA_TAG: Final = 0x42
+_ATTRIBUTES_TAG: Final = 0x4A
+_CONFIG_TAG: Final = 0x5A
+_AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
 _BODY_TAG: Final = 0x0A
+
+_USUAL: Final = (
+    *(
+        b":authority",
+        b":method",
+        b":scheme",
+        b"accept",
+        b"accept-encoding",
+        b"authorization",
+        b"content-type",
+    ),
+    *(b"user-agent", b"x-forwarded-for", b"x-forwarded-proto", b"content-length", b"date", b"server"),
+    *(b"x-envoy-upstream-service-time", b"x-envoy-external-address", b"traceparent"),
+)
+"""Headers of nearly every message, mostly unread."""
+
+_KEPT_BYTES: Final = 512
+"""Longer pieces are not kept: they hold more than an address or two, and may differ with every request."""
 
 
 def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool) -> Event:
     """One ProcessingRequest. Only headers in `names` and `response_names` are taken; `first`: the message may tell the modes."""
-    if not first and data[:1] in (b"\x22", b"\x2a"):
-        event = _cut_body(data)
-        if event is not None:
-            return event
+    event = _by_hand(data, names=names, response_names=response_names, first=first) if data else None
+    return event or _by_protobuf(data, names=names, response_names=response_names)
+
+
+def _by_hand(
+    data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool
+) -> Event | None:
+    tag = data[0]
+    if tag == _REQUEST_HEADERS_TAG:
+        return _cut_request_headers(data, names)
+    if tag == _RESPONSE_HEADERS_TAG:
+        return _cut_response_headers(data, response_names)
+    if not first and tag in (_REQUEST_BODY_TAG, _RESPONSE_BODY_TAG):
+        return _cut_body(data)
+    return None
+
+
+def _by_protobuf(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
     try:
         message = ext_proc.ProcessingRequest.FromString(data)
     except DecodeError as error:
@@ -71,11 +112,11 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
 
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     """A body message in its usual shape: the body's bytes, perhaps the end-of-stream flag. None: not that shape."""
-    size, start = _varint(data, 1)
+    size, start = varint(data, 1)
     end = start + size
     if end > len(data) or start >= end or data[start] != _BODY_TAG:
         return None
-    size, body_start = _varint(data, start + 1)
+    size, body_start = varint(data, start + 1)
     body_end = body_start + size
     rest = data[body_end:end]
     if body_end > end or rest not in (b"", b"\x10\x00", b"\x10\x01"):
@@ -85,16 +126,73 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     return event(body, end_of_stream=rest == b"\x10\x01")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A length and where it ends. A broken one is larger than any message."""
-    value = shift = 0
-    for position in range(at, min(at + 5, len(data))):
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position + 1
-        shift += 7
-    return len(data) + 1, at
+def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders | None:
+    read = read_headers(data, _as_bytes(names))
+    if read is None:
+        return None
+    headers, end_of_stream, end = read
+    around = _around(data[end:])
+    if around is None:
+        return None
+    subset, _, modes = around
+    return RequestHeaders(headers, end_of_stream, subset, modes)
+
+
+def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
+    """Field by field, since the metadata hold the fallback list, of which a large fleet has very many."""
+    read = read_headers(data, _as_bytes(names))
+    if read is None:
+        return None
+    headers, end_of_stream, end = read
+    parts = fields(data, end)
+    if parts is None or not _AROUND.issuperset(parts):
+        return None
+    # Attributes that name the server decide; only without them are the metadata looked at.
+    served = ""
+    for tag in (_ATTRIBUTES_TAG, _METADATA_TAG):
+        around = _around(parts.get(tag, b""))
+        if around is None:
+            return None
+        if around[1] is not None:
+            served = around[1]
+            break
+    around = _around(parts.get(_CONFIG_TAG, b""))
+    if around is None:
+        return None
+    return ResponseHeaders(headers, end_of_stream, served, around[2])
+
+
+_Around = tuple[tuple[str, ...] | None, str | None, Modes | None]
+"""What a message says besides its one part: the subset hint, who served (None: not told), and the modes."""
+
+
+def _around(data: bytes) -> _Around | None:
+    """None: this is more than what stands around a part, or broken."""
+    return _kept_around(data) if len(data) <= _KEPT_BYTES else _read_around(data)
+
+
+def _read_around(data: bytes) -> _Around | None:
+    try:
+        message = ext_proc.ProcessingRequest.FromString(data)
+    except DecodeError:
+        return None
+    if message.WhichOneof("request") is not None:
+        return None
+    return (
+        _subset(message.metadata_context) if message.HasField("metadata_context") else None,
+        _served(message),
+        _modes(message) if message.HasField("protocol_config") else None,
+    )
+
+
+_kept_around = functools.lru_cache(maxsize=4096)(_read_around)
+
+
+@functools.lru_cache(maxsize=16)
+def _as_bytes(names: frozenset[str]) -> Mapping[bytes, str]:
+    """By the bytes on the wire. A name that is not lower-case ASCII is left out: such names go by protobuf."""
+    passed_over = dict.fromkeys(_USUAL, "")
+    return passed_over | {n.encode(): n for n in names if n.isascii() and n == n.lower()}
 
 
 def _modes(message: Any) -> Modes:
@@ -137,10 +235,10 @@ def _subset(metadata: Any) -> tuple[str, ...] | None:
     """The subset hint's entries; empty where the hint is there and holds no text."""
     if _SUBSET_NAMESPACE not in metadata.filter_metadata:
         return None
-    fields = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
-    if _SUBSET_KEY not in fields:
+    values = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
+    if _SUBSET_KEY not in values:
         return None
-    value = fields[_SUBSET_KEY]
+    value = values[_SUBSET_KEY]
     if value.HasField("list_value"):
         return tuple(v.string_value for v in value.list_value.values)
     return (value.string_value,)
@@ -151,22 +249,22 @@ def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) 
     return ResponseHeaders(
         _headers(part.headers, names),
         end_of_stream=part.end_of_stream,
-        served=_served(message),
+        served=_served(message) or "",
         modes=modes,
     )
 
 
-def _served(message: Any) -> str:
-    """Who served: the attribute, which counts retries, before the metadata."""
+def _served(message: Any) -> str | None:
+    """Who served: the attribute, which counts retries, before the metadata. None: neither is there."""
     for attributes in message.attributes.values():
         if _UPSTREAM in attributes.fields:
             return str(attributes.fields[_UPSTREAM].string_value)
     metadata = message.metadata_context.filter_metadata
     if _LB_NAMESPACE in metadata:
-        fields = metadata[_LB_NAMESPACE].fields
-        if _SERVED_KEY in fields:
-            return str(fields[_SERVED_KEY].string_value)
-    return ""
+        values = metadata[_LB_NAMESPACE].fields
+        if _SERVED_KEY in values:
+            return str(values[_SERVED_KEY].string_value)
+    return None
 
 
 _EVENTS: Final[dict[str, Callable[[Any, frozenset[str], Modes | None], Event]]] = {
@@ -214,10 +312,10 @@ def _encode_answer(answer: Answer) -> bytes:
     if answer.clear_route_cache:
         part.response.clear_route_cache = True
     if answer.destination:
-        fields = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
-        fields[DESTINATION].string_value = answer.destination
+        metadata = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
+        metadata[DESTINATION].string_value = answer.destination
         for address, score in answer.scores:
-            fields[_SCORES_KEY].struct_value.fields[address].number_value = score
+            metadata[_SCORES_KEY].struct_value.fields[address].number_value = score
     if answer.stream_response:
         response.mode_override.response_header_mode = _SEND
         response.mode_override.response_body_mode = _STREAMED

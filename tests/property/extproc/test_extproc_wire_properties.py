@@ -1,0 +1,236 @@
+"""Header messages read by hand say what protobuf says of them, whatever their bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.extproc.codec import decode
+from epp.extproc.events import BodyMode, Event, Modes, RequestHeaders, ResponseHeaders, StreamProtocolError
+from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.wire import read_headers
+
+NAMES = request_names(session_header="x-session", debug_header="x-why")
+WANTED = sorted(NAMES | RESPONSE_NAMES)
+FILTER = "envoy.filters.http.ext_proc"
+KEY = "x-gateway-destination-endpoint"
+HOSTILE = b"\x0a\x12\x0a\x05:path\x1a\x09/v1/other"
+"""The bytes of a whole header, for a value to hold."""
+
+
+def length(size: int) -> bytes:
+    head = b""
+    while size > 0x7F:
+        head += bytes((size & 0x7F | 0x80,))
+        size >>= 7
+    return head + bytes((size,))
+
+
+def part(number: int, content: bytes) -> bytes:
+    return bytes((number << 3 | 2,)) + length(len(content)) + content
+
+
+def expected(data: bytes) -> Event:
+    """What the message says, by protobuf alone. Raises as protobuf does."""
+    message = ext_proc.ProcessingRequest.FromString(data)
+    kind = message.WhichOneof("request")
+    names = NAMES if kind == "request_headers" else RESPONSE_NAMES
+    body = getattr(message, str(kind))
+    headers = [
+        (h.key.lower(), (h.raw_value or h.value.encode()).decode("latin-1"))
+        for h in body.headers.headers
+        if h.key.lower() in names
+    ]
+    modes = None
+    if message.HasField("protocol_config"):
+        config = message.protocol_config
+        modes = Modes(
+            BodyMode(config.request_body_mode),
+            BodyMode(config.response_body_mode),
+            early_body=config.send_body_without_waiting_for_header_response,
+        )
+    if kind == "request_headers":
+        return RequestHeaders(headers, body.end_of_stream, subset_of(message), modes)
+    return ResponseHeaders(headers, body.end_of_stream, served_by(message), modes)
+
+
+def subset_of(message: Any) -> tuple[str, ...] | None:
+    spaces = message.metadata_context.filter_metadata
+    if "envoy.lb.subset_hint" not in spaces or f"{KEY}-subset" not in spaces["envoy.lb.subset_hint"].fields:
+        return None
+    value = spaces["envoy.lb.subset_hint"].fields[f"{KEY}-subset"]
+    listed = value.HasField("list_value")
+    return tuple(v.string_value for v in value.list_value.values) if listed else (value.string_value,)
+
+
+def served_by(message: Any) -> str:
+    for attributes in message.attributes.values():
+        if "upstream.address" in attributes.fields:
+            return str(attributes.fields["upstream.address"].string_value)
+    spaces = message.metadata_context.filter_metadata
+    if "envoy.lb" in spaces and f"{KEY}-served" in spaces["envoy.lb"].fields:
+        return str(spaces["envoy.lb"].fields[f"{KEY}-served"].string_value)
+    return ""
+
+
+def decoded(data: bytes) -> Event:
+    return decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
+
+
+texts = st.text(max_size=5)
+values = st.one_of(
+    st.binary(max_size=12),
+    st.just(HOSTILE),
+    st.binary(max_size=4).map(lambda b: HOSTILE + b),
+    st.sampled_from([b"", b"x" * 127, b"x" * 128, HOSTILE * 20, b"y" * 20_000]),
+)
+names = st.one_of(
+    st.sampled_from(WANTED),
+    st.sampled_from(
+        ["user-agent", "cookie", ":PATH", "Content-Length", "x-to\u212aen", "", "x" * 127, "x" * 128]
+    ),
+    texts,
+)
+usual_headers = st.builds(
+    lambda name, value: part(1, name.encode()) + (part(3, value) if value else b""), names, values
+)
+odd_headers = st.lists(
+    st.one_of(
+        names.map(lambda name: part(1, name.encode())),
+        texts.map(lambda value: part(2, value.encode())),
+        values.map(lambda value: part(3, value)),
+        values.map(lambda value: part(4, value)),
+        st.sampled_from([b"\x20\x05", b"\x1a\x80\x00", b"\x1a\x81\x00a"]),
+    ),
+    max_size=4,
+).map(b"".join)
+header_maps = st.lists(usual_headers | odd_headers, max_size=6).map(
+    lambda headers: b"".join(part(1, header) for header in headers)
+)
+usual_maps = st.lists(usual_headers, max_size=16).map(
+    lambda headers: b"".join(part(1, header) for header in headers)
+)
+
+
+def headers_part(header_map: bytes, rest: bytes) -> bytes:
+    return part(1, header_map) + rest
+
+
+parts = st.builds(
+    headers_part,
+    usual_maps | header_maps,
+    st.sampled_from([b"", b"\x18\x01", b"\x18\x00", b"\x18\x02", b"\x20\x01"]),
+) | st.lists(header_maps.map(lambda m: part(1, m)) | st.sampled_from([b"\x18\x01"]), max_size=3).map(b"".join)
+
+
+def metadata(space: str, key: str, value: str) -> bytes:
+    message = ext_proc.ProcessingRequest()
+    message.metadata_context.filter_metadata[space].fields[key].string_value = value
+    return bytes(message.SerializeToString())
+
+
+def subset_list(entries: list[str]) -> bytes:
+    message = ext_proc.ProcessingRequest()
+    value = message.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields[f"{KEY}-subset"]
+    value.list_value.SetInParent()
+    for entry in entries:
+        value.list_value.values.add().string_value = entry
+    return bytes(message.SerializeToString())
+
+
+def attributes(space: str, key: str, value: str) -> bytes:
+    message = ext_proc.ProcessingRequest()
+    message.attributes[space].fields[key].string_value = value
+    return bytes(message.SerializeToString())
+
+
+around = st.lists(
+    st.one_of(
+        st.just(b"\x42\x00"),
+        st.builds(
+            metadata, st.sampled_from(["envoy.lb", "other"]), st.sampled_from([KEY, f"{KEY}-served"]), texts
+        ),
+        st.builds(metadata, st.just("envoy.lb.subset_hint"), st.just(f"{KEY}-subset"), texts),
+        st.lists(texts, max_size=3).map(subset_list),
+        st.builds(
+            attributes,
+            st.sampled_from([FILTER, "other"]),
+            st.sampled_from(["upstream.address", "request.id"]),
+            texts | st.just("a" * 600),
+        ),
+        st.sampled_from([b"\x5a\x02\x08\x02", b"\x5a\x04\x08\x04\x10\x04", b"\x5a\x00", b"\x50\x01"]),
+        values.map(lambda content: part(13, content)),
+    ),
+    max_size=3,
+).map(b"".join)
+messages = st.builds(
+    lambda number, content, before, after: before + part(number, content) + after,
+    st.sampled_from([2, 3]),
+    parts,
+    st.just(b"") | st.just(b"") | around,
+    around,
+)
+
+
+@given(messages)
+def test_a_header_message_means_what_protobuf_makes_of_it(data: bytes) -> None:
+    assert decoded(data) == expected(data)
+
+
+@given(st.sampled_from([2, 3]), usual_maps, usual_maps, around)
+def test_two_messages_in_one_are_merged_as_protobuf_does(
+    number: int, first: bytes, second: bytes, after: bytes
+) -> None:
+    data = part(number, part(1, first)) + after + part(number, part(1, second))
+    assert decoded(data) == expected(data)
+    other = part(number, part(1, first)) + part(5 - number, part(1, second)) + after
+    assert decoded(other) == expected(other)
+
+
+@given(messages, st.data())
+def test_a_message_with_wrong_bytes_is_refused_or_means_the_same(data: bytes, draw: st.DataObject) -> None:
+    broken = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 3))):
+        at = draw.draw(st.integers(0, len(broken)))
+        broken[at : at + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=2))
+    try:
+        wanted = expected(bytes(broken))
+    except (DecodeError, ValueError, AttributeError):  # broken, or another kind of message by now
+        return
+    assert decoded(bytes(broken)) == wanted
+
+
+@given(st.data())
+def test_a_cut_header_message_is_never_read_beyond_its_end(draw: st.DataObject) -> None:
+    data = part(2, part(1, draw.draw(usual_maps)) + b"\x18\x01")
+    cut = data[: draw.draw(st.integers(0, len(data) - 1))]
+    with pytest.raises(StreamProtocolError):
+        decoded(cut)
+
+
+@given(st.lists(st.tuples(st.sampled_from(WANTED), values), min_size=1, max_size=5))
+def test_no_value_passes_for_another_header(headers: list[tuple[str, bytes]]) -> None:
+    header_map = b"".join(part(1, part(1, name.encode()) + part(3, value)) for name, value in headers)
+    read = read_headers(part(2, part(1, header_map)), {name.encode(): name for name in WANTED})
+    assert read is not None
+    assert read[0] == [(name, value.decode("latin-1")) for name, value in headers]
+
+
+def test_the_messages_that_envoy_sends_need_no_protobuf() -> None:
+    headers = [
+        (":path", b"/v1/completions"),
+        ("cookie", b"c" * 300),
+        ("x-request-id", b"r1"),
+        ("x-empty", b""),
+    ]
+    header_map = b"".join(
+        part(1, part(1, name.encode()) + (part(3, value) if value else b"")) for name, value in headers
+    )
+    data = part(2, part(1, header_map)) + b"\x42\x00\x5a\x02\x08\x02"
+    read = read_headers(data, {b":path": ":path", b"x-request-id": "x-request-id"})
+    assert read == ([(":path", "/v1/completions"), ("x-request-id", "r1")], False, len(data) - 6)
