@@ -141,7 +141,6 @@ class PartialKVCacheManager(KVCacheManager):
                 del self._listed[content.place]
 
     def _list(self, block: Block, content: _Content) -> None:
-        self._forgotten(block)
         self._content[block] = content
         self._listed.setdefault(content.place, {})[block] = content
 

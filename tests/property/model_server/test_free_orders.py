@@ -109,6 +109,20 @@ def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_
     assert threading.current_thread() not in sweepers
 
 
+def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
+    queue = DeferredQueue()
+    pool = BlockPool(4, order=queue)
+    table = pool.take(4)
+    for depth, block in enumerate(table):
+        pool.cache(block, BlockHash(bytes([depth])))
+    pool.release(table)
+    pool.hold(table[:3])
+    assert len(queue._marked) == 3
+    pool.end_step()
+    assert pool.num_unused == 1  # waits for the sweep
+    assert not queue._marked
+
+
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
 @given(steps=operations)
 @settings(deadline=None, max_examples=150)

@@ -216,6 +216,25 @@ def test_kept_prompts_give_way_to_requests() -> None:
     engine.check_integrity()
 
 
+def test_blocks_are_shared_between_prompts_that_only_begin_alike_partial_ones_included() -> None:
+    model = PagedModel(block_size_tokens=16)
+    config = config_of(caching=True, cache=CacheOptions(partial_blocks=True))
+    engine = engine_of(model, config, entries=0)
+    first, longer = request_of(40), request_of(60)
+    run(engine, first, longer)
+    assert longer.num_cached_tokens == 40
+    assert model.num_copies == 1  # the tail goes on with the first one's answer
+    assert answer(longer) == answer_alone(longer)
+
+
+def test_each_prefill_and_each_decode_is_a_step_for_the_order_of_eviction() -> None:
+    config = config_of(num_blocks=20, caching=True, cache=CacheOptions(eviction="last-touch"))
+    engine = engine_of(PagedModel(block_size_tokens=16), config, entries=0)
+    run(engine, request_of(32, max_tokens=2), request_of(80, first=500, max_tokens=2))
+    order = engine.kv_cache.pool.free_in_order()[-7:]
+    assert order[:2] == [1, 0]  # the shorter one ended in an earlier step
+
+
 def workload() -> list[Request]:
     """24 requests over 6 prompts, some of which share a beginning, with answers of different lengths."""
     rng = random.Random(8)
