@@ -191,7 +191,8 @@ async def test_a_picker_that_drains_cuts_no_answer(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
     """It waits for answers whose headers it has yet to see, and leaves before the streamed ones have ended."""
-    policy = {"sampling": {"share": 1.0}}  # answers that stream through the picker must be let go like the others
+    # Answers that stream through the picker must be let go like the others.
+    policy = {"sampling": {"share": 1.0}}
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
         load = Load(gateway, label="drain", plain_tokens=150, streamed_tokens=600)
         load.start(16)

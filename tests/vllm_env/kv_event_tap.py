@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-import zmq  # type: ignore[import-not-found]  # only in the vLLM environment
+import zmq
 
 
 def main(address: str) -> None:
