@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
@@ -18,6 +18,7 @@ from model_server.server.errors import ApiError
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import ServerSettings, serve
+from model_server.vllm import command as vllm_profile
 
 _ABOUT = """\
 An OpenAI-compatible model server whose scheduling and prefix cache are real and whose model is not:
@@ -42,6 +43,11 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. 0: ended by a signal after draining; 2: settings that make no sense; 1: the port is taken."""
     args = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = args.run
+    return command(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
     try:
         uvloop.run(serve(_settings(args), announce=_say))
     except (ValueError, ApiError) as error:
@@ -66,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "serve",
         help="serve until a signal comes (model-server serve --help lists the settings)",
@@ -74,6 +80,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    run.set_defaults(run=_serve)
+    profile = commands.add_parser(
+        "profile",
+        help="from one YAML file, how to start real vLLM pods that can be routed to; refuses what breaks routing",
+        description=vllm_profile.__doc__,
+    )
+    profile.set_defaults(run=vllm_profile.run)
+    vllm_profile.add_flags(profile)
     _add_serving(run.add_argument_group("serving"))
     _add_cache(run.add_argument_group("cache and batch"))
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))

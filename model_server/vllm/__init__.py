@@ -1,0 +1,1 @@
+"""What real vLLM pods need beside vLLM: a checked launch profile."""

@@ -1,0 +1,275 @@
+"""What a launch profile may not say, because routing would go wrong without an error anywhere.
+
+Each check yields problems and looks at one thing; `problems` runs them all, so that a profile is mended in one go.
+The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from model_server.vllm.errors import Problem, ProfileError
+from model_server.vllm.profile import DEFAULT_EVENTS_ENDPOINT, KvEvents, Profile, of_pool, tcp_port
+
+HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+_OWN_FLAGS = {
+    "--model": "model",
+    "--served-model-name": "servedNames",
+    "--port": "port",
+    "--max-model-len": "maxModelLenTokens",
+    "--block-size": "blockSizeTokens",
+    "--enable-prefix-caching": "prefixCaching",
+    "--no-enable-prefix-caching": "prefixCaching",
+    "--prefix-caching-hash-algo": "hashAlgorithm",
+    "--enable-prompt-tokens-details": "nothing: it is always on",
+    "--no-enable-prompt-tokens-details": "nothing: it is always on",
+    "--kv-events-config": "kvEvents",
+    "--enable-lora": "lora",
+    "--no-enable-lora": "lora",
+    "--max-loras": "lora.maxLoras",
+    "--max-lora-rank": "lora.maxRank",
+    "--max-cpu-loras": "lora.maxCpuLoras",
+    "--lora-modules": "lora.adapters",
+}
+_OWN_VARIABLES = {
+    "PYTHONHASHSEED": "hashSeed",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lora.runtimeUpdates",
+}
+
+
+def problems(profile: Profile) -> list[Problem]:
+    """All of them, in the order of the checks; empty: pods started so can be routed to."""
+    return [problem for check in _CHECKS for problem in check(profile)]
+
+
+def require_sound(profile: Profile) -> None:
+    """ProfileError with every problem."""
+    if found := problems(profile):
+        raise ProfileError(found)
+
+
+def _names(profile: Profile) -> Iterator[Problem]:
+    for field, value in (("model", profile.model), ("container", profile.container)):
+        if not value or value.startswith("-"):
+            yield Problem(field, f"{value!r} is no name.", f"a {field}'s name.")
+    if any(not name or name.startswith("-") for name in profile.served_names):
+        yield Problem("servedNames", "An empty name, or one that reads as a flag.", "names.")
+    yield from _repeated("servedNames", profile.served_names)
+    yield from _repeated("pools", [pool.name for pool in profile.pools])
+
+
+def _ports(profile: Profile) -> Iterator[Problem]:
+    events = profile.kv_events
+    used = {"port": profile.port}
+    if events is not None:
+        for field, address in _addresses(events):
+            number = tcp_port(address)
+            if number is not None:
+                used[field] = number
+    for field, number in used.items():
+        if not 1 <= number <= 65535:
+            yield Problem(
+                field, f"Port {number} is known to nobody before the pod runs.", "a port from 1 to 65535."
+            )
+    for number, count in Counter(used.values()).items():
+        if count > 1:
+            fields = " and ".join(field for field, port in used.items() if port == number)
+            yield Problem(fields, f"All want port {number}, and vLLM would not start.", "different ports.")
+
+
+def _prefix_cache(profile: Profile) -> Iterator[Problem]:
+    if not profile.prefix_caching:
+        yield Problem(
+            "prefixCaching",
+            "Without a prefix cache no pod is better than another for any prompt, and the gateway would still "
+            "send prompts after caches that do not exist.",
+            "true, or the policy rule least-load and no profile.",
+        )
+    for pool, own in _each_pool(profile):
+        if own.hash_algorithm not in HASH_ALGORITHMS:
+            yield Problem(
+                f"{pool}hashAlgorithm",
+                f"vLLM knows no {own.hash_algorithm!r}.",
+                f"one of {', '.join(HASH_ALGORITHMS)}.",
+            )
+        if own.block_size_tokens is not None and own.block_size_tokens < 1:
+            yield Problem(f"{pool}blockSizeTokens", "A block holds at least one token.", "16, for example.")
+        if own.hash_seed is not None and not 0 <= own.hash_seed < 2**32:
+            yield Problem(
+                f"{pool}hashSeed", "Python does not start with such a PYTHONHASHSEED.", "0 to 4294967295."
+            )
+
+
+def _what_events_name(profile: Profile) -> Iterator[Problem]:
+    """Block hashes and their length mean something only where all pods and the reader agree on them."""
+    if profile.kv_events is None:
+        return
+    settings = list(_each_pool(profile))
+    seeds = {own.hash_seed for _, own in settings}
+    if None in seeds:
+        unset = ", ".join(f"{pool}hashSeed" for pool, own in settings if own.hash_seed is None)
+        yield Problem(
+            unset,
+            "KV events name blocks by hashes that start from PYTHONHASHSEED. Unset, it is one thing in vLLM 0.32, "
+            "random in older releases and with xxhash, and whatever a base image sets.",
+            "hashSeed: 0, and the same number in the reader of the events.",
+        )
+    for field, values in (
+        ("hashSeed", seeds - {None}),
+        ("hashAlgorithm", {own.hash_algorithm for _, own in settings}),
+        ("blockSizeTokens", {own.block_size_tokens for _, own in settings} - {None}),
+    ):
+        if len(values) > 1:
+            yield Problem(
+                f"pools: {field}",
+                f"Pods differ ({', '.join(sorted(map(str, values)))}), so the same prompt has different block hashes "
+                "on them, and a match on one says nothing about another.",
+                f"one {field}, at the top of the profile.",
+            )
+    if any(own.block_size_tokens is None for _, own in settings):
+        yield Problem(
+            "blockSizeTokens",
+            "vLLM picks a block size by platform and model, and whoever reads KV events must know it beforehand.",
+            "the number, 16 on most GPUs.",
+        )
+
+
+def _exact_routing(profile: Profile) -> Iterator[Problem]:
+    if not profile.exact_routing:
+        return
+    if profile.kv_events is None:
+        yield Problem("exactRouting", "It follows KV events, and none are published.", "kvEvents: {}.")
+    for pool, own in _each_pool(profile):
+        if own.hash_algorithm in HASH_ALGORITHMS and own.hash_algorithm != "sha256_cbor":
+            yield Problem(
+                f"{pool}hashAlgorithm",
+                f"{own.hash_algorithm} hashes Python's pickle or is no cryptographic hash: another program cannot "
+                "compute it reliably, or a tenant can collide it on purpose.",
+                "sha256_cbor.",
+            )
+
+
+def _events_addresses(profile: Profile) -> Iterator[Problem]:
+    if profile.kv_events is None:
+        return
+    for field, address in _addresses(profile.kv_events):
+        if address.startswith("ipc://") and len(address) > len("ipc://"):
+            continue  # for a reader in the same pod
+        if tcp_port(address) is None:
+            yield Problem(
+                field,
+                f"{address!r} is no address that vLLM could bind.",
+                f"{DEFAULT_EVENTS_ENDPOINT}, or ipc://PATH for a reader in the same pod.",
+            )
+        elif not address.startswith("tcp://*:"):
+            yield Problem(
+                field,
+                f"vLLM binds an events address only where it holds '*', and connects to {address} instead; a replay "
+                "address without it is bound where other pods do not reach it.",
+                f"tcp://*:{tcp_port(address)}.",
+            )
+
+
+def _lora(profile: Profile) -> Iterator[Problem]:
+    lora = profile.lora
+    if lora is None:
+        return
+    if lora.max_loras < 1:
+        some = f"{len(lora.adapters)} adapters are listed, and n" if lora.adapters else "N"
+        yield Problem(
+            "lora.maxLoras",
+            f"{some}o request for an adapter could ever run.",
+            "at least 1, or no lora at all.",
+        )
+    if lora.max_rank not in LORA_RANKS:
+        ranks = ", ".join(map(str, LORA_RANKS))
+        yield Problem("lora.maxRank", f"vLLM does not start with {lora.max_rank}.", f"one of {ranks}.")
+    if lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
+        yield Problem(
+            "lora.maxCpuLoras",
+            "It is less than lora.maxLoras, and vLLM does not start so.",
+            "more, or nothing.",
+        )
+    yield from _repeated("lora.adapters", [adapter.name for adapter in lora.adapters])
+    for index, adapter in enumerate(lora.adapters):
+        where = f"lora.adapters[{index}]"
+        if not adapter.name or "=" in adapter.name or adapter.name.startswith("-"):
+            yield Problem(
+                f"{where}.name", f"{adapter.name!r} cannot be passed to vLLM.", "letters and digits."
+            )
+        if adapter.name in profile.names:
+            yield Problem(
+                f"{where}.name",
+                "Requests for the model would get the adapter, or the other way.",
+                "another name.",
+            )
+        if not adapter.path.startswith("/"):
+            yield Problem(
+                f"{where}.path",
+                "The path is part of the adapter's block hashes and depends on where vLLM is started.",
+                "an absolute path, the same in all pods.",
+            )
+
+
+def _extras(profile: Profile) -> Iterator[Problem]:
+    yield from _extra(profile.extra_args, profile.extra_env, where="")
+    for pool in profile.pools:
+        yield from _extra(pool.extra_args, pool.extra_env, where=f"pools.{pool.name}.")
+
+
+def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterator[Problem]:
+    for arg in args:
+        flag = arg.partition("=")[0].replace("_", "-")
+        if flag in _OWN_FLAGS:
+            yield Problem(
+                f"{where}extraArgs",
+                f"{flag} is what the profile writes, and is not checked here.",
+                _OWN_FLAGS[flag],
+            )
+        if flag == "--disable-log-stats":
+            yield Problem(
+                f"{where}extraArgs",
+                "Without stats /metrics is empty of load and cache, and the picker sees an idle server for ever.",
+                "leave it out.",
+            )
+    for name in env.keys() & _OWN_VARIABLES.keys():
+        yield Problem(
+            f"{where}extraEnv",
+            f"{name} is what the profile writes, and is not checked here.",
+            _OWN_VARIABLES[name],
+        )
+
+
+def _each_pool(profile: Profile) -> Iterator[tuple[str, Profile]]:
+    """How to name a field of it, and its settings; the whole profile where there are no pools."""
+    if not profile.pools:
+        yield "", profile
+    for pool in profile.pools:
+        yield f"pools.{pool.name}.", of_pool(profile, pool.name)
+
+
+def _addresses(events: KvEvents) -> Iterator[tuple[str, str]]:
+    yield "kvEvents.endpoint", events.endpoint
+    if events.replay_endpoint is not None:
+        yield "kvEvents.replayEndpoint", events.replay_endpoint
+
+
+def _repeated(field: str, names: Sequence[str]) -> Iterator[Problem]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield Problem(field, f"{name!r} stands there {count} times.", "each name once.")
+
+
+_CHECKS: tuple[Callable[[Profile], Iterator[Problem]], ...] = (
+    _names,
+    _ports,
+    _prefix_cache,
+    _what_events_name,
+    _exact_routing,
+    _events_addresses,
+    _lora,
+    _extras,
+)

@@ -1,0 +1,203 @@
+"""A launch profile: one YAML file from which every vLLM pod behind one gateway is started the same way.
+
+`load` reads and checks it (`checks`); `arguments`, `environment` and `pod_patch` say how to start `vllm serve`. Pools are
+groups of pods that differ in something, a card or a price; what decides block hashes may not differ.
+
+Nothing here runs vLLM or knows a cluster. Caller: the command `model-server profile`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import yaml
+
+from model_server.vllm.errors import Problem, ProfileError
+
+DEFAULT_EVENTS_ENDPOINT = "tcp://*:5557"
+DEFAULT_TOPIC = "kv-events"
+
+_EVENTS_PORT_NAMES = ("kv-events", "kv-replay")
+
+
+class _Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    pass
+
+
+class KvEvents(_Part, frozen=True):
+    """Where vLLM publishes what its cache holds. Its addresses are ZeroMQ's."""
+
+    endpoint: str = DEFAULT_EVENTS_ENDPOINT
+    replay_endpoint: str | None = None
+    topic: str = DEFAULT_TOPIC
+
+
+class LoraAdapter(_Part, frozen=True):
+    name: str
+    path: str
+
+
+class Lora(_Part, frozen=True):
+    max_loras: int = 1
+    """Adapters in one batch."""
+    max_rank: int = 16
+    max_cpu_loras: int | None = None
+    """Adapters kept in memory; None: as many as in one batch."""
+    adapters: tuple[LoraAdapter, ...] = ()
+    runtime_updates: bool = False
+    """Let `model-server lora-sync` load and unload while the server runs."""
+
+
+class Pool(_Part, frozen=True):
+    """Pods that differ from the rest; what is not given is as in the profile."""
+
+    name: str
+    block_size_tokens: int | None = None
+    hash_algorithm: str | None = None
+    hash_seed: int | None = None
+    extra_args: tuple[str, ...] = ()
+    extra_env: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Profile(_Part, frozen=True):
+    model: str
+    served_names: tuple[str, ...] = ()
+    """What requests call the model; empty: its own name."""
+    container: str = "vllm"
+    """The container of the pod that the patch is for."""
+    port: int = 8000
+    block_size_tokens: int | None = None
+    max_model_len_tokens: int | None = None
+    prefix_caching: bool = True
+    hash_algorithm: str = "sha256_cbor"
+    hash_seed: int | None = None
+    """PYTHONHASHSEED of every pod: the chain of block hashes starts from it."""
+    exact_routing: bool = False
+    """Somebody outside computes the same block hashes from tokens and matches them with KV events."""
+    kv_events: KvEvents | None = None
+    lora: Lora | None = None
+    pools: tuple[Pool, ...] = ()
+    extra_args: tuple[str, ...] = ()
+    extra_env: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.served_names or (self.model,)
+
+
+def read(text: str | bytes) -> Profile:
+    """The profile as written, unchecked but for its types. ProfileError names the field at fault."""
+    try:
+        raw = yaml.safe_load(text)
+        return msgspec.convert(raw, Profile)
+    except yaml.YAMLError as error:
+        raise ProfileError([Problem("the file", f"It is not YAML: {error}.", "a YAML mapping.")]) from error
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        place = where.strip("`.") or "the file"
+        raise ProfileError([Problem(place, f"{message}.", "what docs/vllm-pods.md lists.")]) from error
+
+
+def of_pool(profile: Profile, name: str) -> Profile:
+    """The profile with one pool's differences applied. KeyError: no such pool."""
+    pool = next((pool for pool in profile.pools if pool.name == name), None)
+    if pool is None:
+        raise KeyError(name)
+    changes: dict[str, Any] = {
+        field: value
+        for field in ("block_size_tokens", "hash_algorithm", "hash_seed")
+        if (value := getattr(pool, field)) is not None
+    }
+    return msgspec.structs.replace(
+        profile,
+        pools=(),
+        extra_args=(*profile.extra_args, *pool.extra_args),
+        extra_env={**profile.extra_env, **pool.extra_env},
+        **changes,
+    )
+
+
+def arguments(profile: Profile) -> list[str]:
+    """What follows `vllm serve`."""
+    found = [profile.model, "--port", str(profile.port)]
+    if profile.served_names:
+        found += ["--served-model-name", *profile.served_names]
+    if profile.max_model_len_tokens is not None:
+        found += ["--max-model-len", str(profile.max_model_len_tokens)]
+    if profile.block_size_tokens is not None:
+        found += ["--block-size", str(profile.block_size_tokens)]
+    found += ["--enable-prefix-caching", "--prefix-caching-hash-algo", profile.hash_algorithm]
+    found.append("--enable-prompt-tokens-details")
+    if profile.kv_events is not None:
+        found += ["--kv-events-config", _events_config(profile.kv_events)]
+    if profile.lora is not None:
+        found += _lora_arguments(profile.lora)
+    return [*found, *profile.extra_args]
+
+
+def environment(profile: Profile) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if profile.hash_seed is not None:
+        found["PYTHONHASHSEED"] = str(profile.hash_seed)
+    if profile.lora is not None and profile.lora.runtime_updates:
+        found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    return {**found, **profile.extra_env}
+
+
+def pod_patch(profile: Profile) -> dict[str, Any]:
+    """A strategic merge patch for a Deployment or StatefulSet whose image starts `vllm serve`."""
+    ports = [{"name": "http", "containerPort": profile.port}]
+    events = profile.kv_events
+    if events is not None:
+        addresses = (events.endpoint, events.replay_endpoint)
+        for name, address in zip(_EVENTS_PORT_NAMES, addresses, strict=True):
+            if address is not None and (number := tcp_port(address)) is not None:
+                ports.append({"name": name, "containerPort": number})
+    container = {
+        "name": profile.container,
+        "args": arguments(profile),
+        "env": [{"name": name, "value": value} for name, value in environment(profile).items()],
+        "ports": ports,
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}},
+    }
+    return {"spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+def shell_line(words: Sequence[str]) -> str:
+    return shlex.join(words)
+
+
+def shell_variables(variables: Mapping[str, str]) -> str:
+    """One assignment a line, as `env` files and shells read them."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def tcp_port(address: str) -> int | None:
+    """The port of a tcp:// address; None for any other, or one without a number at its end."""
+    scheme, _, rest = address.partition("://")
+    port = rest.rpartition(":")[2]
+    return int(port) if scheme == "tcp" and port.isdecimal() and len(port) <= 5 else None
+
+
+def _events_config(events: KvEvents) -> str:
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": events.endpoint,
+        "topic": events.topic,
+    }
+    if events.replay_endpoint is not None:
+        config["replay_endpoint"] = events.replay_endpoint
+    return msgspec.json.encode(config).decode()
+
+
+def _lora_arguments(lora: Lora) -> list[str]:
+    found = ["--enable-lora", "--max-loras", str(lora.max_loras), "--max-lora-rank", str(lora.max_rank)]
+    if lora.max_cpu_loras is not None:
+        found += ["--max-cpu-loras", str(lora.max_cpu_loras)]
+    if lora.adapters:
+        found += ["--lora-modules", *(f"{adapter.name}={adapter.path}" for adapter in lora.adapters)]
+    return found
