@@ -102,7 +102,9 @@ class App:
             self._picker,
             self._metrics,
             listen=Listen(
-                address=config.listen.addresses(workers=config.workers)[worker], tls=config.listen.tls
+                address=config.listen.addresses(workers=config.workers)[worker],
+                tls=config.listen.tls,
+                socket_mode=config.listen.socket_mode,
             ),
             settings=StreamSettings(
                 max_body_bytes=config.envoy.max_body_bytes,

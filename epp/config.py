@@ -40,6 +40,14 @@ class Listen(_Section, frozen=True):
         ),
     ] = "127.0.0.1:9002"
     tls: Tls | None = None
+    socket_mode: Annotated[
+        str,
+        Meta(
+            pattern="^[0-7]{3,4}$",
+            description="Octal permissions of a unix socket, quoted: Envoy may run as another user. "
+            "Its directory decides who gets there.",
+        ),
+    ] = "0666"
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
         """Where each worker listens: a lone worker at the address itself, of several each at its own."""

@@ -16,6 +16,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -145,7 +146,14 @@ class ExtProcServer:
                 port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
-        return 0 if address.startswith("unix:") else port
+        if not address.startswith("unix:"):
+            return port
+        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
+        try:
+            Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
+        except OSError as error:
+            raise ConfigError(f"listen.socketMode: {address}: {error.strerror}") from error
+        return 0
 
     def _wanted(self) -> frozenset[str]:
         """Names of the request headers to decode; they follow the policy."""

@@ -365,6 +365,19 @@ async def test_a_unix_socket_serves(tmp_path: Path) -> None:
         assert rig.server.port == 0
 
 
+@pytest.mark.parametrize(("asked", "mode"), [(Listen().socket_mode, 0o666), ("0660", 0o660)])
+async def test_a_unix_socket_has_the_permissions_that_were_asked_for(
+    tmp_path: Path, asked: str, mode: int
+) -> None:
+    path = tmp_path / "epp.sock"
+    before = os.umask(0o077)
+    try:
+        async with serving(listen=Listen(address=f"unix:{path}", socket_mode=asked)):
+            assert path.stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
 async def test_a_taken_port_is_a_configuration_error() -> None:
     async with serving() as rig:
         with pytest.raises(ConfigError, match="cannot listen"):

@@ -67,6 +67,8 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
             "listen.tls",
             "no TLS",
         ),
+        ("{endpointsFile: e, listen: {socketMode: rw}}", "$.listen.socketMode", "regex"),
+        ("{endpointsFile: e, listen: {socketMode: 0666}}", "$.listen.socketMode", "str"),
         ("{endpointsFile: e, admin: {address: '9090'}}", "admin.address", "ip:port"),
         ("{endpointsFile: e, envoy: {listen: '0.0.0.0:0'}}", "envoy.listen", "out of range"),
         ("{endpointsFile: e, envoy: {admin: '::1:9901'}}", "envoy.admin", "brackets"),
@@ -98,3 +100,24 @@ def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ConfigError, match=r"epp\.yaml"):
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{endpointsFile: e, workers: 9, admin: {address: '127.0.0.1:65530'}}", "ports end at 65535"),
+        (
+            "{endpointsFile: e, listen: {address: '127.0.0.1:9090'}, admin: {address: '127.0.0.1:9090'}}",
+            "127.0.0.1:9090 is taken by listen.address",
+        ),
+        (
+            "{endpointsFile: e, workers: 2, listen: {address: '127.0.0.1:9089'}}",
+            "admin.address: 127.0.0.1:9090 is taken by listen.address",
+        ),
+    ],
+)
+def test_workers_that_would_share_an_address_are_refused(file: Path, text: str, reason: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert reason in str(caught.value)
