@@ -18,6 +18,7 @@ from model_server.server.errors import ApiError
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import ServerSettings, serve
+from model_server.sync import command as lora_sync
 from model_server.vllm import command as vllm_profile
 
 _ABOUT = """\
@@ -88,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     profile.set_defaults(run=vllm_profile.run)
     vllm_profile.add_flags(profile)
+    sync = commands.add_parser(
+        "lora-sync",
+        help="a sidecar that makes a server's LoRA adapters equal a file",
+        description=lora_sync.__doc__,
+    )
+    sync.set_defaults(run=lora_sync.run)
+    lora_sync.add_flags(sync)
     _add_serving(run.add_argument_group("serving"))
     _add_cache(run.add_argument_group("cache and batch"))
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))

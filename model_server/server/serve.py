@@ -84,7 +84,7 @@ class Server:
             limits=limits,
         )
         names = settings.served_names or (settings.model,)
-        models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
+        models = self.models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
         metrics = Metrics(model_name=names[0], max_loras=limits.max_loras, wall_clock=time.time)
         self.engine = Engine(config, runner)
         metrics.watch(self.engine)

@@ -1,0 +1,131 @@
+"""`model-server lora-sync`: flags, the status page, signals and exit codes around the loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from model_server.sync.client import AdapterServer
+from model_server.sync.loop import LoraSync
+from model_server.sync.plan import Backoff
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server", required=True, metavar="URL", help="the model server, http://127.0.0.1:8000"
+    )
+    parser.add_argument(
+        "--file", type=Path, required=True, metavar="PATH", help="YAML: adapters: [{name: sql, path: /a/sql}]"
+    )
+    parser.add_argument(
+        "--interval-s", type=float, default=5.0, metavar="S", help="between looks (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-backoff-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="longest wait before what failed is tried again; the first is 1 s (default %(default)s)",
+    )
+    parser.add_argument(
+        "--prune", action="store_true", help="unload also adapters that this process did not load"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="one pass; exit code 0 if the adapters then equal the file"
+    )
+    parser.add_argument(
+        "--status-port", type=int, metavar="PORT", help="serve /status (JSON) and /ready here"
+    )
+    parser.add_argument(
+        "--status-host", default="127.0.0.1", metavar="HOST", help="address of it (default %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key-env",
+        default="VLLM_API_KEY",
+        metavar="NAME",
+        help="variable that holds the server's API key, if it wants one (default %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: ended by a signal, or in sync with --once; 1: not in sync, or the status port is taken; 2: bad flags."""
+    if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
+        ("http://", "https://")
+    ):
+        print("model-server: --server is an http URL, and times are above 0", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        return asyncio.run(_run(args))
+    except OSError as error:
+        print(f"model-server: {error}", file=sys.stderr)
+        return 1
+
+
+async def _run(args: argparse.Namespace) -> int:
+    async with AdapterServer(args.server, api_key=os.environ.get(args.api_key_env)) as server:
+        sync = LoraSync(
+            file=args.file,
+            server=server,
+            clock=time.monotonic,
+            rng=random.Random(),
+            interval_s=args.interval_s,
+            backoff=Backoff(first_s=min(1.0, args.max_backoff_s), most_s=args.max_backoff_s),
+            prune=args.prune,
+        )
+        if args.once:
+            await sync.sync()
+            print(json.dumps(sync.status()))
+            return 0 if sync.in_sync else 1
+        if args.status_port is None:
+            await _until_signal(sync)
+        else:
+            async with status_page(sync, host=args.status_host, port=args.status_port) as port:
+                print(f"status at http://{args.status_host}:{port}/status", flush=True)
+                await _until_signal(sync)
+    return 0
+
+
+async def _until_signal(sync: LoraSync) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as tasks:
+        syncing = tasks.create_task(sync.run(), name="lora-sync")
+        await stop.wait()
+        syncing.cancel()
+
+
+@asynccontextmanager
+async def status_page(sync: LoraSync, *, host: str, port: int) -> AsyncIterator[int]:
+    """Serves inside; yields the port."""
+
+    async def show(_: web.Request) -> web.Response:
+        return web.json_response(sync.status())
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.json_response({"in_sync": sync.in_sync}, status=200 if sync.in_sync else 503)
+
+    app = web.Application()
+    app.router.add_get("/status", show)
+    app.router.add_get("/ready", ready)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,177 @@
+"""Which adapters to load and unload: decided from what is wanted, what is served, and what happened before.
+
+The rules:
+- a wanted adapter that is not served is loaded; one served from another path is unloaded first;
+- nothing is unloaded that this process did not load, unless it prunes: adapters given at the server's start, or loaded
+  by somebody else, are not ours to take away;
+- what failed is tried again later, each time after twice as long, with a random share so that the sidecars of a fleet do
+  not ask a shared store at the same moment. A changed path starts afresh.
+
+A server that restarts has forgotten what was loaded: what is no longer served is no longer ours, and is loaded again.
+
+Pure: time and randomness are arguments. Caller: `loop`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NewType
+
+AdapterName = NewType("AdapterName", str)
+Adapters = Mapping[AdapterName, str]
+"""Name -> path."""
+State = Literal["loaded", "pending", "failed", "conflict", "leaving", "foreign"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    name: AdapterName
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    name: AdapterName
+    path: str
+    """From where it is served."""
+
+
+Action = Load | Unload
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What happened to one name."""
+
+    loaded_path: str | None = None
+    """What this process loaded under the name and has not seen gone since."""
+    failed: Action | None = None
+    failures: int = 0
+    """Of that action, one after the other."""
+    retry_at_s: float = 0.0
+    error: str = ""
+
+
+History = Mapping[AdapterName, Record]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    first_s: float = 1.0
+    most_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_s <= self.most_s:
+            raise ValueError("a backoff starts above 0 and grows")
+
+    def delay_s(self, failures: int, rng: random.Random) -> float:
+        """After this many failures: half of the doubled time for certain, the other half by chance."""
+        longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
+        return longest * (0.5 + 0.5 * rng.random())
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    name: AdapterName
+    path: str
+    """The wanted one; of an adapter that nobody wants, the one it is served from."""
+    state: State
+    failures: int = 0
+    error: str = ""
+    retry_in_s: float | None = None
+
+
+def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool) -> list[Action]:
+    """What to do now, what frees room first. At most one action for each name; plan again after them."""
+    unloads: list[Action] = []
+    loads: list[Action] = []
+    for name, path in served.items():
+        if wanted.get(name) != path and _removable(history.get(name), path, prune=prune):
+            unloads.append(Unload(name, path))
+    for name, path in wanted.items():
+        if name not in served:
+            loads.append(Load(name, path))
+    return [action for action in (*unloads, *loads) if _due(history.get(action.name), action, now=now)]
+
+
+def observed(history: History, *, wanted: Adapters, served: Adapters) -> dict[AdapterName, Record]:
+    """The history after a look at the server; names that neither side knows are forgotten."""
+    kept: dict[AdapterName, Record] = {}
+    for name, record in history.items():
+        if name not in wanted and name not in served:
+            continue
+        gone = record.loaded_path is not None and served.get(name) != record.loaded_path
+        kept[name] = replace(record, loaded_path=None) if gone else record
+    return kept
+
+
+def succeeded(action: Action) -> Record:
+    return Record(loaded_path=action.path) if isinstance(action, Load) else Record()
+
+
+def failed(
+    record: Record | None, action: Action, *, error: str, now: float, backoff: Backoff, rng: random.Random
+) -> Record:
+    before = record or Record()
+    failures = before.failures + 1 if before.failed == action else 1
+    return replace(
+        before,
+        failed=action,
+        failures=failures,
+        retry_at_s=now + backoff.delay_s(failures, rng),
+        error=error,
+    )
+
+
+def next_retry_s(history: History, *, now: float) -> float | None:
+    """When the first failed action is due again; None: none waits."""
+    due = [record.retry_at_s for record in history.values() if record.failures and record.retry_at_s > now]
+    return min(due, default=None)
+
+
+def status(
+    wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool
+) -> list[AdapterStatus]:
+    """One line for each adapter that is wanted or served, the wanted ones first."""
+    found: list[AdapterStatus] = []
+    for name, path in wanted.items():
+        action: Action = Load(name, path)
+        state: State = "pending"
+        if name in served:
+            action = Unload(name, served[name])
+            removable = _removable(history.get(name), served[name], prune=prune)
+            state = "loaded" if served[name] == path else "pending" if removable else "conflict"
+        found.append(_line(name, path, state, history.get(name), action, now=now))
+    for name, path in served.items():
+        if name not in wanted:
+            removable = _removable(history.get(name), path, prune=prune)
+            state = "leaving" if removable else "foreign"
+            found.append(_line(name, path, state, history.get(name), Unload(name, path), now=now))
+    return found
+
+
+def in_sync(lines: list[AdapterStatus]) -> bool:
+    return all(line.state in ("loaded", "foreign") for line in lines)
+
+
+def _line(
+    name: AdapterName, path: str, state: State, record: Record | None, action: Action, *, now: float
+) -> AdapterStatus:
+    if state == "conflict":
+        return AdapterStatus(
+            name, path, state, error=f"served from {action.path}, which was not loaded by this process"
+        )
+    if state in ("loaded", "foreign") or record is None or record.failed != action:
+        return AdapterStatus(name, path, state)
+    waits_s = max(0.0, record.retry_at_s - now)
+    return AdapterStatus(name, path, "failed", record.failures, record.error, waits_s)
+
+
+def _removable(record: Record | None, path: str, *, prune: bool) -> bool:
+    return prune or (record is not None and record.loaded_path == path)
+
+
+def _due(record: Record | None, action: Action, *, now: float) -> bool:
+    return record is None or record.failed != action or now >= record.retry_at_s
