@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from epp.config import Config, Listen
@@ -32,7 +32,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
-from epp.types import Address, Endpoint
+from epp.types import Endpoint
 
 _log = logging.getLogger("epp")
 _HOUSEKEEPING_S = 1.0
@@ -54,7 +54,7 @@ def load_inputs(config: Config) -> Inputs:
     endpoints_text = _read(config.endpoints_file)
     policy_text = _read(config.policy_file) if config.policy_file else b""
     return Inputs(
-        policy=load_policy(policy_text, source=config.policy_file) if policy_text else DEFAULT_POLICY,
+        policy=load_policy(policy_text, source=config.policy_file) if config.policy_file else DEFAULT_POLICY,
         endpoints=load_endpoints(endpoints_text, source=config.endpoints_file),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
@@ -88,9 +88,13 @@ class App:
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
         decisions = DecisionRing(keep=config.admin.keep_decisions)
         self._metrics = Metrics(decisions=decisions, state=self._status)
-        first = Address.parse(config.admin.address)
+        self._listen = Listen(
+            address=config.listen.addresses(workers=config.workers)[worker],
+            tls=config.listen.tls,
+            socket_mode=config.listen.socket_mode,
+        )
         self._admin = AdminServer(
-            address=replace(first, port=first.port + worker),
+            address=config.admin.addresses(workers=config.workers)[worker],
             metrics=self._metrics,
             decisions=decisions,
             state=self._status,
@@ -101,11 +105,7 @@ class App:
         self._server = ExtProcServer(
             self._picker,
             self._metrics,
-            listen=Listen(
-                address=config.listen.addresses(workers=config.workers)[worker],
-                tls=config.listen.tls,
-                socket_mode=config.listen.socket_mode,
-            ),
+            listen=self._listen,
             settings=StreamSettings(
                 max_body_bytes=config.envoy.max_body_bytes,
                 hold_streams=config.hold_streams,
@@ -114,7 +114,10 @@ class App:
             ),
         )
         self._draining = False
-        self._set_endpoints(inputs.endpoints)
+        try:
+            self._set_endpoints(inputs.endpoints)
+        except OSError as error:
+            raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then drain."""
@@ -149,7 +152,7 @@ class App:
         try:
             await self._server.start()
             try:
-                _log.info("serving on %s, worker %d", self._config.listen.address, self._worker)
+                _log.info("serving on %s, worker %d", self._listen.address, self._worker)
                 yield
             finally:
                 await self._server.stop(_STOP_GRACE_S)
@@ -173,6 +176,7 @@ class App:
     def _watcher(
         self, kind: str, path: str, applied: bytes, on_change: Callable[[bytes], None]
     ) -> FileWatcher:
+        self._metrics.watching(kind)
         return FileWatcher(
             Path(path),
             on_change=on_change,
@@ -205,7 +209,7 @@ class App:
         self._set_endpoints(load_endpoints(content, source=self._config.endpoints_file))
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will."""
+        """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will. OSError: not written."""
         if self._eds is not None:
             try:
                 self._eds.write(endpoints)

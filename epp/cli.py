@@ -13,6 +13,7 @@ import uvloop
 from epp import app, process, reference
 from epp.config import Config, load_config
 from epp.errors import ConfigError
+from epp.telemetry.logs import setup_logging
 from epp.workers import Supervisor
 
 _DESCRIPTION = """\
@@ -94,7 +95,10 @@ def _check(config: Config) -> int:
 def _serve(config: Config, path: Path, *, worker: int | None) -> int:
     if worker is None and config.workers > 1:
         app.load_inputs(config)  # say what is wrong once, not once a worker
+        setup_logging(config.log)
         return asyncio.run(Supervisor(config_path=path, count=config.workers).run())
+    if worker is not None:
+        process.follow_parent()
     served = app.App(config, worker=worker or 0)
     process.tune()
     status: int = uvloop.run(served.run())

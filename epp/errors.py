@@ -56,13 +56,5 @@ class SaturatedError(PickError):
         self.retry_after_s = retry_after_s
 
 
-class DrainingError(PickError):
-    """The picker's drain has ended and it takes no more streams."""
-
-    status = 503
-    reason = "draining"
-    error_type = "service_unavailable"
-
-
 class ConfigError(Exception):
     """A configuration, policy or endpoints file that cannot be used; the message names the file and the field."""

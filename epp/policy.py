@@ -6,7 +6,7 @@ one finishes with it. Units are in the names. The reference page and the Kuberne
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -93,7 +93,12 @@ class Cost(_Spec, frozen=True):
         float, Meta(ge=0, le=10**6, description="c: price of one request in flight, as prompt tokens.")
     ] = 120.0
     prefill_tokens_per_second: Annotated[
-        float, Meta(gt=0, le=10**7, description="V before a server's own rate is learned.")
+        float,
+        Meta(
+            gt=0,
+            le=10**7,
+            description="V before a rate is learned; a change counts for models not seen before.",
+        ),
     ] = 8000.0
     near_tie_ratio: Annotated[
         Ratio, Meta(description="Scores this close to the best count as equal: most cached, then random.")
@@ -118,7 +123,12 @@ class Table(_Spec, frozen=True):
         float, Meta(ge=1, le=10**7, description="An entry unused for so long is forgotten.")
     ] = 3600.0
     bytes_per_token: Annotated[
-        float, Meta(gt=0.1, le=64, description="Bytes of prompt text to a token, before it is learned.")
+        float,
+        Meta(
+            gt=0.1,
+            le=64,
+            description="Bytes of prompt text to a token, before it is learned; a change counts for models not seen before.",
+        ),
     ] = 4.0
 
 
@@ -215,7 +225,8 @@ def load_policy(text: str | bytes, *, source: str) -> Policy:
     try:
         return msgspec.yaml.decode(text, type=Policy)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {error}") from error
+        hint = f"; rules are {', '.join(get_args(RuleName))}" if "$.spec.rule`" in str(error) else ""
+        raise ConfigError(f"{source}: {error}{hint}") from error
 
 
 DEFAULT_POLICY = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="default"))

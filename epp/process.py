@@ -1,12 +1,13 @@
 """Settings of the interpreter and the allocator for a process that reads large prompts and keeps a large table.
 
-Called once by `cli`, when a worker is built and before it serves.
+Called by `cli`, when a worker is built and before it serves.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import signal
 from typing import Final
 
 # Numbers of glibc's malloc.h.
@@ -17,6 +18,9 @@ _KEEP_FREE_BYTES: Final = 64 * 2**20
 """Freed memory up to this much stays with the process."""
 _FROM_HEAP_BYTES: Final = 32 * 2**20
 """Blocks below this come from the heap; the most that glibc takes."""
+
+_PR_SET_PDEATHSIG: Final = 1
+"""Of Linux's prctl.h."""
 
 _GC_THRESHOLDS: Final = (10_000, 20, 100)
 
@@ -38,3 +42,13 @@ def tune() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def follow_parent() -> None:
+    """End when the parent does, even if it is killed: a worker without its supervisor would hold ports and sockets.
+
+    Linux only; elsewhere nothing is changed.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -38,7 +38,9 @@ class Address:
         try:
             ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
         except ValueError:
-            raise ValueError(f"{text!r} is not ip:port (an IPv6 address goes in brackets)") from None
+            raise ValueError(
+                f"{text!r} is not ip:port (no host names; an IPv6 address goes in brackets)"
+            ) from None
         if bracketed != (ip.version == 6):
             raise ValueError(f"{text!r} is not ip:port (an IPv6 address goes in brackets)")
         return cls(host=str(ip), port=int(port))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 _log = logging.getLogger("epp.workers")
 _BACKOFF_S = (0.2, 1.0, 5.0)
+_UNUSABLE = 2
+"""Exit status of a worker that cannot use its configuration."""
 _HEALTHY_AFTER_S = 10.0
 """A worker that lived this long starts again without delay."""
 
@@ -26,16 +28,17 @@ class Supervisor:
         self._count = count
         self._stopping = asyncio.Event()
         self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._status = 0
 
     async def run(self) -> int:
-        """Exit status: 0 after a stop that was asked for."""
+        """Exit status: 0 after a stop that was asked for, 2 if a worker could not use its configuration at the start."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop)
         async with asyncio.TaskGroup() as group:
             for index in range(self._count):
                 group.create_task(self._keep(index), name=f"worker-{index}")
-        return 0
+        return self._status
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -45,7 +48,7 @@ class Supervisor:
 
     async def _keep(self, index: int) -> None:
         """One worker, started again when it dies; a worker that dies at once is started ever more slowly."""
-        failures = 0
+        failures, first = 0, True
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
@@ -65,6 +68,12 @@ class Supervisor:
             status = await process.wait()
             if self._stopping.is_set():
                 return
+            if status == _UNUSABLE and first:
+                # It has said why. Later on the same is no reason to stop: the others go on with what they have.
+                self._status = status
+                self._stop()
+                return
+            first = False
             failures = 0 if loop.time() - started > _HEALTHY_AFTER_S else failures + 1
             _log.error("worker %d ended with status %d; starting it again", index, status)
             if failures:

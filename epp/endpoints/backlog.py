@@ -42,7 +42,10 @@ class Backlog:
 
     def undone_tokens(self, *, now: float, rate: float) -> float:
         """Estimate of the tokens still to compute, at `rate` tokens a second since the last event."""
-        return max(0.0, self._total - self._drained - rate * max(0.0, now - self._at))
+        undone = self._total - self._drained
+        if undone <= 0.0:  # of many endpoints most wait for work
+            return 0.0
+        return max(0.0, undone - rate * max(0.0, now - self._at))
 
     def book(self, booking: Booking, *, now: float, rate: float) -> None:
         """Add work. Time before it was idle time: it drains nothing of the new booking."""

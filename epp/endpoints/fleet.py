@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from epp.endpoints.prefill_rate import ModelRate
+from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.state import EndpointState
 from epp.policy import PolicySpec
 from epp.types import Address, Endpoint, EndpointName
@@ -28,6 +28,11 @@ class Fleet:
         self._states: dict[EndpointName, EndpointState] = {}
         self._by_address: dict[Address, EndpointState] = {}
         self._model_rates: dict[str, ModelRate] = {}
+        # What the source says of models, kept since every pick asks for it; made anew with each list of endpoints.
+        self._declared: frozenset[str] = frozenset()
+        """Every adapter that some endpoint declares."""
+        self._able: dict[str, list[EndpointState]] = {}
+        """By base model or declared adapter, those that serve it."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -57,20 +62,26 @@ class Fleet:
                 continue
             old = state.endpoint
             state.endpoint = endpoint
-            if (old.address, old.incarnation) != (endpoint.address, endpoint.incarnation):
+            if _process(old) != _process(endpoint):
                 state.forget_server(now=now)
                 state.failures = 0
                 restarted.append(name)
+            if old.model != endpoint.model:
+                state.rate = PrefillRate(self._model_rate(endpoint.model, spec=spec))
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
+        self._declared = frozenset(a for e in wanted.values() for a in e.adapters)
+        self._able = self._by_model()
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
     def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
         """A state that nothing is known about, but for the rate of its model's other servers."""
-        rate = self._model_rates.get(endpoint.model)
+        return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model, spec=spec), now=now)
+
+    def _model_rate(self, model: str, *, spec: PolicySpec) -> ModelRate:
+        rate = self._model_rates.get(model)
         if rate is None:
-            rate = ModelRate(start=spec.cost.prefill_tokens_per_second)
-            self._model_rates[endpoint.model] = rate
-        return EndpointState.new(endpoint, model_rate=rate, now=now)
+            rate = self._model_rates[model] = ModelRate(start=spec.cost.prefill_tokens_per_second)
+        return rate
 
     def healthy(self, states: Sequence[EndpointState], *, failures_to_eject: int) -> list[EndpointState]:
         """Those of `states` that may be picked.
@@ -84,11 +95,9 @@ class Fleet:
 
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
-        for state in self._states.values():
-            endpoint = state.endpoint
-            if model in endpoint.adapters or (model != endpoint.model and state.has_adapter(model)):
-                return model
-        return ""
+        if model in self._declared:
+            return model
+        return model if any(s.endpoint.model != model for s in self._holders(model)) else ""
 
     def serving(self, model: str) -> list[EndpointState]:
         """Those that can serve `model`, ready or not: as base model or adapter, where any endpoint says so; else all.
@@ -96,19 +105,43 @@ class Fleet:
         An adapter that no source declares but a server was seen to hold can be on any server of the same base model:
         having seen it once must not tie it to that server for good.
         """
-        states = list(self._states.values())
-        holders = [s for s in states if s.has_adapter(model)]
-        able = [s for s in states if s.endpoint.model == model or model in s.endpoint.adapters]
+        able = self._able.get(model, ())
+        if len(able) == len(self._states):
+            return list(able)
+        holders = self._holders(model)
         if able:
-            return able + [s for s in holders if s not in able]
+            return [*able, *(s for s in holders if s not in able)]
+        states = list(self._states.values())
         bases = {s.endpoint.model for s in holders}
         return [s for s in states if s.endpoint.model in bases] if bases else states
+
+    def _holders(self, model: str) -> list[EndpointState]:
+        """Those that were seen to hold the adapter. `EndpointState.has_adapter` written out, at a third of its price."""
+        return [
+            s
+            for s in self._states.values()
+            if model in s.adapters or ((m := s.metrics) is not None and model in m.active_adapters)
+        ]
+
+    def _by_model(self) -> dict[str, list[EndpointState]]:
+        able: dict[str, list[EndpointState]] = {}
+        for state in self._states.values():
+            for model in state.endpoint.adapters | {state.endpoint.model}:
+                able.setdefault(model, []).append(state)
+        return able
 
     def check_integrity(self) -> None:
         """Assert that the indexes agree and every state is sound."""
         assert set(self._by_address.values()) == set(self._states.values())
+        assert self._able == self._by_model()
+        assert self._declared == {a for s in self._states.values() for a in s.endpoint.adapters}
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0
             assert state.failures >= 0
             state.backlog.check_integrity()
+
+
+def _process(endpoint: Endpoint) -> tuple[Address, str, str]:
+    """What tells one serving process from the next: another of these, and its cache is another's, too."""
+    return endpoint.address, endpoint.incarnation, endpoint.model

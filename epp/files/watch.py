@@ -5,7 +5,7 @@ writes in place alike, on any file system, with no dependency, for a few reads o
 once two looks in a row agree, so a file caught in the middle of being written is not taken for its new self.
 
 A content that is refused, or a file that cannot be read, changes nothing: it is logged once with its reason, and the
-next other content is tried. Called by `app`.
+next other content is tried. A content that could not be used for the moment (OSError) is tried again. Called by `app`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_BYTES: Final = 16 * 2**20
 
 
 class FileWatcher:
-    """Calls `on_change` with each new content of `path`; ConfigError from it refuses that content.
+    """Calls `on_change` with each new content of `path`; ConfigError from it refuses that content, OSError puts it off.
 
     `applied` is the content already in use; without it the first content is handed over, too. `on_result` hears of
     every attempt: True for a content taken, False for one refused or a file gone unreadable.
@@ -47,6 +47,9 @@ class FileWatcher:
         self._handed_over = applied
         self._glimpsed: bytes | None = None
         self._unreadable = ""
+        self._put_off = ""
+        self._in_use = True
+        """The newest content that was handed over is the one in use."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -66,6 +69,7 @@ class FileWatcher:
         if self._unreadable:
             self._unreadable = ""
             logger.info("%s can be read again", self.path)
+            self._on_result(self._in_use)
         if content == self._handed_over:
             self._glimpsed = None
         elif content == self._glimpsed:
@@ -82,15 +86,27 @@ class FileWatcher:
         return content
 
     def _hand_over(self, content: bytes) -> None:
-        self._handed_over = content
         try:
             self._on_change(content)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            if reason != self._put_off:
+                self._put_off = reason
+                logger.error("%s has changed and cannot be put to use yet, trying on: %s", self.path, error)  # noqa: TRY400 - as below
+                self._report(in_use=False)
+            return
         except ConfigError as error:
             logger.error("%s has changed and is refused; what was read before stays: %s", self.path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
-            self._on_result(False)
+            self._report(in_use=False)
         else:
             logger.info("%s has changed and is in use", self.path)
-            self._on_result(True)
+            self._report(in_use=True)
+        self._put_off = ""
+        self._handed_over = content
+
+    def _report(self, *, in_use: bool) -> None:
+        self._in_use = in_use
+        self._on_result(in_use)
 
     def _say_unreadable(self, reason: str) -> None:
         """Once for each reason, not four times a second."""

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from epp.decision import Pick
 from epp.errors import PickError
-from epp.telemetry import catalog
+from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
@@ -79,8 +79,10 @@ class Metrics:
         key = (decision.chosen, decision.reason)
         self._picks[key] = self._picks.get(key, 0) + 1
         self._decisions.add(decision)
+        request_log.picked(decision)
 
     def refused(self, request_id: str, error: PickError) -> None:
+        request_log.refused(request_id, error)
         self._requests["refused", "unknown"].inc()
         self._refused[error.reason,].inc()
         self._decisions.add(
@@ -93,12 +95,14 @@ class Metrics:
             )
         )
 
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:  # noqa: ARG002 - the observer's signature
+    def responded(self, pick: Pick, *, mismatch: bool) -> None:
         if mismatch:
             self._mismatches.inc()
+            request_log.moved(pick.decision)
 
     def ended(self, pick: Pick) -> None:
         decision = pick.decision
+        request_log.ended(decision)
         self._in_flight.dec()
         self._requests[decision.outcome or "ended", decision.kind].inc()
         if decision.cached_tokens is not None:
@@ -109,6 +113,10 @@ class Metrics:
 
     def protocol_error(self, reason: str) -> None:
         self._protocol_errors[reason,].inc()
+
+    def watching(self, source: str) -> None:
+        """A file was read at start and is watched from now on."""
+        self._reload_ok[source,].set(1)
 
     def reloaded(self, source: str, *, ok: bool) -> None:
         """A watched file changed; `source` says which: policy, endpoints."""

@@ -35,6 +35,16 @@ async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
     await wait_until(told, what=f"the {source} file is {'taken' if expected else 'refused'}")
 
 
+async def running(gateway: Gateway, *, policy: str, rule: str) -> None:
+    """Wait until this policy is in use."""
+
+    async def told() -> bool:
+        series = f'epp_policy_info{{policy="{policy}",rule="{rule}"}} 1.0'
+        return series in (await gateway.picker.metrics()).splitlines()
+
+    await wait_until(told, what=f"policy {policy} is in use")
+
+
 async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, policy={"rule": "least-cost"}) as gateway:
         first = await decided(gateway, "first")
@@ -42,7 +52,7 @@ async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_pa
         assert entries > 0
 
         write_policy(gateway.config, {"rule": "affinity"}, name="second")
-        await reload_ok(gateway, "policy", 1.0)
+        await running(gateway, policy="second", rule="affinity")
         assert await gateway.picker.metric("epp_table_size_entries") == entries
         second = await decided(gateway, "second")
         assert (second["policy"], second["rule"], second["reason"]) == ("second", "affinity", "prefix")

@@ -68,14 +68,27 @@ def test_a_new_list_says_what_came_what_went_and_what_was_restarted() -> None:
     fleet.check_integrity()
 
 
-def test_an_endpoint_that_stays_keeps_its_state_also_under_new_labels() -> None:
+def test_an_endpoint_that_stays_keeps_its_state_also_with_other_adapters() -> None:
     fleet = a_fleet(endpoint("a", model="m"))
     before = fleet.get(EndpointName("a"))
-    change = fleet.set_endpoints([endpoint("a", model="other")], spec=SPEC, now=1.0)
+    change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], spec=SPEC, now=1.0)
     assert fleet.get(EndpointName("a")) is before
     assert before is not None
-    assert before.endpoint.model == "other"
+    assert before.endpoint.adapters == {"sql"}
     assert change.restarted == ()
+
+
+def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
+    fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="other"))
+    state = fleet.get(EndpointName("a"))
+    assert state is not None
+    before = state.process
+    change = fleet.set_endpoints(
+        [endpoint("a", model="other"), endpoint("b", model="other")], spec=SPEC, now=1.0
+    )
+    assert change.restarted == ("a",)
+    assert state.process == before + 1
+    fleet.check_integrity()
 
 
 def test_addresses_lead_to_who_has_them_now() -> None:

@@ -20,11 +20,14 @@ class Follower:
         self.taken: list[bytes] = []
         self.results: list[bool] = []
         self.took = asyncio.Event()
+        self.trouble: OSError | None = None
         self.watcher = FileWatcher(
             path, on_change=self._take, on_result=self.results.append, applied=applied, poll_s=0.01
         )
 
     def _take(self, content: bytes) -> None:
+        if self.trouble is not None:
+            raise self.trouble
         if b"bad" in content:
             raise ConfigError(f"field x: {content.decode()}")
         self.taken.append(content)
@@ -126,6 +129,24 @@ async def test_a_refused_content_is_said_once_and_the_next_one_is_tried(
     assert follower.results == [False, True]
 
 
+async def test_a_content_that_cannot_be_used_for_the_moment_is_tried_until_it_can(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = Follower(path, applied=b"one")
+    follower.trouble = OSError(30, "Read-only file system")
+    path.write_bytes(b"two")
+    await follower.looks(8)
+    assert follower.taken == []
+    assert follower.results == [False]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path} has changed and cannot be put to use yet, trying on: [Errno 30] Read-only file system"
+    ]
+    follower.trouble = None
+    await follower.looks(4)
+    assert follower.taken == [b"two"]
+    assert follower.results == [False, True]
+
+
 async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,10 +157,11 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     path.write_bytes(b"one")
     await follower.looks()
     assert follower.taken == []
+    assert follower.results == [False, True]
     path.write_bytes(b"three")
     await follower.looks()
     assert follower.taken == [b"three"]
-    assert follower.results == [False, True]
+    assert follower.results == [False, True, True]
     said = [r.getMessage() for r in caplog.records]
     assert [s for s in said if "cannot be read" in s] == [
         f"{path} cannot be read; what was read before stays: No such file or directory"
