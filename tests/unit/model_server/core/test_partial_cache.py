@@ -174,6 +174,23 @@ def test_a_tail_that_is_held_or_goes_on_otherwise_is_copied_as_far_as_it_matches
     manager.check_integrity()
 
 
+def test_of_tails_that_match_equally_the_one_cached_first_is_served() -> None:
+    manager = manager_of()
+    first, second = request_of([1, 2, 3, 4]), request_of([1, 2, 3, 5])
+    admit(manager, first)
+    admit(manager, second)
+    tails = [manager.table(request.request_id)[0] for request in (first, second)]
+    assert manager.get_computed(request_of([1, 2, 3, 9])).tail is tails[0]
+    assert manager.get_computed(request_of([1, 2, 3, 5, 9])).tail is tails[1]
+
+
+def test_blocks_know_how_long_the_prefix_is_that_they_end() -> None:
+    manager = manager_of()
+    request = request_of(list(range(40)))
+    admit(manager, request)
+    assert [block.prefix_blocks for block in manager.table(request.request_id)] == [1, 2, 3]
+
+
 def test_what_a_step_is_still_computing_is_not_copied_in_it() -> None:
     manager = manager_of()
     first, second = request_of(list(range(30))), request_of(list(range(30)))

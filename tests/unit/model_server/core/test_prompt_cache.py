@@ -89,7 +89,7 @@ def test_a_prompt_is_found_only_by_equal_tokens_adapter_and_salt() -> None:
     ):
         run(engine, stranger)
         assert answer(stranger) == answer_alone(stranger)
-    assert (engine.prompt_cache.hits, model.num_prefills) == (0, 5)
+    assert (engine.prompt_cache.hits, engine.prompt_cache.misses, model.num_prefills) == (0, 5, 5)
 
 
 def test_003_2_blocks_return_to_the_pool_after_10_000_requests_under_eviction() -> None:
