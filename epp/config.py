@@ -7,7 +7,7 @@ Called by `cli` and `app`; every other module gets the struct it needs through i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -55,8 +55,7 @@ class Listen(_Section, frozen=True):
             return (self.address,)
         if self.address.startswith("unix:"):
             return tuple(f"{self.address}.{n}" for n in range(workers))
-        first = Address.parse(self.address)
-        return tuple(str(Address(host=first.host, port=first.port + n)) for n in range(workers))
+        return tuple(map(str, _row(Address.parse(self.address), workers)))
 
 
 class Admin(_Section, frozen=True):
@@ -68,6 +67,49 @@ class Admin(_Section, frozen=True):
     keep_decisions: Annotated[
         int, Meta(ge=0, le=1_000_000, description="How many of the last picks can be asked about.")
     ] = 1000
+
+    def addresses(self, *, workers: int) -> tuple[Address, ...]:
+        """Of each worker. ValueError where there are not so many ports."""
+        return _row(Address.parse(self.address), workers)
+
+
+BLOCKED_PATHS: Final = (
+    "/abort_requests",
+    "/collective_rpc",
+    "/fault_tolerance",
+    "/finish_weight_update",
+    "/get_world_size",
+    "/init_weight_transfer_engine",
+    "/is_paused",
+    "/is_scaling_elastic_ep",
+    "/is_sleeping",
+    "/kv_event_sources",
+    "/load",
+    "/metrics",
+    "/pause",
+    "/release_kv_cache_memory",
+    "/reset_encoder_cache",
+    "/reset_mm_cache",
+    "/reset_prefix_cache",
+    "/resume",
+    "/resume_kv_cache_memory",
+    "/scale_elastic_ep",
+    "/server_info",
+    "/shutdown_weight_transfer_engine",
+    "/sleep",
+    "/start_draft_weight_update",
+    "/start_profile",
+    "/start_weight_update",
+    "/stop_profile",
+    "/update_weight_version",
+    "/update_weights",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/wake_up",
+    "/weight_checker",
+    "/weight_info",
+)
+"""What vLLM serves for its operators, all of its development mode included."""
 
 
 class Envoy(_Section, frozen=True):
@@ -92,6 +134,12 @@ class Envoy(_Section, frozen=True):
     http2_cleartext: Annotated[
         bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) beside HTTP/1.1.")
     ] = True
+    blocked_paths: Annotated[
+        tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
+        Meta(
+            description="Clients get 404 for these paths of the model servers and all below them. A list here replaces the default."
+        ),
+    ] = BLOCKED_PATHS
     tls: Tls | None = None
     access_log: bool = True
 
@@ -147,11 +195,32 @@ class Config(_Section, frozen=True):
                 raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
         else:
             _check_address(self.listen.address, field="listen.address")
+        self._check_workers()
         if self.hold_streams and not self.envoy.fail_open:
             raise ConfigError(
                 "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "
                 "set holdStreams to false"
             )
+
+    def _check_workers(self) -> None:
+        """Every worker has addresses of its own, and no two things share one."""
+        taken = {self.envoy.listen: "envoy.listen", self.envoy.admin: "envoy.admin"}
+        for field, section in (("listen.address", self.listen), ("admin.address", self.admin)):
+            try:
+                addresses = section.addresses(workers=self.workers)
+            except ValueError as error:
+                raise ConfigError(f"{field}: {error}") from error
+            for address in map(str, addresses):
+                if address in taken and not address.endswith(":0"):
+                    raise ConfigError(f"{field}: {address} is taken by {taken[address]}; choose another port")
+                taken[address] = field
+
+
+def _row(first: Address, count: int) -> tuple[Address, ...]:
+    """So many addresses, ports in a row. ValueError past the last port."""
+    if first.port + count - 1 > 65535:
+        raise ValueError(f"{first}: {count} workers need {count} ports from here on, and ports end at 65535")
+    return tuple(Address(host=first.host, port=first.port + n) for n in range(count))
 
 
 def _check_address(text: str, *, field: str) -> None:
