@@ -139,6 +139,13 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
         help="tokens in one event of a streamed answer; the first always comes alone (default %(default)s)",
     )
     group.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=64 * 1024 * 1024,
+        metavar="N",
+        help="larger requests get 413 (default %(default)s)",
+    )
+    group.add_argument(
         "--drain-timeout-s",
         type=float,
         default=30.0,
@@ -282,7 +289,11 @@ def _add_costs(group: argparse._ArgumentGroup) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
-    for flag, value in (("--max-queue", args.max_queue), ("--stream-interval", args.stream_interval)):
+    for flag, value in (
+        ("--max-queue", args.max_queue),
+        ("--stream-interval", args.stream_interval),
+        ("--max-body-bytes", args.max_body_bytes),
+    ):
         if value < 1:
             raise ValueError(f"{flag} must be at least 1")
     if not 0 <= args.port <= 65535:
@@ -320,6 +331,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         max_waiting=args.max_queue,
         stream_interval=args.stream_interval,
         drain_timeout_s=args.drain_timeout_s,
+        max_body_bytes=args.max_body_bytes,
     )
 
 

@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -51,6 +52,7 @@ class Api:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         max_body_bytes: int,
+        kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
     ) -> None:
         self._engine = engine
         self._driver = driver
@@ -60,6 +62,7 @@ class Api:
         self._clock = clock
         self._wall_clock = wall_clock
         self._max_body_bytes = max_body_bytes
+        self._kv_event_sources = kv_event_sources
         self._started_at = int(wall_clock())
         self._numbers = itertools.count()
 
@@ -76,6 +79,7 @@ class Api:
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/ping", self._health)
         app.router.add_get("/version", self._version)
+        app.router.add_get("/kv_event_sources", self._list_kv_event_sources)
         app.router.add_get("/metrics", self._metrics_page)
         return app
 
@@ -196,6 +200,9 @@ class Api:
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": metadata.version("prefix-gateway")})
+
+    async def _list_kv_event_sources(self, _: web.Request) -> web.Response:
+        return web.json_response(self._kv_event_sources())
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         page = generate_latest(self._metrics.registry)

@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES, KvEventLog, Message
 
@@ -63,6 +63,7 @@ class KvPublisher:
         wall_clock: Callable[[], float],
     ) -> None:
         self._log = log
+        self._settings = settings
         self._topic = settings.topic.encode()
         self._pub = pub
         self._router = router
@@ -76,6 +77,18 @@ class KvPublisher:
     @property
     def replay_endpoint(self) -> str | None:
         return _bound_address(self._router) if self._router is not None else None
+
+    def source(self) -> dict[str, Any]:
+        """How to subscribe, by vLLM's names."""
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "buffer_steps": self._settings.buffer_batches,
+            "hwm": _HIGH_WATER_MARK,
+            "topic": self._settings.topic,
+        }
 
     def publish(self) -> None:
         """Send what has been heard since the last call, if anything. Never waits."""
@@ -125,6 +138,7 @@ async def open_publisher(
         sockets.append(socket)
         socket.set_hwm(high_water_mark)
         socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
         try:
             socket.bind(address)
         except zmq.ZMQError as error:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -114,8 +115,13 @@ class Server:
             clock=time.monotonic,
             wall_clock=time.time,
             max_body_bytes=settings.max_body_bytes,
+            kv_event_sources=self._kv_event_sources,
         )
         self.application = api.application()
+
+    def _kv_event_sources(self) -> dict[str, dict[str, Any]]:
+        """Data parallel rank -> how to subscribe; empty: no events."""
+        return {"0": self.kv_publisher.source()} if self.kv_publisher is not None else {}
 
 
 @asynccontextmanager

@@ -543,7 +543,7 @@ class Broken(Unobserved):
 
 async def test_small_pages(start: Start) -> None:
     server = await start(served_names=("one", "two"))
-    for path in ("/health", "/ping", "/version"):
+    for path in ("/health", "/ping", "/version", "/kv_event_sources"):
         async with server.http.get(path) as response:
             assert response.status == 200
     assert (await server.complete(model="two"))["model"] == "two"

@@ -130,6 +130,17 @@ async def test_what_is_published_is_what_a_replay_gives(running: Running) -> Non
     assert (await running.replay(first[1]))[:2] == [first, second]
 
 
+async def test_the_server_says_where_to_subscribe(running: Running) -> None:
+    async with running.http.get("/kv_event_sources") as response:
+        sources = await response.json()
+    publisher = running.server.kv_publisher
+    assert publisher is not None
+    assert sources.keys() == {"0"}
+    source = sources["0"]
+    assert (source["endpoint"], source["replay_endpoint"]) == (publisher.endpoint, publisher.replay_endpoint)
+    assert (source["topic"], source["buffer_steps"]) == ("kv-events", 500)
+
+
 async def test_a_reset_is_told_without_waiting_for_a_request(running: Running) -> None:
     await running.complete("word " * 60)
     before = len(await running.replay(number(0)))

@@ -66,6 +66,7 @@ def test_a_second_signal_ends_the_drain_at_once(number: signal.Signals, status: 
         assert answer.readline() == b"\n"  # the stream goes on
         process.send_signal(number)
         assert process.wait(timeout=60) == status
+        answer.close()
         client.close()
 
 
@@ -92,6 +93,7 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
         (["--lora", "x", "--lora", "x"], "loaded already"),
         (["--max-queue", "0"], "--max-queue"),
         (["--port", "70000"], "is not a port"),
+        (["--max-body-bytes", "0"], "--max-body-bytes"),
         (["--drain-timeout-s", "nan"], "--drain-timeout-s"),
         (["--kv-events-endpoint", "localhost:5557"], "write tcp://*:5557"),
         (["--kv-events-replay-endpoint", "tcp://*:5558"], "give both"),

@@ -11,9 +11,20 @@ import pytest
 import yaml
 
 from model_server.cli import main
+from model_server.sync.files import read_adapters
 from model_server.vllm.checks import problems
 from model_server.vllm.errors import ProfileError
-from model_server.vllm.profile import arguments, environment, of_pool, pod_patch, read
+from model_server.vllm.profile import (
+    KvEvents,
+    Lora,
+    Pool,
+    Profile,
+    arguments,
+    environment,
+    of_pool,
+    pod_patch,
+    read,
+)
 
 SOUND: dict[str, Any] = {
     "model": "org/llama",
@@ -151,6 +162,26 @@ def test_what_breaks_routing_is_refused_with_what_to_write(
     assert found.keys() == {where}
     assert why in found[where]
     assert "Instead: " in found[where]
+
+
+def blocks_of_the_docs() -> list[str]:
+    page = (Path(__file__).parents[4] / "docs" / "vllm-pods.md").read_text()
+    return [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]
+
+
+def test_the_profile_in_the_docs_is_sound_and_every_field_is_explained() -> None:
+    [profile, _] = blocks_of_the_docs()
+    assert problems(read(profile)) == []
+    page = (Path(__file__).parents[4] / "docs" / "vllm-pods.md").read_text()
+    for kind in (Profile, KvEvents, Lora, Pool):
+        for field in kind.__struct_encode_fields__:
+            assert f"`{field}`" in page, field
+
+
+def test_the_adapter_file_in_the_docs_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "adapters.yaml"
+    file.write_text(blocks_of_the_docs()[1])
+    assert list(read_adapters(file)) == ["sql", "legal"]
 
 
 def test_all_problems_are_told_at_once() -> None:
