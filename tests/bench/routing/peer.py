@@ -16,12 +16,9 @@ from typing import Protocol
 from xxhash import xxh3_64_intdigest
 
 from model_server.core.hashing import BlockHash
-from model_server.sim.prompts import block_names, render
+from model_server.sim.prompts import Segment, block_names, render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
-
-HEAD_TOKENS = 64
-"""Of the prompt's and of the first user message's start, for the rules that hash characters."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +70,14 @@ class Asked:
 
 
 def _head(request: SimRequest, first: int, num_chars: int) -> int:
-    start = render([s._replace(num_tokens=min(s.num_tokens, HEAD_TOKENS)) for s in request.segments[first:]])
-    return xxh3_64_intdigest(request.adapter.encode() + b"|" + start[:num_chars])
+    wanted: list[Segment] = []
+    left = num_chars  # more than enough: a token is not less than a character
+    for segment in request.segments[first:]:
+        wanted.append(segment._replace(num_tokens=min(segment.num_tokens, left)))
+        left -= segment.num_tokens
+        if left <= 0:
+            break
+    return xxh3_64_intdigest(request.adapter.encode() + b"|" + render(wanted)[:num_chars])
 
 
 class Index:

@@ -78,6 +78,13 @@ def test_hashes_of_the_text_keep_equal_prompts_together(rule: type[load.FirstCha
     assert len({choice(one, what=asked((7, 200))) for _ in range(20)}) == 1
 
 
+def test_the_start_of_a_prompt_is_so_many_characters_of_it() -> None:
+    system, long, short = (1, 300), (2, 50), (3, 50)
+    assert asked(system, long).head(num_chars=1200) == asked(system, short).head(num_chars=1200)
+    assert asked(system, long).head(num_chars=1300) != asked(system, short).head(num_chars=1300)
+    assert asked(short, long).head(num_chars=100) == asked(short, system).head(num_chars=100)
+
+
 def test_bounded_loads_walk_past_a_full_server() -> None:
     home = choice(load.BoundedLoads(a_world()))
     loads = [1, 1, 1]
