@@ -6,6 +6,7 @@ is the record shown to people. `Observer` is how the edges report events to whoe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,8 +67,8 @@ class Decision:
     """A short label: prefix, load, lora, session, turn, chance, near_tie, prescribed, saturated."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
-    candidates: tuple[Candidate, ...]
-    """The chosen one first, then by score, the left-out last; at most ten."""
+    candidates: Sequence[Candidate]
+    """The chosen one first, then by score, the left-out last; at most ten. May be made when they are looked at."""
     served: Address | None = None
     status: int | None = None
     outcome: str = ""

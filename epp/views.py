@@ -6,6 +6,7 @@ Pure functions of one pick. Called by `picker` alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 from epp.decision import Candidate
 from epp.endpoints.learning import BytesPerToken
@@ -46,7 +47,11 @@ def view_of(
     """One endpoint at this moment, holding `cached` of the request's tokens."""
     endpoint, rate = state.endpoint, state.rate.tokens_per_s
     metrics = state.fresh(now=now, stale_after_s=spec.scrape.stale_after_seconds)
-    # By position, here and in `shown`: made for every endpoint at every pick, at a third of the price of keywords.
+    has_adapter = free_slot = False
+    if adapter:
+        has_adapter = state.has_adapter(adapter)
+        free_slot = len(state.loaded_adapters()) < state.slots(spec=spec)
+    # By position, here and in `Shown`: made for every endpoint at every pick, at a third of the price of keywords.
     return View(
         endpoint.name,
         endpoint.address,
@@ -58,8 +63,8 @@ def view_of(
         metrics.waiting if metrics else 0,
         metrics.kv_usage if metrics else 0.0,
         rate,
-        bool(adapter) and state.has_adapter(adapter),
-        bool(adapter) and len(state.loaded_adapters()) < state.slots(spec=spec),
+        has_adapter,
+        free_slot,
     )
 
 
@@ -72,24 +77,46 @@ def apply_gain(views: Sequence[View], prompt_tokens: int, gain: Gain) -> None:
             view.uncached_tokens = prompt_tokens
 
 
-def shown(ordered: Sequence[View], *, spec: PolicySpec, adapter: str) -> tuple[Candidate, ...]:
-    """The first candidates for the decision's record."""
-    return tuple(
-        [
-            Candidate(
-                v.name,
-                v.address,
-                v.cached_tokens,
-                v.uncached_tokens,
-                int(v.backlog_tokens),
-                v.in_flight,
-                v.waiting,
-                v.kv_usage,
-                v.rate,
-                v.score_s,
-                cost_parts_s(v, spec=spec, adapter=adapter),
-                v.excluded,
-            )
-            for v in ordered[:_SHOWN_CANDIDATES]
-        ]
-    )
+def shown(ordered: Sequence[View], *, spec: PolicySpec, adapter: str) -> Sequence[Candidate]:
+    """The first candidates for the decision's record. The views must not change any more."""
+    return Shown(ordered[:_SHOWN_CANDIDATES], spec=spec, adapter=adapter)
+
+
+class Shown(Sequence[Candidate]):
+    """Candidates that are made when somebody looks: of a thousand decisions, people read a few."""
+
+    __slots__ = ("_adapter", "_made", "_spec", "_views")
+
+    def __init__(self, views: Sequence[View], *, spec: PolicySpec, adapter: str) -> None:
+        self._views = views
+        self._spec = spec
+        self._adapter = adapter
+        self._made: tuple[Candidate, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if self._made is None:
+            self._made = tuple([self._candidate(view) for view in self._views])
+        return self._made[index]
+
+    def _candidate(self, v: View) -> Candidate:
+        return Candidate(
+            v.name,
+            v.address,
+            v.cached_tokens,
+            v.uncached_tokens,
+            int(v.backlog_tokens),
+            v.in_flight,
+            v.waiting,
+            v.kv_usage,
+            v.rate,
+            v.score_s,
+            cost_parts_s(v, spec=self._spec, adapter=self._adapter),
+            v.excluded,
+        )
