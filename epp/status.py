@@ -54,6 +54,8 @@ def _endpoint(
         running=metrics.running if metrics else None,
         waiting=metrics.waiting if metrics else None,
         kv_usage=metrics.kv_usage if metrics else None,
+        prefix_queries_tokens=metrics.prefix_queries if metrics else None,
+        prefix_hits_tokens=metrics.prefix_hits if metrics else None,
         capacity_tokens=metrics.capacity_tokens if metrics else None,
         table_entries=table.entries(name),
         table_bytes=table.used_bytes(name),

@@ -144,6 +144,18 @@ SCRAPE_AGE: Final = Spec(
 SCRAPE_OK: Final = Spec(
     "epp_endpoint_scrape_ok", "gauge", "1 if its last scrape gave a page to believe.", ("endpoint",)
 )
+PREFIX_QUERIES: Final = Spec(
+    "epp_endpoint_prefix_queries_tokens_total",
+    "counter",
+    "Prompt tokens that the server itself looked up in its prefix cache, scraped.",
+    ("endpoint",),
+)
+PREFIX_HITS: Final = Spec(
+    "epp_endpoint_prefix_hits_tokens_total",
+    "counter",
+    "Those that it found: the real hit rate beside the predicted epp_matched_tokens_total / epp_prompt_tokens_total.",
+    ("endpoint",),
+)
 TABLE_ENTRIES: Final = Spec(
     "epp_table_entries", "gauge", "Entries of the prefix table for it.", ("endpoint",)
 )
@@ -167,6 +179,16 @@ STATE: Final = (
         WAITING,
         KV_USAGE,
     ),
-    *(CAPACITY, SCRAPE_AGE, SCRAPE_OK, TABLE_ENTRIES, TABLE_BYTES, TABLE_CAPACITY, EVICTIONS),
+    *(
+        PREFIX_QUERIES,
+        PREFIX_HITS,
+        CAPACITY,
+        SCRAPE_AGE,
+        SCRAPE_OK,
+        TABLE_ENTRIES,
+        TABLE_BYTES,
+        TABLE_CAPACITY,
+        EVICTIONS,
+    ),
 )
 """Read from the picker's state when Prometheus asks."""

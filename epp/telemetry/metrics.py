@@ -161,6 +161,8 @@ _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...]
     (catalog.RUNNING, lambda e: e.running),
     (catalog.WAITING, lambda e: e.waiting),
     (catalog.KV_USAGE, lambda e: e.kv_usage),
+    (catalog.PREFIX_QUERIES, lambda e: e.prefix_queries_tokens),
+    (catalog.PREFIX_HITS, lambda e: e.prefix_hits_tokens),
     (catalog.CAPACITY, lambda e: e.capacity_tokens),
     (catalog.SCRAPE_AGE, lambda e: e.scrape_age_s),
     (catalog.SCRAPE_OK, lambda e: e.scrape_age_s is not None and not e.scrape_error),

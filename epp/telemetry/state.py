@@ -31,6 +31,9 @@ class EndpointStatus:
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
+    prefix_queries_tokens: float | None = None
+    prefix_hits_tokens: float | None = None
+    """The server's own counters: what it looked up in its prefix cache, and what it found."""
     capacity_tokens: int | None = None
     table_entries: int = 0
     table_bytes: int = 0
