@@ -171,7 +171,7 @@ def _add_kv_events(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=DEFAULT_BUFFER_BATCHES,
         metavar="N",
-        help="messages kept for replay (default %(default)s)",
+        help="messages kept for replay, of about 20 KB after 2,048 new tokens (default %(default)s)",
     )
     group.add_argument(
         "--prefix-caching-hash-algo",

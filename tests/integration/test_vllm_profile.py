@@ -1,0 +1,199 @@
+"""A real vLLM started as a profile says: what the profile promises about it is true.
+
+One server for the module. `lora-sync` is tried on it too, since the profile is what allows it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+import zmq
+from prometheus_client.parser import text_string_to_metric_families
+
+from model_server.core.hashing import BlockHash, PrefixScope, event_hash, make_hasher
+from model_server.server.kv_events import BlockStored, KvEventBatch, decode_batch
+from model_server.server.kv_publisher import END_OF_REPLAY
+from model_server.sync.client import AdapterServer
+from model_server.sync.loop import LoraSync
+from model_server.sync.plan import Backoff
+from model_server.vllm.checks import problems
+from model_server.vllm.profile import Profile, arguments, environment, read
+from tests.vllm_env import server as vllm
+from tests.vllm_env import tiny_model
+from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.prompts import prose
+
+pytest_plugins = ["tests.vllm_env.fixtures"]
+pytestmark = pytest.mark.vllm
+
+SEED = 7
+ALPHA, BETA = tiny_model.ADAPTERS
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    server: vllm.VllmServer
+    profile: Profile
+    adapters: Path
+    """The folder with each adapter under its name."""
+
+    def served(self) -> dict[str, str]:
+        """Adapter -> path."""
+        cards = self.server.get("/v1/models").json()["data"]
+        assert isinstance(cards, list)
+        return {card["id"]: card["root"] for card in cards if card["parent"] is not None}
+
+
+def profile_text(folder: Path, adapters: Path) -> str:
+    return yaml.safe_dump(
+        {
+            "model": tiny_model.MODEL,
+            "servedNames": [vllm.MODEL_NAME],
+            "blockSizeTokens": vllm.BLOCK_TOKENS,
+            "maxModelLenTokens": 1024,
+            "hashSeed": SEED,
+            "exactRouting": True,
+            "kvEvents": {
+                "endpoint": f"ipc://{folder}/events",
+                "replayEndpoint": f"ipc://{folder}/replay",
+                "topic": "profile",
+            },
+            "lora": {
+                "maxLoras": 2,
+                "maxRank": tiny_model.LORA_RANK,
+                "adapters": [{"name": ALPHA, "path": str(adapters / ALPHA)}],
+                "runtimeUpdates": True,
+            },
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def started(vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    folder = tmp_path_factory.mktemp("profile")
+    adapters = vllm_environment.model_folder
+    profile = read(profile_text(folder, adapters))
+    assert problems(profile) == []
+    # The launcher's own arguments come first, and the last one given counts; the port is the launcher's choice.
+    model, _, _, *rest = arguments(profile)
+    assert model == tiny_model.MODEL
+    options = vllm.ServerOptions(
+        cache_blocks=256, adapters=(), arguments=tuple(rest), variables=environment(profile)
+    )
+    with vllm.VllmServer(vllm_environment, name="profile", folder=folder, options=options) as server:
+        yield Started(server, profile, adapters)
+
+
+def ask(started: Started, prompt: str, *, model: str = vllm.MODEL_NAME) -> dict[str, object]:
+    body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    answer = started.server.post("/v1/completions", body | {"return_token_ids": True})
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def replayed(address: str) -> list[KvEventBatch]:
+    batches: list[KvEventBatch] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = 60_000
+        dealer.connect(address)
+        dealer.send_multipart([b"", bytes(8)])
+        while True:
+            _, topic, number, payload = dealer.recv_multipart()
+            if number == END_OF_REPLAY:
+                return batches
+            assert topic == b"profile"
+            batches.append(decode_batch(payload))
+
+
+def test_the_blocks_it_tells_have_the_hashes_that_the_profile_fixes(started: Started) -> None:
+    asked = [(model, prose(f"profile {model}", words=120)) for model in (vllm.MODEL_NAME, ALPHA)]
+    hasher = make_hasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
+    expected: set[int] = set()
+    for model, prompt in asked:
+        choices = ask(started, prompt, model=model)["choices"]
+        assert isinstance(choices, list)
+        tokens = choices[0]["prompt_token_ids"]
+        scope = PrefixScope(ALPHA, str(started.adapters / ALPHA)) if model == ALPHA else PrefixScope()
+        chain: list[BlockHash] = []
+        hasher.extend(chain, tokens, num_blocks=len(tokens) // vllm.BLOCK_TOKENS, scope=scope)
+        expected.update(map(event_hash, chain))
+    assert len(expected) > 8
+    ask(started, prose("one more, whose step sends what is left", words=40))
+    assert started.profile.kv_events is not None
+    assert started.profile.kv_events.replay_endpoint is not None
+    events = [e for batch in replayed(started.profile.kv_events.replay_endpoint) for e in batch.events]
+    stored = {name for e in events if isinstance(e, BlockStored) for name in e.block_hashes}
+    assert expected <= stored
+
+
+def test_its_metrics_and_answers_say_what_the_picker_reads(started: Started) -> None:
+    page = started.server.get("/metrics").body.decode()
+    [info] = [
+        sample.labels
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "vllm:cache_config_info"
+    ]
+    assert info["block_size"] == str(vllm.BLOCK_TOKENS)
+    assert info["prefix_caching_hash_algo"] == "sha256_cbor"
+    assert info["enable_prefix_caching"] == "True"
+    prompt = prose("asked twice", words=120)
+    ask(started, prompt)
+    usage = ask(started, prompt)["usage"]
+    assert isinstance(usage, dict)
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= vllm.BLOCK_TOKENS
+
+
+async def test_lora_sync_makes_its_adapters_equal_a_file_and_leaves_what_it_started_with(
+    started: Started, tmp_path: Path
+) -> None:
+    file = tmp_path / "adapters.yaml"
+    now = 0.0
+
+    def want(*adapters: tuple[str, str]) -> None:
+        file.write_text(yaml.safe_dump({"adapters": [{"name": n, "path": p} for n, p in adapters]}))
+
+    def states() -> dict[str, str]:
+        return {line["name"]: line["state"] for line in sync.status()["adapters"]}
+
+    beta, missing = str(started.adapters / BETA), str(started.adapters / "no-such-adapter")
+    async with AdapterServer(f"http://{started.server.address}") as client:
+        sync = LoraSync(
+            file=file,
+            server=client,
+            clock=lambda: now,
+            rng=random.Random(1),
+            interval_s=5.0,
+            backoff=Backoff(),
+            prune=False,
+        )
+        want((BETA, beta), ("gamma", missing))
+        await sync.sync()
+        assert states() == {BETA: "loaded", "gamma": "failed", ALPHA: "foreign"}
+        assert started.served() == {ALPHA: str(started.adapters / ALPHA), BETA: beta}
+        assert ask(started, "served by the new adapter", model=BETA)["model"] == BETA
+        now = 1.0
+        want((BETA, beta), ("gamma", beta))  # the files have come, at another path
+        await sync.sync()
+        assert sync.in_sync
+        want()
+        await sync.sync()
+        assert sync.in_sync
+        assert started.served().keys() == {ALPHA}
+
+
+def test_it_says_itself_where_to_subscribe(started: Started) -> None:
+    events = started.profile.kv_events
+    assert events is not None
+    source = started.server.get("/kv_event_sources").json()["0"]
+    assert isinstance(source, dict)
+    told = (source["endpoint"], source["replay_endpoint"], source["topic"])
+    assert told == (events.endpoint, events.replay_endpoint, events.topic)
+    # What our own server says is a part of this.
+    assert source.keys() >= {"enable_kv_cache_events", "publisher", "buffer_steps", "hwm"}
