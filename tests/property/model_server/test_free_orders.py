@@ -109,6 +109,19 @@ def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_
     assert threading.current_thread() not in sweepers
 
 
+def test_whoever_comes_after_a_sweep_waits_for_it_and_hears_of_its_failure() -> None:
+    class Broken(DeferredQueue):
+        def _sweep_marked(self) -> None:
+            raise RuntimeError("swept away")
+
+    queue, block = Broken(), Block(BlockId(0))
+    queue.append(block)
+    queue.remove(block)
+    queue.end_step()
+    with pytest.raises(RuntimeError, match="swept away"):
+        len(queue)
+
+
 def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
     queue = DeferredQueue()
     pool = BlockPool(4, order=queue)
