@@ -27,6 +27,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
 from envoy_data_plane.envoy.config.route.v3 import (
+    DirectResponseAction,
     RetryPolicy,
     RetryPolicyRetryBackOff,
     Route,
@@ -38,6 +39,7 @@ from envoy_data_plane.envoy.config.route.v3 import (
 from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
+    ExtProcPerRoute,
     MetadataOptions,
     MetadataOptionsMetadataNamespaces,
     ProcessingMode,
@@ -48,6 +50,7 @@ from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
     HttpConnectionManagerCodecType,
+    HttpConnectionManagerPathWithEscapedSlashesAction,
     HttpConnectionManagerUpgradeConfig,
     HttpFilter,
     LocalReplyConfig,
@@ -74,6 +77,8 @@ from epp.envoy.names import (
 if TYPE_CHECKING:
     from epp.config import Config
     from epp.config import Envoy as EnvoyConfig
+
+EXT_PROC: Final = "envoy.filters.http.ext_proc"
 
 ACCESS_LOG_FIELDS: Final = {
     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
@@ -122,9 +127,7 @@ def gateway(config: Config) -> Listener:
 def _connection_manager(config: Config) -> HttpConnectionManager:
     envoy = config.envoy
     router = HttpFilter(name="envoy.filters.http.router", typed_config=AnyMessage.pack(Router()))
-    ext_proc = HttpFilter(
-        name="envoy.filters.http.ext_proc", typed_config=AnyMessage.pack(_external_processor(envoy))
-    )
+    ext_proc = HttpFilter(name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(envoy)))
     return HttpConnectionManager(
         stat_prefix=STAT_PREFIX,
         # AUTO takes HTTP/2 by prior knowledge in clear text too; with TLS the handshake says which.
@@ -133,6 +136,10 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
             if envoy.http2_cleartext or envoy.tls
             else HttpConnectionManagerCodecType.HTTP1
         ),
+        # A model server reads `/x/%2e%2e/metrics` as `/metrics`; so must the routes, or blocked paths would be open.
+        normalize_path=True,
+        merge_slashes=True,
+        path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
         # Before any filter, so also for requests that bypass the picker: no client may name its server.
         early_header_mutation_extensions=[_strip_destination()],
         # The gateway is an edge: `x-envoy-*` of outside clients (retries, timeouts) are not obeyed ...
@@ -147,7 +154,7 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router])],
         route_config=RouteConfiguration(
             name=STAT_PREFIX,
-            virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=[_route(envoy)])],
+            virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=_routes(envoy))],
         ),
         local_reply_config=_errors_as_json(),
         access_log=[_access_log()] if envoy.access_log else [],
@@ -192,7 +199,23 @@ def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
     )
 
 
-def _route(envoy: EnvoyConfig) -> Route:
+def _routes(envoy: EnvoyConfig) -> list[Route]:
+    """First match wins: what is not for clients, then everything else."""
+    return [*(_blocked(path) for path in envoy.blocked_paths), _to_model_servers(envoy)]
+
+
+def _blocked(path: str) -> Route:
+    """404 for `path` and all below it, without asking the picker. One expression for all is more than Envoy compiles."""
+    return Route(
+        match=RouteMatch(path_separated_prefix=path),
+        direct_response=DirectResponseAction(
+            status=404, body_format=_error("not served by this gateway", "not_found_error", code=404)
+        ),
+        typed_per_filter_config={EXT_PROC: AnyMessage.pack(ExtProcPerRoute(disabled=True))},
+    )
+
+
+def _to_model_servers(envoy: EnvoyConfig) -> Route:
     return Route(
         match=RouteMatch(prefix="/"),
         # A larger body gets 413. Here and not on the listener, whose limit also bounds what a slow reader of an
@@ -241,8 +264,9 @@ def _errors_as_json() -> LocalReplyConfig:
     )
 
 
-def _error(message: str, error_type: str) -> SubstitutionFormatString:
-    error = {"message": message, "type": error_type, "param": None, "code": "%RESPONSE_CODE%"}
+def _error(message: str, error_type: str, *, code: int | str = "%RESPONSE_CODE%") -> SubstitutionFormatString:
+    """The code must be said for a direct response: its body is made before it has one."""
+    error = {"message": message, "type": error_type, "param": None, "code": code}
     return SubstitutionFormatString(
         json_format=Struct.from_dict({"error": error}),
         content_type="application/json",
