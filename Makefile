@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-fast test-vllm vllm-env conformance bench bench-dataplane docs lock clean
+.PHONY: help run test check test-fast test-vllm vllm-env conformance bench bench-caching bench-routing bench-dataplane docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--p
 
 bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking and scraping: tables, a minute or two
 	@for b in prefix request pick scrape; do $(BIN)/python -m tests.bench.bench_$$b; done
+
+bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
+	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m tests.bench.model_server.bench_$$b; done
+
+bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simulated fleet; ARGS="--help"
+	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)
 
 bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m tests.bench.dataplane $(ARGS)
