@@ -505,6 +505,15 @@ async def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(start: St
     assert ended == {"stop": 3, "length": 1, "abort": 0}
 
 
+async def test_an_answer_that_ends_inside_what_could_have_become_a_stop_string_is_whole(start: Start) -> None:
+    server = await start()
+    whole = (await server.complete(max_tokens=20))["choices"][0]["text"]
+    stop = whole[-3:] + " and then something else"
+    assert (await server.complete(max_tokens=20, stop=stop))["choices"][0]["text"] == whole
+    chunks = (await server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 20, "stop": stop}))[:-1]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole
+
+
 async def test_a_stop_string_in_one_choice_leaves_the_other_alone(start: Start) -> None:
     server = await start()
     one, two = (await server.complete(prompt=["one", "two"], max_tokens=40))["choices"]

@@ -53,6 +53,12 @@ def test_another_path_is_an_unload_first_where_it_is_ours_and_a_conflict_where_n
     assert not in_sync([line])
 
 
+def test_having_tried_to_load_an_adapter_does_not_make_one_that_others_loaded_ours() -> None:
+    tried = failed(None, Load(A, "/a"), error="no files", now=0.0, backoff=BACKOFF, rng=random.Random(1))
+    for wanted in ({}, {A: "/a"}):
+        assert plan(wanted, {A: "/theirs"}, {A: tried}, now=100.0, prune=False) == []
+
+
 def test_an_adapter_of_others_does_not_disturb_being_in_sync_and_ours_that_stays_does() -> None:
     ours = {B: Record(loaded_path="/b")}
     served = {A: "/a", B: "/b"}
