@@ -1,7 +1,7 @@
 """Counts what happens, for Prometheus: the picker's `Observer`.
 
-Owns a registry of its own, nothing global. On the request path an event is a few additions: label children are found
-once and kept. State that the picker already holds is not counted a second time but read when Prometheus asks, through
+Owns a registry of its own, nothing global. On the request path an event is a few additions to plain numbers (`counting`);
+children of labels are found once and kept. State that the picker already holds is not counted a second time but read when Prometheus asks, through
 the callable given by the composition root; series of endpoints that are gone go with them.
 """
 
@@ -19,6 +19,7 @@ from epp.decision import Pick
 from epp.errors import PickError
 from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
+from epp.telemetry.counting import Counts
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
 from epp.types import EndpointName
@@ -52,12 +53,14 @@ class Metrics:
         self._protocol_errors = _Children(_counter(catalog.PROTOCOL_ERRORS, registry).labels)
         self._reloads = _Children(_counter(catalog.RELOADS, registry).labels)
         self._reload_ok = _Children(_gauge(catalog.RELOAD_OK, registry).labels)
-        self._in_flight = _gauge(catalog.IN_FLIGHT, registry)
-        self._pick_seconds = _histogram(catalog.PICK_SECONDS, registry)
-        self._parse_seconds = _histogram(catalog.PARSE_SECONDS, registry)
-        self._parsed_bytes = _counter(catalog.PARSED_BYTES, registry)
-        self._prompt_tokens = _counter(catalog.PROMPT_TOKENS, registry)
-        self._matched_tokens = _counter(catalog.MATCHED_TOKENS, registry)
+        counts = Counts(unix_clock=unix_clock)
+        self._in_flight = counts.number(catalog.IN_FLIGHT)
+        self._pick_seconds = counts.distribution(catalog.PICK_SECONDS)
+        self._parse_seconds = counts.distribution(catalog.PARSE_SECONDS)
+        self._parsed_bytes = counts.number(catalog.PARSED_BYTES)
+        self._prompt_tokens = counts.number(catalog.PROMPT_TOKENS)
+        self._matched_tokens = counts.number(catalog.MATCHED_TOKENS)
+        registry.register(counts)
         self._sampled_predicted = _counter(catalog.SAMPLED_PREDICTED, registry)
         self._sampled_cached = _counter(catalog.SAMPLED_CACHED, registry)
         self._sampled_ttft = _histogram(catalog.SAMPLED_TTFT, registry)
@@ -68,14 +71,14 @@ class Metrics:
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None:
         self._parse_seconds.observe(seconds)
-        self._parsed_bytes.inc(size_bytes)
+        self._parsed_bytes.value += size_bytes
 
     def picked(self, pick: Pick, *, seconds: float) -> None:
         decision = pick.decision
-        self._in_flight.inc()
+        self._in_flight.value += 1
         self._pick_seconds.observe(seconds)
-        self._prompt_tokens.inc(decision.prompt_tokens)
-        self._matched_tokens.inc(decision.matched_tokens)
+        self._prompt_tokens.value += decision.prompt_tokens
+        self._matched_tokens.value += decision.matched_tokens
         key = (decision.chosen, decision.reason)
         self._picks[key] = self._picks.get(key, 0) + 1
         self._decisions.add(decision)
@@ -103,7 +106,7 @@ class Metrics:
     def ended(self, pick: Pick) -> None:
         decision = pick.decision
         request_log.ended(decision)
-        self._in_flight.dec()
+        self._in_flight.value -= 1
         self._requests[decision.outcome or "ended", decision.kind].inc()
         if decision.cached_tokens is not None:
             self._sampled_predicted.inc(decision.matched_tokens)
