@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from epp.config import Config, Listen
+from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
 from epp.extproc.response import StreamSettings
@@ -115,6 +116,8 @@ class App:
         )
         self._draining = False
         try:
+            if self._eds is not None:
+                sds.write(config)
             self._set_endpoints(inputs.endpoints)
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error

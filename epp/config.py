@@ -21,12 +21,18 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class Tls(_Section, frozen=True):
-    """Certificates as PEM files, read at start and again when they change."""
+    """Certificates as PEM files, read at start and again when they change. Replace them by rename: Envoy sees no other change."""
 
     cert_file: str
     key_file: str
     client_ca_file: Annotated[
         str, Meta(description="Set: clients must show a certificate it signed (mTLS).")
+    ] = ""
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="Of `listen.tls`: whom Envoy trusts to be the picker; empty: `certFile` itself. Unused elsewhere."
+        ),
     ] = ""
 
 

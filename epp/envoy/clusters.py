@@ -139,7 +139,7 @@ def picker(config: Config) -> Cluster:
             update_merge_window=timedelta(0),
         ),
         circuit_breakers=_wide_breakers(),
-        transport_socket=tls.upstream(config.listen.tls) if config.listen.tls else None,
+        transport_socket=tls.upstream(config),
         typed_extension_protocol_options={
             UPSTREAM_HTTP: AnyMessage.pack(
                 UpstreamHttpProtocolOptions(

@@ -9,8 +9,6 @@ root before Envoy starts, since Envoy does not start without the file, and at ea
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,6 +16,7 @@ from typing import Final
 import xxhash
 
 from epp.envoy.names import MODEL_SERVERS
+from epp.envoy.replacing import write_if_changed
 from epp.types import Address, Endpoint
 
 _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -30,18 +29,8 @@ class EdsFile:
         self._path = path
 
     def write(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Make the file say `endpoints`; False when it already did. OSError when it cannot be written.
-
-        What counts is the file as it is, not what was last written: another hand's change is put right.
-        """
-        text = render(endpoints)
-        try:
-            if self._path.read_bytes() == text:
-                return False
-        except FileNotFoundError:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._replace(text)
-        return True
+        """Make the file say `endpoints`; False when it already did. OSError when it cannot be written."""
+        return write_if_changed(self._path, render(endpoints))
 
     def check_integrity(self) -> None:
         """The file holds what `render` could have written, and no leftover lies beside it."""
@@ -50,18 +39,6 @@ class EdsFile:
         assert document["version_info"] == _version(resource), "the version is not of this content"
         leftovers = list(self._path.parent.glob(f".{self._path.name}.*"))
         assert not leftovers, f"left behind: {leftovers}"
-
-    def _replace(self, text: bytes) -> None:
-        # In the same directory: a rename across file systems would be a copy, which Envoy could read half.
-        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o644)  # Envoy may run as another user
-                file.write(text)
-            Path(temporary).replace(self._path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
 
 
 def render(endpoints: Iterable[Endpoint]) -> bytes:

@@ -118,7 +118,7 @@ def gateway(config: Config) -> Listener:
         filter_chains=[
             FilterChain(
                 filters=[manager],
-                transport_socket=tls.downstream(envoy.tls, protocols=protocols) if envoy.tls else None,
+                transport_socket=tls.downstream(config, protocols=protocols),
             )
         ],
     )

@@ -1,33 +1,38 @@
 """TLS of the listener and of the connection to the picker, as Envoy transport sockets.
 
-Envoy reads the PEM files once, at its start. Called by the listener and the clusters.
+Certificates come through the files of `sds`, so that Envoy follows renewed ones. Called by the listener and the clusters.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from envoy_data_plane.envoy.config.core.v3 import DataSource, TransportSocket
+from envoy_data_plane.envoy.config.core.v3 import ConfigSource, PathConfigSource, TransportSocket
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
-    CertificateValidationContext,
     CommonTlsContext,
     DownstreamTlsContext,
-    TlsCertificate,
+    SdsSecretConfig,
     UpstreamTlsContext,
 )
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 
+from epp.envoy import sds
+
 if TYPE_CHECKING:
-    from epp.config import Tls
+    from epp.config import Config
 
 
-def downstream(tls: Tls, *, protocols: list[str]) -> TransportSocket:
-    """TLS that the gateway's clients meet; mTLS when a client CA is set."""
+def downstream(config: Config, *, protocols: list[str]) -> TransportSocket | None:
+    """TLS that the gateway's clients meet, if any; mTLS when a client CA is set."""
+    tls = config.envoy.tls
+    if tls is None:
+        return None
     context = DownstreamTlsContext(
         common_tls_context=CommonTlsContext(
-            tls_certificates=[_certificate(tls)],
-            validation_context=_trust(tls.client_ca_file) if tls.client_ca_file else None,
+            tls_certificate_sds_secret_configs=[_secret(config, sds.GATEWAY_IDENTITY)],
+            validation_context_sds_secret_config=(
+                _secret(config, sds.CLIENT_TRUST) if tls.client_ca_file else None
+            ),
             alpn_protocols=protocols,
         ),
         # Without it a certificate is checked only when a client happens to send one.
@@ -36,30 +41,27 @@ def downstream(tls: Tls, *, protocols: list[str]) -> TransportSocket:
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=AnyMessage.pack(context))
 
 
-def upstream(tls: Tls) -> TransportSocket:
-    """TLS towards the picker, which shares this configuration: its own certificate file is what is trusted.
+def upstream(config: Config) -> TransportSocket | None:
+    """TLS towards the picker, if it has any.
 
     An upstream context with no trust set encrypts and accepts any peer, without a word. Where the picker asks for
-    client certificates, Envoy shows the same pair, so the client CA must have signed it.
+    client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.
     """
+    tls = config.listen.tls
+    if tls is None:
+        return None
     context = UpstreamTlsContext(
         common_tls_context=CommonTlsContext(
-            tls_certificates=[_certificate(tls)] if tls.client_ca_file else [],
-            validation_context=_trust(tls.cert_file),
+            tls_certificate_sds_secret_configs=(
+                [_secret(config, sds.PICKER_CLIENT)] if tls.client_ca_file else []
+            ),
+            validation_context_sds_secret_config=_secret(config, sds.PICKER_TRUST),
             alpn_protocols=["h2"],
         )
     )
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=AnyMessage.pack(context))
 
 
-def _certificate(tls: Tls) -> TlsCertificate:
-    return TlsCertificate(certificate_chain=_pem(tls.cert_file), private_key=_pem(tls.key_file))
-
-
-def _trust(ca_file: str) -> CertificateValidationContext:
-    return CertificateValidationContext(trusted_ca=_pem(ca_file))
-
-
-def _pem(path: str) -> DataSource:
-    # Envoy may be started from another directory than the picker.
-    return DataSource(filename=os.path.abspath(path))  # noqa: PTH100 - resolves no links: a mounted secret swaps them
+def _secret(config: Config, name: str) -> SdsSecretConfig:
+    source = ConfigSource(path_config_source=PathConfigSource(path=sds.path(config, name)))
+    return SdsSecretConfig(name=name, sds_config=source)

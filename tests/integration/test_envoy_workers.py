@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from tests.harness.backend import running_backend
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
@@ -121,6 +122,7 @@ async def test_the_picker_is_reached_over_tls_and_no_other_in_its_place(
         running_fake_picker(address, credentials=credentials) as picker,
     ):
         EdsFile(Path(config.envoy.eds_file)).write(as_endpoints([backend.address]))
+        sds.write(config)
         async with running_envoy(config, directory=tmp_path) as envoy, http_client(envoy.url) as client:
             assert envoy.url.startswith("https:")
             assert (await client.complete()).status == 200

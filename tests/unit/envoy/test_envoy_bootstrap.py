@@ -13,6 +13,7 @@ import yaml
 from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
 from epp.config import Config, Envoy, Listen
+from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap, message
 from epp.errors import ConfigError
 from tests.harness.certificate import write_tls
@@ -90,6 +91,7 @@ def test_real_envoy_accepts_it(tmp_path: Path, envoy: Envoy, listen: Listen) -> 
 def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
     tls = write_tls(tmp_path, mutual=True)
     config = config_in(tmp_path, envoy=Envoy(tls=tls), listen=Listen(tls=tls))
+    sds.write(config)
     validate(bootstrap(config), tmp_path)
 
 

@@ -1,0 +1,84 @@
+"""Small files beside the endpoints file that tell Envoy where its certificates are (SDS).
+
+Envoy reads certificates that the bootstrap names once, at its start: a renewed picker would then be a stranger to it, and every
+request would go round the picker without a word. Those that such a file names it follows. The files hold names only, no
+key. Called by `tls` for the paths, and by the composition root, which writes them before Envoy starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Final
+
+from epp.envoy.replacing import write_if_changed
+
+if TYPE_CHECKING:
+    from epp.config import Config, Tls
+
+GATEWAY_IDENTITY: Final = "gateway-identity"
+"""What the gateway shows its clients."""
+
+CLIENT_TRUST: Final = "client-trust"
+"""Who signed the gateway's clients."""
+
+PICKER_TRUST: Final = "picker-trust"
+"""Who signed the picker."""
+
+PICKER_CLIENT: Final = "picker-client"
+"""What Envoy shows the picker."""
+
+_TYPE_URL: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+
+def path(config: Config, name: str) -> str:
+    """Where the secret's file is: absolute, since Envoy may be started from another directory than the picker."""
+    return str(PurePath(_absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
+
+
+def write(config: Config) -> None:
+    """Every file that the bootstrap of `config` names. OSError when one cannot be written."""
+    for name, secret in _secrets(config).items():
+        resource = {"@type": _TYPE_URL, "name": name, **secret}
+        text = json.dumps({"resources": [resource]}, indent=1).encode() + b"\n"
+        write_if_changed(Path(path(config, name)), text)
+
+
+def _secrets(config: Config) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = {}
+    if clients := config.envoy.tls:
+        found[GATEWAY_IDENTITY] = _identity(clients)
+        if clients.client_ca_file:
+            found[CLIENT_TRUST] = _trust(clients.client_ca_file)
+    if picker := config.listen.tls:
+        # The picker shares this configuration; without a CA, its own certificate is what is trusted.
+        found[PICKER_TRUST] = _trust(picker.ca_file or picker.cert_file)
+        if picker.client_ca_file:
+            found[PICKER_CLIENT] = _identity(picker)
+    return found
+
+
+def _identity(tls: Tls) -> dict[str, object]:
+    chain, key = _absolute(tls.cert_file), _absolute(tls.key_file)
+    return {
+        "tls_certificate": {
+            "certificate_chain": {"filename": chain},
+            "private_key": {"filename": key},
+            "watched_directory": _directory(chain),
+        }
+    }
+
+
+def _trust(ca_file: str) -> dict[str, object]:
+    ca = _absolute(ca_file)
+    return {"validation_context": {"trusted_ca": {"filename": ca}, "watched_directory": _directory(ca)}}
+
+
+def _directory(file: str) -> dict[str, str]:
+    # The directory, not the file: a mounted Kubernetes secret swaps a link beside it.
+    return {"path": str(PurePath(file).parent)}
+
+
+def _absolute(text: str) -> str:
+    return os.path.abspath(text)  # noqa: PTH100 - resolves no links: a mounted secret swaps them

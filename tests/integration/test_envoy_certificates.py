@@ -1,0 +1,127 @@
+"""Certificates that are renewed under a running gateway: the picker goes on being asked, clients see the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from epp.config import Config, Envoy, Listen, Tls
+from epp.envoy import sds
+from epp.types import Address
+from tests.harness.certificate import CERTIFICATE, write_tls
+from tests.harness.envoy import PICKER
+from tests.harness.gateway import Gateway, running_gateway, running_picker
+from tests.harness.ports import free_port
+from tests.harness.processes import wait_until
+
+pytestmark = pytest.mark.envoy
+
+
+def replace_text(path: str, text: str) -> None:
+    """By rename, as a renewal does it."""
+    temporary = Path(path).with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+async def shown_certificate(address: Address) -> str:
+    """What the gateway shows a client, as PEM."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+    session: ssl.SSLObject = writer.get_extra_info("ssl_object")
+    der = session.getpeercert(binary_form=True)
+    writer.close()
+    assert der
+    return ssl.DER_cert_to_PEM_cert(der)
+
+
+async def assert_picked(gateway: Gateway) -> None:
+    bypassed = await gateway.envoy.bypassed()
+    reply = await gateway.client.complete()
+    assert reply.status == 200
+    assert await gateway.envoy.bypassed() == bypassed
+    assert await gateway.picker.decision(reply.headers["x-request-id"]) is not None
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
+async def test_a_picker_that_comes_back_with_a_renewed_certificate_is_asked_as_before(
+    tmp_path: Path, *, mutual: bool
+) -> None:
+    tls = write_tls(tmp_path, mutual=mutual)
+    fields = {"certFile": tls.cert_file, "keyFile": tls.key_file}
+    listen = {
+        "address": f"127.0.0.1:{free_port()}",
+        "tls": {**fields, "clientCaFile": tls.client_ca_file},
+    }
+    async with running_gateway(tmp_path, listen=listen, envoy={"tls": fields}) as gateway:
+        await assert_picked(gateway)
+        address = Address.parse(gateway.config.envoy.listen)
+        assert await shown_certificate(address) == CERTIFICATE
+
+        replace_text(tls.key_file, RENEWED_KEY)
+        replace_text(tls.cert_file, RENEWED)
+        await gateway.picker.process.terminate()
+        await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 0)
+        async with running_picker(gateway.config, directory=tmp_path, name="renewed") as picker:
+            gateway.picker = picker
+            await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
+            await assert_picked(gateway)
+
+            async def renewed() -> bool:
+                return await shown_certificate(address) == RENEWED
+
+            await wait_until(renewed, what="clients see the renewed certificate")
+
+
+def secret(config: Config, name: str) -> Any:
+    (resource,) = json.loads(Path(sds.path(config, name)).read_bytes())["resources"]
+    assert resource["name"] == name
+    return resource
+
+
+def test_the_picker_is_trusted_by_its_ca_where_one_is_named(tmp_path: Path) -> None:
+    tls = Tls(cert_file="/c/tls.crt", key_file="/c/tls.key")
+    config = Config(
+        endpoints_file="e.yaml",
+        listen=Listen(tls=tls),
+        envoy=Envoy(eds_file=str(tmp_path / "eds.json")),
+    )
+    for ca_file, trusted in (("", "/c/tls.crt"), ("/ca/ca.crt", "/ca/ca.crt")):
+        named = msgspec.structs.replace(tls, ca_file=ca_file)
+        sds.write(msgspec.structs.replace(config, listen=Listen(tls=named)))
+        assert secret(config, sds.PICKER_TRUST)["validation_context"] == {
+            "trusted_ca": {"filename": trusted},
+            "watched_directory": {"path": str(Path(trusted).parent)},
+        }
+    assert [path.name for path in tmp_path.iterdir()] == ["eds.picker-trust.json"]
+
+
+RENEWED: Final = """\
+-----BEGIN CERTIFICATE-----
+MIIBojCCAUegAwIBAgIUEar0Puuly7I3441ov3b+QOSQX8cwCgYIKoZIzj0EAwIw
+FzEVMBMGA1UEAwwMcmVuZXdlZC50ZXN0MCAXDTI2MTEyMTEzNDUzOFoYDzIxMjYx
+MDI4MTM0NTM4WjAXMRUwEwYDVQQDDAxyZW5ld2VkLnRlc3QwWTATBgcqhkjOPQIB
+BggqhkjOPQMBBwNCAASjd7JwqaLYHKxa83KxXaWzn9BBaI5GM1Ah6MpCleRr9ti4
+IORGsNH1dDetrs60E3swVO2llV2Fn2LF3eiBE1lro28wbTAdBgNVHQ4EFgQUtPkV
+cWMeseP0q2TmF5i5C7xYM1wwHwYDVR0jBBgwFoAUtPkVcWMeseP0q2TmF5i5C7xY
+M1wwDwYDVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEw
+CgYIKoZIzj0EAwIDSQAwRgIhAKrPsDCxtj8M0m4ZJBcpIhMd1fHvYriVk8BslpLW
+aAq6AiEAv7iALVq+CDEg6YRmUvVBEfmgO3OOADZGB48YiiYCqTI=
+-----END CERTIFICATE-----
+"""
+
+RENEWED_KEY: Final = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgMb+NY17ZQH0oQs0m
+gvmoVj+asbvKysCgttOHmz46w+mhRANCAASjd7JwqaLYHKxa83KxXaWzn9BBaI5G
+M1Ah6MpCleRr9ti4IORGsNH1dDetrs60E3swVO2llV2Fn2LF3eiBE1lr
+-----END PRIVATE KEY-----
+"""
