@@ -13,7 +13,16 @@ import pytest
 from model_server.sim.fleet import Outcome
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
-from tests.bench.routing.bench import Run, Setting, calibrate, outcome_of, plan_runs, run_all, simulate
+from tests.bench.routing.bench import (
+    Result,
+    Run,
+    Setting,
+    calibrate,
+    outcome_of,
+    plan_runs,
+    run_all,
+    simulate,
+)
 from tests.bench.routing.catalog import BY_NAME, CONFIGS
 from tests.bench.routing.measure import row_of
 from tests.bench.routing.report import cells_of, from_json, goals, report, svg, to_json
@@ -193,3 +202,17 @@ def test_every_rule_has_a_name_of_its_own_and_sweeps_follow_a_default() -> None:
         if "+" in config.name and not config.name.startswith("exact"):
             assert BY_NAME[config.name.split("+")[0]].default
             assert not config.default
+
+
+def test_who_answers_few_requests_is_not_praised_for_their_speed() -> None:
+    def result(rule: str, *, completed: float, tpot_s: float) -> Result:
+        row = replace(simulated, completed=completed, tpot_p90_s=tpot_s)
+        return Result(run=run_of(rule), row=row, wall_s=0.0)
+
+    simulated = simulate(run_of("rr")).row
+    results = [
+        result("least-cost", completed=1.0, tpot_s=0.04),
+        result("rr", completed=0.95, tpot_s=0.02),
+        result("ps-prefix", completed=0.1, tpot_s=0.0),
+    ]
+    assert goals(cells_of(results)).endswith("| 2.00 |")
