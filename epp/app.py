@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from epp.config import Config, Listen
+from epp.config import AssumedModes, Config, Listen
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
+from epp.extproc.events import BodyMode, Modes
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import load_endpoints
@@ -69,6 +70,10 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
+def _modes(assumed: AssumedModes) -> Modes:
+    return Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body])
+
+
 class App:
     """One worker. `run` returns the process's exit status."""
 
@@ -112,6 +117,8 @@ class App:
                 hold_streams=config.hold_streams,
                 conformance_headers=config.conformance_headers,
                 scores_metadata=config.scores_metadata,
+                mode_override=config.streams.mode_override,
+                assumed_modes=_modes(config.streams.assumed_modes),
             ),
         )
         self._draining = False

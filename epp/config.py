@@ -150,6 +150,33 @@ class Envoy(_Section, frozen=True):
     access_log: bool = True
 
 
+BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
+
+
+class AssumedModes(_Section, frozen=True):
+    """How a data plane hands over bodies when it does not say so itself."""
+
+    request_body: Annotated[
+        BodyModeName,
+        Meta(
+            description="What a data plane that sends no `protocol_config` is taken to do with request bodies."
+        ),
+    ] = "FULL_DUPLEX_STREAMED"
+    response_body: Annotated[BodyModeName, Meta(description="The same, of answers.")] = "FULL_DUPLEX_STREAMED"
+
+
+class Streams(_Section, frozen=True):
+    """For data planes other than the Envoy of `epp envoy-config`."""
+
+    assumed_modes: AssumedModes = AssumedModes()
+    mode_override: Annotated[
+        bool,
+        Meta(
+            description="Ask for the body of a sampled answer. Of no effect where the data plane does not allow it."
+        ),
+    ] = True
+
+
 class Log(_Section, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
@@ -184,6 +211,7 @@ class Config(_Section, frozen=True):
     scores_metadata: Annotated[bool, Meta(description="Add the scores to the dynamic metadata.")] = False
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
+    streams: Streams = Streams()
     log: Log = Log()
 
     def validate(self) -> None:

@@ -69,6 +69,7 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
         ),
         ("{endpointsFile: e, envoy: {blockedPaths: [metrics]}}", "$.envoy.blockedPaths", "regex"),
         ("{endpointsFile: e, envoy: {blockedPaths: [/]}}", "$.envoy.blockedPaths", "regex"),
+        ("{endpointsFile: e, streams: {assumedModes: {requestBody: GRPC}}}", "requestBody", "GRPC"),
         ("{endpointsFile: e, listen: {socketMode: rw}}", "$.listen.socketMode", "regex"),
         ("{endpointsFile: e, listen: {socketMode: 0666}}", "$.listen.socketMode", "str"),
         ("{endpointsFile: e, admin: {address: '9090'}}", "admin.address", "ip:port"),

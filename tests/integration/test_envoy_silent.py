@@ -1,0 +1,65 @@
+"""A data plane that does not say its body modes, against `epp serve`: it is taken to do what the configuration says.
+
+Envoy's own messages, without Envoy: the one of these tests always says its modes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from envoy.service.ext_proc.v3 import external_processor_pb2, external_processor_pb2_grpc
+
+from tests.harness.gateway import config_in, running_picker, write_policy
+
+BODY = json.dumps({"model": "m", "prompt": "hello"}).encode()
+BUFFERED = {"assumedModes": {"requestBody": "BUFFERED", "responseBody": "NONE"}}
+
+
+def message(**parts: Any) -> Any:
+    return external_processor_pb2.ProcessingRequest(**parts)
+
+
+def headers(**values: str) -> Any:
+    listed = [{"key": key.replace("_", ":", 1), "raw_value": value.encode()} for key, value in values.items()]
+    return {"headers": {"headers": listed}}
+
+
+async def answers(directory: Path, streams: dict[str, Any]) -> tuple[Any, Any]:
+    """What a picker that samples every answer says to a request body, and to the response headers."""
+    config = config_in(directory, policyFile=str(directory / "policy.yaml"), streams=streams)
+    write_policy(config, {"sampling": {"share": 1}})
+    endpoints = {"endpoints": [{"name": "a", "address": "127.0.0.1:1"}]}
+    Path(config.endpoints_file).write_text(yaml.safe_dump(endpoints))
+    async with (
+        running_picker(config, directory=directory),
+        grpc.aio.insecure_channel(config.listen.address) as channel,
+    ):
+        call: Any = external_processor_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await call.write(message(request_headers=headers(_method="POST", _path="/v1/completions")))
+        await call.write(message(request_body={"body": BODY, "end_of_stream": True}))
+        told = await call.read()
+        if told.HasField("request_headers"):
+            told = await call.read()
+        await call.write(message(response_headers=headers(_status="200")))
+        at_response = await call.read()
+        call.cancel()
+        return told, at_response
+
+
+async def test_it_is_taken_to_use_full_duplex(tmp_path: Path) -> None:
+    told, _ = await answers(tmp_path, {})
+    assert told.request_body.response.body_mutation.streamed_response.body == BODY
+
+
+@pytest.mark.parametrize("override", [True, False])
+async def test_it_is_taken_to_use_what_the_configuration_says(tmp_path: Path, *, override: bool) -> None:
+    told, at_response = await answers(tmp_path, {**BUFFERED, "modeOverride": override})
+    assert not told.request_body.response.HasField("body_mutation")
+    assert told.request_body.response.header_mutation.set_headers
+    assert at_response.HasField("response_headers")
+    assert at_response.HasField("mode_override") == override
