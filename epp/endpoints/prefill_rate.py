@@ -74,22 +74,18 @@ class ModelRate:
 class PrefillRate:
     """One server's V."""
 
-    __slots__ = ("_foretold_s", "_model", "_taken_s")
+    __slots__ = ("_foretold_s", "_model", "_taken_s", "slowness")
 
     def __init__(self, model: ModelRate) -> None:
         self._model = model
         self._taken_s = 0.0
         self._foretold_s = 0.0
+        self.slowness = 1.0
+        """Seconds this server takes for what its model's line foretells as one."""
 
     @property
     def tokens_per_s(self) -> float:
         return self._model.tokens_per_s / self.slowness
-
-    @property
-    def slowness(self) -> float:
-        """Seconds this server takes for what its model's line foretells as one."""
-        ratio = (self._taken_s + _OWN_PRIOR_S) / (self._foretold_s + _OWN_PRIOR_S)
-        return min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
 
     def observe(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
         """Two scrapes of this server in a row."""
@@ -102,8 +98,12 @@ class PrefillRate:
         requests = growth(before.prefill_count, after.prefill_count)
         tokens = growth(before.prefill_tokens, after.prefill_tokens)
         seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
-        if requests < 1 or tokens <= 0 or seconds <= 0:
-            return
+        if requests >= 1 and tokens > 0 and seconds > 0:
+            self._learn(requests=requests, tokens=tokens, seconds=seconds)
+        ratio = (self._taken_s + _OWN_PRIOR_S) / (self._foretold_s + _OWN_PRIOR_S)
+        self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
+
+    def _learn(self, *, requests: float, tokens: float, seconds: float) -> None:
         model = self._model
         # The line first: before it has learned anything, the policy's guess would be blamed on whoever is read first.
         model.observe(requests=requests, tokens=tokens, seconds=seconds)
