@@ -52,7 +52,7 @@ docs: $(VENV)/.dev ## write the reference pages anew from the code
 
 lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt
-	$(COMPILE) pyproject.toml --extra run --extra kv-events --group dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra run --extra kv-events --extra kubernetes --extra redis --group dev -o requirements/dev.txt
 	$(BIN)/python -m tests.vllm_env lock
 
 clean: ## remove the virtual environment and caches of this checkout
