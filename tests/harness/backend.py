@@ -55,7 +55,7 @@ class Gate:
         finally:
             self.waiting -= 1
 
-    async def wait_waiting(self, count: int, *, timeout_s: float = 20.0) -> None:
+    async def wait_waiting(self, count: int, *, timeout_s: float = 60.0) -> None:
         """Until exactly `count` are held."""
         await wait_until(lambda: self.waiting == count, what=f"{count} held at the gate", timeout_s=timeout_s)
 

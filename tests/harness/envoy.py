@@ -49,13 +49,13 @@ class EnvoyProcess:
         """One counter or gauge by its full name; 0 when Envoy has not made it yet."""
         return (await self.stats(name)).get(name, 0)
 
-    async def wait_stat(self, name: str, *, at_least: int, timeout_s: float = 20.0) -> None:
+    async def wait_stat(self, name: str, *, at_least: int, timeout_s: float = 60.0) -> None:
         async def reached() -> bool:
             return await self.stat(name) >= at_least
 
         await wait_until(reached, what=f"{name} >= {at_least}", timeout_s=timeout_s)
 
-    async def wait_stat_is(self, name: str, value: int, *, timeout_s: float = 20.0) -> None:
+    async def wait_stat_is(self, name: str, value: int, *, timeout_s: float = 60.0) -> None:
         async def equal() -> bool:
             return await self.stat(name) == value
 
@@ -75,7 +75,7 @@ class EnvoyProcess:
                     found.add(str(Address(host=where["address"], port=where["port_value"])))
         return found
 
-    async def wait_endpoints(self, addresses: set[str], *, timeout_s: float = 20.0) -> None:
+    async def wait_endpoints(self, addresses: set[str], *, timeout_s: float = 60.0) -> None:
         async def known() -> bool:
             return await self.endpoints() == addresses
 

@@ -25,7 +25,7 @@ class ProcessFailedError(AssertionError):
 
 
 async def wait_until(
-    condition: Callable[[], bool | Awaitable[bool]], *, what: str, timeout_s: float = 20.0
+    condition: Callable[[], bool | Awaitable[bool]], *, what: str, timeout_s: float = 60.0
 ) -> None:
     """Poll until `condition` holds; AssertionError naming `what` when it does not in time."""
     deadline = time.monotonic() + timeout_s
@@ -87,12 +87,12 @@ class ManagedProcess:
     def thaw(self) -> None:
         self._signal_group(signals.SIGCONT)
 
-    async def wait(self, *, timeout_s: float = 20.0) -> int:
+    async def wait(self, *, timeout_s: float = 60.0) -> int:
         """Its exit status."""
         await wait_until(lambda: self.status is not None, what=f"{self.name} ends", timeout_s=timeout_s)
         return self._popen.returncode
 
-    async def terminate(self, *, timeout_s: float = 20.0) -> int:
+    async def terminate(self, *, timeout_s: float = 60.0) -> int:
         """SIGTERM, then its exit status; SIGKILL when it takes longer."""
         if self.status is None:
             self.signal(signals.SIGTERM)
@@ -103,7 +103,7 @@ class ManagedProcess:
             raise
 
     async def wait_ready(
-        self, probe: Callable[[], bool | Awaitable[bool]], *, what: str = "ready", timeout_s: float = 30.0
+        self, probe: Callable[[], bool | Awaitable[bool]], *, what: str = "ready", timeout_s: float = 60.0
     ) -> None:
         """Poll `probe`; fails at once, with the log's end, when the process ends first."""
 

@@ -112,7 +112,7 @@ class VllmGateway:
         found: Mapping[str, Any] = next(e for e in document["endpoints"] if e["name"] == name)
         return found
 
-    async def wait_endpoint(self, name: str, *, what: str, timeout_s: float = 20.0, **values: Any) -> None:
+    async def wait_endpoint(self, name: str, *, what: str, timeout_s: float = 60.0, **values: Any) -> None:
         """Until the picker shows these values for an endpoint."""
 
         async def shown() -> bool:
