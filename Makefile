@@ -47,8 +47,8 @@ bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simula
 bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m tests.bench.dataplane $(ARGS)
 
-docs: $(VENV)/.dev ## write the reference pages anew from the code
-	@for page in config policy metrics; do $(BIN)/epp reference $$page > docs/reference-$$page.md; done
+docs: $(VENV)/.dev ## write the reference pages and the chart's generated files anew from the code
+	@$(BIN)/python -c 'from epp.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
 
 lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt

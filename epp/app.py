@@ -52,8 +52,8 @@ class Inputs:
 
 
 def load_inputs(config: Config) -> Inputs:
-    """Read the policy and the endpoints. ConfigError names the file and the field."""
-    endpoints_text = _read(config.endpoints_file)
+    """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field."""
+    endpoints_text = _read(config.endpoints_file) if config.endpoints_file else b""
     policy_text = _read(config.policy_file) if config.policy_file else b""
     return Inputs(
         policy=load_policy(policy_text, source=config.policy_file) if config.policy_file else DEFAULT_POLICY,

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     add("check", "Check configuration, policy and endpoints, and print what would run.")
     envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
     envoy.add_argument("--format", choices=("yaml", "json"), default="yaml")
-    pages = commands.add_parser("reference", help="Print a reference page in Markdown.")
+    pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
     pages.add_argument("page", choices=sorted(reference.PAGES))
     return parser
 

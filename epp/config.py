@@ -182,15 +182,82 @@ class Log(_Section, frozen=True):
     format: Literal["json", "text"] = "json"
 
 
+DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+_LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
+_LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+
+
+class KubernetesStatus(_Section, frozen=True):
+    """Who writes the status of policies, and how often. Picking needs no leader."""
+
+    lease_name: Annotated[
+        str,
+        Meta(
+            max_length=253, description="Lease of the one that writes; empty: `prefix-gateway-` and the pool."
+        ),
+    ] = ""
+    lease_seconds: Annotated[
+        int, Meta(ge=3, le=3600, description="A holder that has not renewed for so long is replaced.")
+    ] = 15
+    interval_seconds: Annotated[
+        float,
+        Meta(ge=1, le=3600, description="Shortest time between two writes of live numbers of one policy."),
+    ] = 10.0
+    events: Annotated[bool, Meta(description="Tell the pool's Events what an operator must know.")] = True
+
+
+class Kubernetes(_Section, frozen=True):
+    """Endpoints and policy from a cluster, instead of `endpointsFile`."""
+
+    pool: Annotated[
+        DnsName,
+        Meta(
+            description="InferencePool whose pods are the endpoints; policies name it in `targetRef`. "
+            "With `selector` it need not exist."
+        ),
+    ]
+    namespace: Annotated[
+        str, Meta(max_length=63, description="Of the pool, its pods and policies; empty: the picker's own.")
+    ] = ""
+    selector: Annotated[
+        dict[_LabelKey, _LabelValue],
+        Meta(
+            max_length=16, description="Pod labels, for clusters without InferencePools; empty: the pool's."
+        ),
+    ] = {}
+    target_ports: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65535)], ...],
+        Meta(max_length=8, description="Ports beside `selector`; each is an endpoint of its own."),
+    ] = ()
+    address_family: Annotated[
+        Literal["Primary", "IPv4", "IPv6"],
+        Meta(description="Which address of a dual-stack pod to use; its primary one where it has no such."),
+    ] = "Primary"
+    kubeconfig: Annotated[
+        str, Meta(description="File with access to the cluster; empty: the pod's service account.")
+    ] = ""
+    status: KubernetesStatus = KubernetesStatus()
+
+    @property
+    def lease_name(self) -> str:
+        return self.status.lease_name or f"prefix-gateway-{self.pool}"
+
+
 class Config(_Section, frozen=True):
     """One endpoint picker process and its workers."""
 
     endpoints_file: Annotated[
-        str, Meta(description="YAML list of model servers, read again when it changes.")
-    ]
-    policy_file: Annotated[
-        str, Meta(description="A PrefixRoutingPolicy; read again when it changes; empty: defaults.")
+        str,
+        Meta(description="YAML list of model servers, read again when it changes. This or `kubernetes`."),
     ] = ""
+    policy_file: Annotated[
+        str,
+        Meta(
+            description="A PrefixRoutingPolicy; read again when it changes; empty: defaults. "
+            "Beside `kubernetes`: what routes while no object does."
+        ),
+    ] = ""
+    kubernetes: Kubernetes | None = None
     listen: Listen = Listen()
     workers: Annotated[int, Meta(ge=1, le=64, description="Processes; each with a socket of its own.")] = 1
     hold_streams: Annotated[
@@ -216,6 +283,7 @@ class Config(_Section, frozen=True):
 
     def validate(self) -> None:
         """Check what types cannot. ConfigError with the field at fault."""
+        self._check_source()
         for field, text in (
             ("admin.address", self.admin.address),
             ("envoy.listen", self.envoy.listen),
@@ -234,6 +302,21 @@ class Config(_Section, frozen=True):
             raise ConfigError(
                 "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "
                 "set holdStreams to false"
+            )
+
+    def _check_source(self) -> None:
+        """Endpoints come from one place."""
+        if self.kubernetes is None:
+            if not self.endpoints_file:
+                raise ConfigError(
+                    "endpointsFile: missing; name the file that lists the model servers, or set `kubernetes`"
+                )
+            return
+        if self.endpoints_file:
+            raise ConfigError("endpointsFile: endpoints come from `kubernetes`; remove one of the two")
+        if bool(self.kubernetes.selector) != bool(self.kubernetes.target_ports):
+            raise ConfigError(
+                "kubernetes.selector: goes with kubernetes.targetPorts; set both, or neither to follow the InferencePool"
             )
 
     def _check_workers(self) -> None:

@@ -18,6 +18,22 @@ KIND: Final = "PrefixRoutingPolicy"
 
 RuleName = Literal["least-cost", "affinity", "round-robin", "random", "least-load", "power-of-two", "session"]
 
+_TAKEN_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "te",
+        "transfer-encoding",
+        "x-gateway-destination-endpoint",
+        "x-prefix-gateway-decision",
+        "x-request-id",
+    }
+)
+"""The same on every request, or different on each, or written by the gateway: none of them names a session or asks for a decision."""
+
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -135,9 +151,15 @@ class Table(_Spec, frozen=True):
 class Scrape(_Spec, frozen=True):
     """Reading the servers' /metrics, off the pick path."""
 
-    path: Annotated[str, Meta(pattern="^/", max_length=256)] = "/metrics"
-    interval_seconds: Annotated[float, Meta(ge=0.05, le=60, description="Jittered by a tenth.")] = 1.0
-    timeout_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    path: Annotated[str, Meta(pattern="^/", max_length=256, description="Where the metrics are.")] = (
+        "/metrics"
+    )
+    interval_seconds: Annotated[
+        float, Meta(ge=0.05, le=60, description="Time from one scrape to the next, jittered by a tenth.")
+    ] = 1.0
+    timeout_seconds: Annotated[
+        float, Meta(ge=0.05, le=60, description="A page that takes longer is a failed scrape.")
+    ] = 1.0
     stale_after_seconds: Annotated[
         float, Meta(ge=0.1, le=600, description="Older metrics are not believed; own bookings still count.")
     ] = 5.0
@@ -156,12 +178,40 @@ class Sampling(_Spec, frozen=True):
     share: Annotated[
         Ratio, Meta(description="Share of requests; the answers of all others never pass here.")
     ] = 0.01
-    max_text_bytes: Annotated[int, Meta(ge=0, le=2**24)] = 262_144
+    max_text_bytes: Annotated[
+        int, Meta(ge=0, le=2**24, description="Of a sampled answer, what is kept to index the next turn.")
+    ] = 262_144
+
+
+class TargetRef(_Spec, frozen=True):
+    """The InferencePool that a policy object is for, in its own namespace. A policy in a file needs none."""
+
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=253,
+            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+            description="Name of the InferencePool.",
+        ),
+    ]
+    group: Annotated[Literal["inference.networking.k8s.io"], Meta(description="API group of the target.")] = (
+        "inference.networking.k8s.io"
+    )
+    kind: Annotated[Literal["InferencePool"], Meta(description="Kind of the target.")] = "InferencePool"
 
 
 class PolicySpec(_Spec, frozen=True):
     """How requests are routed."""
 
+    target_ref: TargetRef | None = None
+    mode: Annotated[
+        Literal["Enforce", "DryRun"],
+        Meta(
+            description="DryRun: score every request and record what would have been picked, while the last "
+            "accepted policy, else the default, routes."
+        ),
+    ] = "Enforce"
     rule: Annotated[RuleName, Meta(description="Which rule chooses among the candidates.")] = "least-cost"
     max_destinations: Annotated[
         int,
@@ -201,6 +251,15 @@ class PolicySpec(_Spec, frozen=True):
             raise ValueError(
                 "chunks.laterSizeBytes is under chunks.sizeBytes: later chunks may only be larger"
             )
+        if self.scrape.stale_after_seconds < self.scrape.interval_seconds:
+            raise ValueError(
+                "scrape.staleAfterSeconds is under scrape.intervalSeconds: metrics would be stale between scrapes"
+            )
+        for field, header in (("sessionHeader", self.session_header), ("debugHeader", self.debug_header)):
+            if header in _TAKEN_HEADERS:
+                raise ValueError(
+                    f"{field}: `{header}` has another meaning on every request; choose another name"
+                )
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):

@@ -1,4 +1,4 @@
-"""Reference pages in Markdown, generated from the structs that the program itself reads. Called by `epp reference`."""
+"""Reference pages and Kubernetes files, generated from the structs that the program itself reads. Called by `epp reference`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from epp.config import Config
+from epp.kube.crd import crd_yaml
+from epp.kube.rbac import rules_yaml
 from epp.policy import API_VERSION, KIND, PolicySpec
 from epp.telemetry.reference import metrics_reference
 
@@ -76,5 +78,16 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "config": lambda: _page(_CONFIG_INTRO, Config),
     "policy": lambda: _page(_POLICY_INTRO, PolicySpec),
     "metrics": metrics_reference,
+    "crd": crd_yaml,
+    "rbac": rules_yaml,
 }
 """Name on the command line -> text of the page."""
+
+PLACES: Mapping[str, str] = {
+    "config": "docs/reference-config.md",
+    "policy": "docs/reference-policy.md",
+    "metrics": "docs/reference-metrics.md",
+    "crd": "deploy/helm/prefix-gateway/files/prefixroutingpolicies.yaml",
+    "rbac": "deploy/helm/prefix-gateway/files/picker-rules.yaml",
+}
+"""Where the repository keeps each: `make docs` writes them, a test compares."""

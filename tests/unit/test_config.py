@@ -24,6 +24,15 @@ def test_the_endpoints_file_is_all_that_must_be_said(file: Path) -> None:
     assert not config.conformance_headers
 
 
+def test_a_pool_is_all_that_must_be_said_of_a_cluster(file: Path) -> None:
+    file.write_text("kubernetes: {pool: vllm-llama}")
+    cluster = load_config(file).kubernetes
+    assert cluster is not None
+    assert (cluster.pool, cluster.namespace, cluster.kubeconfig) == ("vllm-llama", "", "")
+    assert cluster.lease_name == "prefix-gateway-vllm-llama"
+    assert cluster.address_family == "Primary"
+
+
 def test_a_full_file_is_read(file: Path) -> None:
     file.write_text(
         """
@@ -54,6 +63,13 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
     ("text", "field", "why"),
     [
         ("{}", "endpointsFile", "missing"),
+        ("{endpointsFile: e, kubernetes: {pool: p}}", "endpointsFile", "remove one"),
+        ("{kubernetes: {namespace: n}}", "$.kubernetes", "pool"),
+        ("{kubernetes: {pool: Vllm}}", "$.kubernetes.pool", "regex"),
+        ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
+        ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),
+        ("{kubernetes: {pool: p, targetPorts: [0]}}", "$.kubernetes.targetPorts", ">= 1"),
+        ("{kubernetes: {pool: p, selector: {'a,b': c}}}", "kubernetes.selector", "regex"),
         ("endpointsFile: 3", "$.endpointsFile", "str"),
         ("{endpointsFile: e, endpointFile: f}", "endpointFile", "unknown"),
         ("{endpointsFile: e, workers: 0}", "$.workers", ">= 1"),

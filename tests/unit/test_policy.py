@@ -47,6 +47,13 @@ def test_json_is_a_policy_too() -> None:
         ("{maxDestinations: 1}", "$.spec.maxDestinations", ">= 2"),
         ("{sessionHeader: X-Session}", "$.spec.sessionHeader", "regex"),
         ("{chunks: {sizeBytes: 2048}}", "$.spec", "chunks.laterSizeBytes is under chunks.sizeBytes"),
+        ("{scrape: {intervalSeconds: 9}}", "$.spec", "scrape.staleAfterSeconds is under"),
+        ("{sessionHeader: x-request-id}", "$.spec", "sessionHeader: `x-request-id` has another meaning"),
+        ("{debugHeader: host}", "$.spec", "debugHeader: `host` has another meaning"),
+        ("{targetRef: {}}", "$.spec.targetRef", "name"),
+        ("{targetRef: {name: Pool}}", "$.spec.targetRef.name", "regex"),
+        ("{targetRef: {name: p, kind: Service}}", "$.spec.targetRef.kind", "Service"),
+        ("{mode: Try}", "$.spec.mode", "Try"),
         ("3", "$.spec", "object"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The reference pages in docs are what the code generates."""
+"""The reference pages in docs, and the files of the chart, are what the code generates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from epp.reference import PAGES
+from epp.reference import PAGES, PLACES
 
-DOCS = Path(__file__).parents[2] / "docs"
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_the_committed_page_is_the_generated_one(page: str) -> None:
-    assert (DOCS / f"reference-{page}.md").read_text() == PAGES[page](), "run `make docs`"
+    assert (REPOSITORY / PLACES[page]).read_text() == PAGES[page](), "run `make docs`"

@@ -1,0 +1,92 @@
+"""The CustomResourceDefinition: everything described and bounded, and in step with the structs it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from epp.kube.crd import crd, crd_yaml
+from epp.policy import PolicySpec
+
+
+def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every schema within a schema, with its path."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+@pytest.fixture
+def schema() -> Mapping[str, Any]:
+    return crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]  # type: ignore[no-any-return]  # JSON values
+
+
+def ours(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(path, node) for path, node in nodes(schema) if path.startswith((".spec", ".status"))]
+
+
+def test_the_file_holds_the_object() -> None:
+    assert yaml.safe_load(crd_yaml()) == crd()
+
+
+def test_every_field_says_what_it_means(schema: Mapping[str, Any]) -> None:
+    assert [
+        path for path, node in ours(schema) if not node.get("description", "").endswith((".", "never"))
+    ] == []
+
+
+def test_everything_that_can_grow_has_a_bound(schema: Mapping[str, Any]) -> None:
+    bounds = {"string": "maxLength", "array": "maxItems", "integer": "minimum", "number": "minimum"}
+    loose = [
+        path
+        for path, node in ours(schema)
+        if node["type"] in bounds
+        and bounds[node["type"]] not in node
+        and not node.keys() & {"enum", "format"}
+    ]
+    assert loose == []
+
+
+def test_the_spec_has_the_fields_defaults_and_bounds_of_the_policy_file(schema: Mapping[str, Any]) -> None:
+    spec = schema["properties"]["spec"]
+    written = msgspec.to_builtins(PolicySpec())
+    assert set(spec["properties"]) == set(written)
+    assert spec["required"] == ["targetRef"]
+    for name, default in written.items():
+        node = spec["properties"][name]
+        if isinstance(default, dict):
+            assert node["default"] == {}
+            assert {field: inner["default"] for field, inner in node["properties"].items()} == default
+        elif name != "targetRef":
+            assert node["default"] == default
+    rate = spec["properties"]["cost"]["properties"]["prefillTokensPerSecond"]
+    assert (rate["minimum"], rate["exclusiveMinimum"], rate["maximum"]) == (0, True, 10**7)
+
+
+def test_what_one_struct_refuses_as_a_whole_is_a_rule_of_the_schema(schema: Mapping[str, Any]) -> None:
+    rules = {
+        path: [rule["rule"] for rule in node["x-kubernetes-validations"]]
+        for path, node in nodes(schema)
+        if "x-kubernetes-validations" in node
+    }
+    assert rules == {
+        ".spec.chunks": ["self.laterSizeBytes >= self.sizeBytes"],
+        ".spec.scrape": ["self.staleAfterSeconds >= self.intervalSeconds"],
+    }
+
+
+def test_the_columns_are_what_an_operator_looks_for_first() -> None:
+    columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert [c["name"] for c in columns if not c.get("priority")] == [
+        "Accepted",
+        "Rule",
+        "Endpoints",
+        "Hit ratio",
+        "Age",
+    ]
