@@ -42,20 +42,22 @@ class Job:
     num_named: int = 0
     """Blocks of the table that can be found by name."""
     table: list[Block] | None = None
+    num_slots: int = 0
+    """Tokens that the table's blocks have room for, while there is a table."""
     num_cached_tokens: int | None = None
     scheduled_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
     num_preemptions: int = 0
 
+    end_tokens: int = field(init=False)
+    """Prompt and the whole answer."""
+
     def __post_init__(self) -> None:
         assert self.num_prompt_tokens > 0
         assert self.num_answer_tokens > 0
         self.num_tokens = self.num_prompt_tokens
-
-    @property
-    def end_tokens(self) -> int:
-        return self.num_prompt_tokens + self.num_answer_tokens
+        self.end_tokens = self.num_prompt_tokens + self.num_answer_tokens
 
 
 @dataclass(slots=True)
@@ -196,6 +198,7 @@ class SimEngine:
         held = sum(len(job.table or ()) for job in self._running)
         assert held == sum(block.ref_count for block in self.pool.blocks)
         assert all(job.table is None and job.num_computed == 0 for job in self._waiting)
+        assert all(job.num_slots == len(job.table or ()) * self.shape.block_tokens for job in self._running)
         assert len(self._running) <= self.shape.limits.max_num_seqs
         assert len({j.adapter for j in self._running if j.adapter}) <= self.shape.limits.max_loras
         assert (self._stride is None) == (not self._running)
@@ -271,16 +274,19 @@ class SimEngine:
 
     def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
         """Steps until a request ends or needs a block, if all of them decode; else one."""
-        size, least = self.shape.block_tokens, 1 << 30
+        least = 1 << 30
         for job, num_tokens in chunks:
-            if num_tokens != 1 or job.num_computed + 1 != job.num_tokens or job.first_token_s is None:
+            computed = job.num_computed
+            if num_tokens != 1 or computed + 1 != job.num_tokens or job.first_token_s is None:
                 return 1  # a prompt's last token may come alone as well, and its answer's first must be seen
-            assert job.table is not None
             # The step that fills a block stands alone: the block can be found from that step's start on.
-            slots = len(job.table) * size - job.num_computed - 1
+            slots = job.num_slots - computed - 1
+            least = min(least, slots)
             left = job.end_tokens - job.num_tokens
-            least = min(least, slots, left)
-        return max(1, least)
+            least = min(least, left)
+            if least <= 1:
+                return 1
+        return least
 
     def _continue_running(self, budget: int) -> tuple[list[tuple[Job, int]], int, bool]:
         chunks: list[tuple[Job, int]] = []
@@ -288,7 +294,13 @@ class SimEngine:
         index = 0
         while index < len(self._running) and budget > 0:
             job = self._running[index]
-            num_tokens = min(job.num_tokens - job.num_computed, budget)
+            num_tokens = job.num_tokens - job.num_computed
+            num_tokens = min(num_tokens, budget)
+            if job.num_computed + num_tokens < job.num_slots:  # most steps neither need a block nor fill one
+                chunks.append((job, num_tokens))
+                budget -= num_tokens
+                index += 1
+                continue
             while not self._append(job, num_tokens):
                 victim = self._running.pop()
                 self._preempt(victim)
@@ -344,6 +356,7 @@ class SimEngine:
             return 0
         pool.hold(hits)
         job.table = [*hits, *pool.take(num_new)]
+        job.num_slots = len(job.table) * size
         job.num_named = len(hits)
         job.num_computed = num_hit_tokens
         self._name_full_blocks(job, num_hit_tokens + num_tokens)
@@ -365,6 +378,7 @@ class SimEngine:
             if num_new > self.pool.num_free:
                 return False
             job.table.extend(self.pool.take(num_new))
+            job.num_slots = len(job.table) * self.shape.block_tokens
         self._name_full_blocks(job, covered)
         return True
 

@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all
-from tests.bench.routing.catalog import BY_NAME, CONFIGS, RIVALS
-from tests.bench.routing.report import cells_of, from_json, goals, label, report, svg, to_json
-from tests.bench.routing.workloads import SPECS
+from tests.bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
+from tests.bench.routing.report import cells_of, goals, report, svg
+from tests.bench.routing.store import Store, named
+from tests.bench.routing.workloads import SPECS, label
 
 _ABOUT = """\
 Compares routing rules in a simulated fleet: the real picker's own code for ours, re-implementations for the others'.
@@ -26,8 +28,10 @@ examples:
   python -m tests.bench.routing --workloads b2b,chat --rules least-cost,lpwl,sgl --loads 0.9 --seeds 3
   python -m tests.bench.routing --trace conversation_trace.jsonl.gz --workloads none --rules all --loads 0.9
   python -m tests.bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
-  python -m tests.bench.routing --read results.json --svg routing.svg
-      prints and draws what an earlier run left in --json
+  python -m tests.bench.routing --store results.jsonl --rules all
+      writes every run down, and runs only what is not there yet (ours always: they are what changes)
+  python -m tests.bench.routing --read results.jsonl --svg routing.svg
+      prints and draws what earlier runs left there
 """
 
 
@@ -54,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rules",
         default="defaults",
         metavar="A,B",
-        help="names, `defaults` or `all` (with the sweeps); --list shows them",
+        help="names, `defaults`, `sweeps`, `all` (both) or `ours`; --list shows them",
     )
     parser.add_argument("--loads", default="", metavar="X,Y", help="shares of capacity (default 0.5,0.9,1.3)")
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
@@ -73,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--restart", action="store_true", help="one server restarts half-way")
     parser.add_argument("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
+    parser.add_argument(
+        "--store", type=Path, metavar="PATH", help="keep the figures here, and run only what is not there"
+    )
     parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the picture here")
     parser.add_argument(
         "--read", type=Path, action="append", metavar="PATH", help="print earlier figures, run nothing"
@@ -90,36 +96,25 @@ def main() -> int:
                 f"{config.name:20} {'documented' if config.default else 'sweep':10} {dict(config.settings) or ''}"
             )
         return 0
-    if args.read:
-        results, capacities = _read(args.read)
-    else:
-        results, capacities = _run(args)
+    results = [r for path in args.read for r in Store(path).results()] if args.read else _run(args)
     cells = cells_of(results)
-    print(report(cells, capacities))
+    print(report(cells))
     print("\nThe default rule against the best other rule:\n")
     print(goals(cells))
-    if args.json and not args.read:
-        args.json.write_text(to_json(results, capacities))
     if args.svg:
         args.svg.write_text(svg(cells))
     return 0
 
 
-def _read(paths: list[Path]) -> tuple[list[Result], dict[str, tuple[float, float]]]:
-    results: list[Result] = []
-    capacities: dict[str, tuple[float, float]] = {}
-    for path in paths:
-        more, their = from_json(path.read_text())
-        results += more
-        capacities |= their
-    return results, capacities
-
-
 def _rules(text: str) -> list[str]:
     if text == "defaults":
         return ["least-cost", "affinity", *RIVALS]
+    if text == "sweeps":
+        return list(SWEEPS)
     if text == "all":
-        return list(BY_NAME)
+        return ["least-cost", "affinity", *RIVALS, *SWEEPS]
+    if text == "ours":
+        return [name for name in BY_NAME if is_ours(name)]
     names = [name for name in text.split(",") if name]
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
@@ -127,7 +122,7 @@ def _rules(text: str) -> list[str]:
     return names
 
 
-def _run(args: argparse.Namespace) -> tuple[list[Result], dict[str, tuple[float, float]]]:
+def _run(args: argparse.Namespace) -> list[Result]:
     quick = args.quick
     rules = _rules(args.rules)
     if quick and args.rules == "defaults":
@@ -161,18 +156,37 @@ def _run(args: argparse.Namespace) -> tuple[list[Result], dict[str, tuple[float,
         restart=args.restart,
         grow=args.grow,
     )
-    started = time.monotonic()
+    store = Store(args.store) if args.store else None
+    known = store.results() if store else []
     capacities = {}
     for name in names:
-        capacities[name] = calibrate(name, setting)
+        capacities[name] = _known_capacity(known, name, setting) or calibrate(name, setting)
         print(f"capacity of {label(name)}: {capacities[name][0]:.2f} requests/s", file=sys.stderr)
     runs = plan_runs(names, rules, loads=loads, seeds=seeds, setting=setting, capacities=capacities)
-    results = []
-    for number, result in enumerate(run_all(runs, processes=args.processes), start=1):
-        results.append(result)
+    todo = store.missing(runs, anew=filter(is_ours, rules)) if store else runs
+    results = run_all(todo, processes=args.processes)
+    done = list(_progress(store.keeping(results) if store else results, len(todo)))
+    if store is None:
+        return done
+    wanted = set(map(named, runs))
+    return [result for result in store.results() if result.run in wanted]
+
+
+def _known_capacity(known: list[Result], name: str, setting: Setting) -> tuple[float, float] | None:
+    """As an earlier run on the same fleet was told."""
+    for result in known:
+        run = result.run
+        if (run.workload, run.setting) == (label(name), setting):
+            return run.capacity_per_s, run.unloaded_s
+    return None
+
+
+def _progress(results: Iterable[Result], total: int) -> Iterator[Result]:
+    started = time.monotonic()
+    for number, result in enumerate(results, start=1):
+        yield result
         if number % 50 == 0:
-            print(f"{number}/{len(runs)} runs, {time.monotonic() - started:.0f} s", file=sys.stderr)
-    return results, capacities
+            print(f"{number}/{total} runs, {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ CONFIGS: tuple[Config, ...] = (
 BY_NAME = {config.name: config for config in CONFIGS}
 RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
 """Every other project's rule as documented."""
+SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c.rule is not cost.ExactCost)
+"""Their rules at other settings."""
 
 
 def is_ours(name: str) -> bool:

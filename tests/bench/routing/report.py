@@ -1,17 +1,17 @@
-"""Tables, JSON and a picture of the results."""
+"""Tables and a picture of the results."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from xml.sax.saxutils import escape
 
-from tests.bench.routing.bench import Result, Run, Setting
+from tests.bench.routing.bench import Result
 from tests.bench.routing.catalog import is_ours
 from tests.bench.routing.measure import Row, mean_row, spread
+from tests.bench.routing.workloads import label
 
 REFERENCE = "least-cost"
 _COLUMNS = (
@@ -27,6 +27,8 @@ class Cell:
     rule: str
     rows: tuple[Row, ...]
     mean: Row
+    rate_per_s: float
+    """Of arrivals, or of turns."""
 
 
 Cells = Mapping[tuple[str, float], Sequence[Cell]]
@@ -35,21 +37,19 @@ Cells = Mapping[tuple[str, float], Sequence[Cell]]
 
 def cells_of(results: Iterable[Result]) -> Cells:
     grouped: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    rates = {}
     for result in results:
         run = result.run
-        grouped.setdefault((label(run.workload), run.load), {}).setdefault(run.rule, []).append(result.row)
+        place = (label(run.workload), run.load)
+        rates[place] = run.load * run.capacity_per_s
+        grouped.setdefault(place, {}).setdefault(run.rule, []).append(result.row)
     return {
-        key: sorted(
-            (Cell(rule, tuple(rows), mean_row(rows)) for rule, rows in by_rule.items()),
+        place: sorted(
+            (Cell(rule, tuple(rows), mean_row(rows), rates[place]) for rule, rows in by_rule.items()),
             key=lambda cell: (cell.mean.ttft_mean_s, cell.rule),
         )
-        for key, by_rule in grouped.items()
+        for place, by_rule in grouped.items()
     }
-
-
-def label(workload: str) -> str:
-    """A trace by its file's name."""
-    return workload.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -65,12 +65,12 @@ def table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def report(cells: Cells, capacities: Mapping[str, tuple[float, float]]) -> str:
+def report(cells: Cells) -> str:
     """All tables, then the summary."""
-    parts = []
-    for (workload, load), row in cells.items():
-        rate = next((c[0] for name, c in capacities.items() if label(name) == workload), 0.0)
-        parts.append(f"### {workload}, load {load:g} ({load * rate:.2f} requests/s)\n\n{table(row)}\n")
+    parts = [
+        f"### {workload}, load {load:g} ({row[0].rate_per_s:.2f} requests/s)\n\n{table(row)}\n"
+        for (workload, load), row in cells.items()
+    ]
     return "\n".join([*parts, summary(cells)])
 
 
@@ -131,30 +131,6 @@ def goals(cells: Cells) -> str:
             f"| {m.tpot_p90_s / max(tpot_s, 1e-9):.2f} |"
         )
     return "\n".join(lines)
-
-
-def to_json(results: Sequence[Result], capacities: Mapping[str, tuple[float, float]]) -> str:
-    """Without wall times, so that the same runs give the same bytes."""
-    return json.dumps(
-        {
-            "capacities": {label(name): rate for name, (rate, _) in capacities.items()},
-            "results": [
-                {**asdict(r.run), "workload": label(r.run.workload), "row": asdict(r.row)} for r in results
-            ],
-        },
-        indent=1,
-    )
-
-
-def from_json(text: str) -> tuple[list[Result], dict[str, tuple[float, float]]]:
-    """What `to_json` wrote, to print it again or beside another run."""
-    document = json.loads(text)
-    results = []
-    for item in document["results"]:
-        row = Row(**item.pop("row"))
-        setting = Setting(**item.pop("setting"))
-        results.append(Result(run=Run(**item, setting=setting), row=row, wall_s=0.0))
-    return results, {name: (rate, 0.0) for name, rate in document["capacities"].items()}
 
 
 # -- picture -------------------------------------------------------------------------------------------------------

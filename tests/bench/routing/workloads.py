@@ -55,6 +55,11 @@ class Turn:
     """The first turn's shared start."""
 
 
+def label(workload: str) -> str:
+    """Its name; a trace's is its file's."""
+    return workload.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
+
+
 def _length(rng: random.Random, *, mean: float, sigma: float, least: int, most: int) -> int:
     """Log-normal, of about this mean."""
     return int(

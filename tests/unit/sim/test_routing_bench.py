@@ -25,7 +25,8 @@ from tests.bench.routing.bench import (
 )
 from tests.bench.routing.catalog import BY_NAME, CONFIGS
 from tests.bench.routing.measure import row_of
-from tests.bench.routing.report import cells_of, from_json, goals, report, svg, to_json
+from tests.bench.routing.report import cells_of, goals, report, svg
+from tests.bench.routing.store import Store
 from tests.bench.routing.workloads import SPECS
 
 TINY = Setting(num_servers=3, scale=0.02)
@@ -131,15 +132,25 @@ def test_parallel_runs_give_what_serial_runs_give() -> None:
     assert [result.row for result in run_all(runs, processes=2)] == serial
 
 
-def test_reports_survive_being_written_and_read() -> None:
-    results = [simulate(run_of(rule, seed=seed)) for rule in ("least-cost", "lpwl") for seed in (1, 2)]
-    capacities = {"b2b": (2.0, 0.0)}
-    text = to_json(results, capacities)
-    read, rates = from_json(text)
-    assert to_json(read, rates) == text
+def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path) -> None:
+    runs = plan_runs(
+        ["b2b"],
+        ["least-cost", "lpwl"],
+        loads=[0.9],
+        seeds=[1, 2],
+        setting=TINY,
+        capacities={"b2b": (2.0, 0.0)},
+    )
+    store = Store(tmp_path / "results.jsonl")
+    results = list(store.keeping(map(simulate, runs)))
+    assert store.missing(runs, anew=()) == []
+    assert [run.rule for run in store.missing(runs, anew=["lpwl"])] == ["lpwl", "lpwl"]
+    list(store.keeping(map(simulate, runs[:1])))
+    read = store.results()
+    assert [(r.run, r.row) for r in read] == [(r.run, r.row) for r in results]
     cells = cells_of(read)
-    assert report(cells, rates) == report(cells_of(results), capacities)
-    assert "**least-cost**" in report(cells, rates)
+    assert report(cells) == report(cells_of(results))
+    assert "**least-cost**" in report(cells)
     assert "| b2b | 0.9 |" in goals(cells)
     picture = ET.fromstring(svg(cells))
     assert [t.text for t in picture.iter() if t.get("font-weight") == "bold"] == ["least-cost"]
