@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-fast test-vllm vllm-env conformance bench bench-caching bench-routing bench-dataplane docs lock clean
+.PHONY: help run test check test-fast test-vllm vllm-env test-engine engine-env conformance bench bench-caching bench-routing bench-dataplane docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,7 +14,7 @@ help: ## list the targets
 run: $(VENV)/.run ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up
 	@$(BIN)/python -m tests.demo $(ARGS)
 
-test: check vllm-env ## everything CI runs: format, lint, types, layers, and all tests, real Envoy and real vLLM included
+test: check vllm-env test-engine ## everything CI runs: format, lint, types, layers, and all tests, real Envoy and real vLLM included
 	PREFIX_GATEWAY_REQUIRE_VLLM=1 $(PYTEST)
 
 check: $(VENV)/.dev ## format, lint, types, import layers
@@ -31,6 +31,12 @@ test-vllm: vllm-env ## the tests on real vLLM alone
 
 vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the checkout (3 GB, minutes the first time)
 	@$(BIN)/python -m tests.vllm_env build
+
+test-engine: engine-env ## the tests of the engine alone, where torch is
+	@$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
+
+engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the checkout (1.7 GB, minutes the first time)
+	@$(BIN)/python -m tests.engine_env build
 
 conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--picker IP:PORT ..." for any picker
 	$(PYTEST) tests/conformance $(ARGS)
@@ -54,6 +60,7 @@ lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt
 	$(COMPILE) pyproject.toml --extra run --extra kv-events --extra kubernetes --extra redis --group dev -o requirements/dev.txt
 	$(BIN)/python -m tests.vllm_env lock
+	$(BIN)/python -m tests.engine_env lock
 
 clean: ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

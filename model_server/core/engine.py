@@ -19,6 +19,7 @@ from typing import Protocol
 from model_server.core.cache_options import CacheOptions
 from model_server.core.partial_cache import make_manager
 from model_server.core.request import FinishReason, Request, RequestId, RequestState, TokenId
+from model_server.core.sampling import TokenLogprobs
 from model_server.core.scheduler import Scheduler, SchedulerLimits, StepPlan
 
 
@@ -28,6 +29,8 @@ class StepResult:
     """For each chunk of the plan the next token, or None where the chunk samples none."""
     duration_s: float
     """How long the step takes beyond the call itself: 0 for a runner that really computed."""
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+    """For each chunk what its request wants to be told of the token; None: nobody wants anything."""
 
 
 class Runner(Protocol):
@@ -44,6 +47,7 @@ class TokenOutput:
     token_id: TokenId
     previous_token_s: float | None
     """When the token before it came; None for the first."""
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,8 @@ class Engine:
     def finish(self, plan: StepPlan, result: StepResult, *, now: float) -> list[TokenOutput]:
         """Book a computed step. A request that ended with it has its `finish_reason` and holds no blocks."""
         outputs: list[TokenOutput] = []
-        for chunk, token_id in zip(plan.chunks, result.token_ids, strict=True):
+        told = result.logprobs or [None] * len(plan.chunks)
+        for chunk, token_id, logprobs in zip(plan.chunks, result.token_ids, told, strict=True):
             request = chunk.request
             if request.state is not RequestState.RUNNING:
                 continue
@@ -135,7 +140,7 @@ class Engine:
             self.kv_cache.computed(request)
             if chunk.samples:
                 assert token_id is not None, "the runner left out a token"
-                outputs.append(self._append(request, token_id, now=now))
+                outputs.append(self._append(request, token_id, logprobs, now=now))
         return outputs
 
     def step(self, *, now: float) -> tuple[list[TokenOutput], float]:
@@ -152,8 +157,10 @@ class Engine:
         assert queued == self._requests.keys()
         assert all(request.finish_reason is None for request in self._requests.values())
 
-    def _append(self, request: Request, token_id: TokenId, *, now: float) -> TokenOutput:
-        output = TokenOutput(request, token_id, request.last_token_s)
+    def _append(
+        self, request: Request, token_id: TokenId, logprobs: TokenLogprobs | None, *, now: float
+    ) -> TokenOutput:
+        output = TokenOutput(request, token_id, request.last_token_s, logprobs)
         request.token_ids.append(token_id)
         request.last_token_s = now
         if request.first_token_s is None:

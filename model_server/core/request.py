@@ -14,6 +14,7 @@ from typing import NewType
 import xxhash
 
 from model_server.core.hashing import BlockHash, PrefixScope
+from model_server.core.sampling import GREEDY, SamplingParams
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
@@ -52,6 +53,8 @@ class Request:
     adapter: Adapter | None = None
     cache_salt: str = ""
     seed: int = 0
+    """For a runner that makes up its answers; one that samples reads `sampling`."""
+    sampling: SamplingParams = GREEDY
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     num_prompt_tokens: int = field(default=0, init=False)

@@ -32,7 +32,7 @@ LOCK_INPUT = REQUIREMENTS / "vllm.in"
 LOCK_OVERRIDES = REQUIREMENTS / "vllm-overrides.txt"
 
 _RECIPE = b"1"
-"""Raise it when `_install` comes to leave something else behind."""
+"""Raise it when `install` comes to leave something else behind."""
 _UNFINISHED = ".building-"
 _SMOKE_TEST = (
     "import logging; logging.disable(); import torch, vllm; assert not torch.cuda.is_available(); (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
@@ -64,10 +64,10 @@ class VllmEnvironment:
 def locate() -> VllmEnvironment:
     """Where the environment for this checkout and this Python is, or would be."""
     interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
-    environment_key = _key(
+    environment_key = key(
         _RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), _code_of(cuda_standins.__file__)
     )
-    model_key = _key(environment_key.encode(), _code_of(tiny_model.__file__))
+    model_key = key(environment_key.encode(), _code_of(tiny_model.__file__))
     return VllmEnvironment(
         folder=cache_folder() / f"vllm-{environment_key}",
         model_folder=cache_folder() / f"tiny-model-{model_key}",
@@ -88,16 +88,17 @@ def build(*, progress: Callable[[str], None]) -> VllmEnvironment:
     if environment.ready:
         return environment
     cache_folder().mkdir(parents=True, exist_ok=True)
-    with _only_builder(progress):
-        _remove_unfinished(progress)
+    with only_builder(progress):
+        remove_unfinished(progress)
         if not environment.folder.is_dir():
-            _check_machine()
-            with _built_elsewhere(environment.folder) as folder:
-                _install(folder, progress=progress)
+            check_machine()
+            progress("installing vLLM for the CPU: about 1 GB to download, some minutes on a slow line")
+            with built_elsewhere(environment.folder) as folder:
+                install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
         if not environment.model_folder.is_dir():
             progress("writing the tiny model and its LoRA adapters")
-            with _built_elsewhere(environment.model_folder) as folder:
-                _run(environment.python, tiny_model.__file__, folder)
+            with built_elsewhere(environment.model_folder) as folder:
+                run(environment.python, tiny_model.__file__, folder)
     return environment
 
 
@@ -106,7 +107,7 @@ def lock() -> None:
     options = ("--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate")
     target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
     files = ("--override", LOCK_OVERRIDES, LOCK_INPUT, "--output-file", LOCK_FILE)
-    _run(*_uv(), "pip", "compile", *options, *target, *files)
+    run(*uv(), "pip", "compile", *options, *target, *files)
 
 
 def cache_folder() -> Path:
@@ -124,20 +125,20 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
-def _install(folder: Path, *, progress: Callable[[str], None]) -> None:
+def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callable[[str], None]) -> None:
+    """A virtual environment in `folder` with the packages of `lock_file`, its torch without CUDA, seen to work."""
     python = folder / "bin" / "python"
-    progress("installing vLLM for the CPU: about 1 GB to download, some minutes on a slow line")
-    _run(*_uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, folder)
+    run(*uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, folder)
     # Bytecode now, or each server that starts first compiles 20,000 files.
     options = ("--compile-bytecode", "--no-deps", "--require-hashes")
-    _run(*_uv(), "pip", "install", *options, "--python", python, "-r", LOCK_FILE)
+    run(*uv(), "pip", "install", *options, "--python", python, "-r", lock_file)
     progress("compiling stand-ins for the CUDA libraries that torch links to")
     standins = cuda_standins.build(_site_packages(python))
-    progress(f"compiled {len(standins)}; checking that torch and vLLM import")
-    _run(python, "-W", "ignore", "-c", _SMOKE_TEST)
+    progress(f"compiled {len(standins)}; checking what was installed")
+    run(python, "-W", "ignore", "-c", smoke_test)
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise VllmEnvironmentError("requirements/vllm.txt is pinned for Linux on x86_64")
     missing = [tool for tool in ("gcc", "readelf") if shutil.which(tool) is None]
@@ -148,7 +149,7 @@ def _check_machine() -> None:
 
 
 @contextlib.contextmanager
-def _only_builder(progress: Callable[[str], None]) -> Iterator[None]:
+def only_builder(progress: Callable[[str], None]) -> Iterator[None]:
     with (cache_folder() / "vllm.lock").open("w") as file:
         # Installers inherit the lock: where this process is killed, it is free once they have stopped writing.
         os.set_inheritable(file.fileno(), True)
@@ -161,7 +162,7 @@ def _only_builder(progress: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _built_elsewhere(final: Path) -> Iterator[Path]:
+def built_elsewhere(final: Path) -> Iterator[Path]:
     """A folder to build in, renamed to `final` on success and removed on failure."""
     folder = Path(tempfile.mkdtemp(prefix=f"{final.name}{_UNFINISHED}", dir=final.parent))
     folder.chmod(0o755)
@@ -173,14 +174,14 @@ def _built_elsewhere(final: Path) -> Iterator[Path]:
         raise
 
 
-def _remove_unfinished(progress: Callable[[str], None]) -> None:
+def remove_unfinished(progress: Callable[[str], None]) -> None:
     """Called with the lock held: a folder still under a temporary name is the remains of a killed build."""
     for folder in cache_folder().glob(f"*{_UNFINISHED}*"):
         progress(f"removing {folder.name}, which an interrupted build left behind")
         shutil.rmtree(folder)
 
 
-def _uv() -> tuple[str | Path, ...]:
+def uv() -> tuple[str | Path, ...]:
     """uv as this interpreter's environment has it, else as PATH has it."""
     if importlib.util.find_spec("uv") is not None:
         return (sys.executable, "-m", "uv")
@@ -189,7 +190,7 @@ def _uv() -> tuple[str | Path, ...]:
     raise VllmEnvironmentError("uv not found; it is among the packages of requirements/dev.txt")
 
 
-def _run(*command: str | Path) -> None:
+def run(*command: str | Path) -> None:
     started_at = time.monotonic()
     # Files are closed in a child unless marked inheritable, which only the lock is.
     status = subprocess.run([str(part) for part in command], check=False, close_fds=False).returncode
@@ -211,7 +212,7 @@ def _code_of(module_file: str | None) -> bytes:
     return Path(module_file).read_bytes()
 
 
-def _key(*parts: bytes) -> str:
+def key(*parts: bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8) + part)

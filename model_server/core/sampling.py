@@ -1,0 +1,48 @@
+"""How a request wants its tokens chosen, and what is said about a chosen one. Values only: choosing is the runner's.
+
+Callers: whoever makes requests; the runners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_LOGPROBS = 20
+"""Alternatives told for each token, at most, as in the OpenAI API and vLLM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    temperature: float = 0.0
+    """0: always the most likely token."""
+    top_p: float = 1.0
+    """Only of the most likely tokens that together have at least this probability."""
+    top_k: int = 0
+    """Only of this many most likely tokens; 0: all."""
+    seed: int = 0
+    """With the token's position it decides the draw: equal seeds, equal answers, whatever else is in the batch."""
+    num_logprobs: int | None = None
+    """Tell each token's log probability, and those of this many most likely ones; None: tell nothing."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise ValueError(f"temperature is {self.temperature} and must be between 0 and 100")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p} and must be over 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k} and must not be negative")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"logprobs is {self.num_logprobs} and must be between 0 and {MAX_LOGPROBS}")
+
+
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities of the model itself, before temperature and cuts."""
+
+    logprob: float
+    """Of the chosen token."""
+    top: tuple[tuple[int, float], ...]
+    """Token ids with theirs, the most likely first."""

@@ -1,0 +1,116 @@
+"""Paged attention, as a function that transformers' models call by its name in every layer.
+
+First the step's keys and values go to their slots; then each request's queries attend to what its blocks hold. Nothing
+of a request is kept here between steps. Requests with one token each are attended together; the query heads that share
+a KV head then take the place of query positions, so that keys are never repeated for them.
+
+Models that need more of attention than a causal mask (sliding windows, soft caps, sinks) are refused: a wrong answer
+would look like a right one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from model_server.runners.hf.batch import LongChunk, SingleTokens, StepBatch
+from model_server.runners.hf.errors import UnsupportedModelError
+from model_server.runners.hf.memory import KvMemory
+from model_server.runners.hf.views import Context
+
+NAME = "prefix_gateway_paged"
+_BEYOND_CAUSAL = ("sliding_window", "softcap", "s_aux")
+
+
+def register() -> None:
+    """Make `NAME` known to transformers. Again does no harm."""
+    AttentionInterface.register(NAME, paged_attention)
+
+
+def paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    *,
+    scaling: float,
+    paged: PagedStep,
+    **options: object,
+) -> tuple[torch.Tensor, None]:
+    """`query`: (1, head, rows, dim); `key`, `value`: (1, KV head, rows, dim). Gives (1, rows, head, dim)."""
+    assert attention_mask is None, "paged attention masks by itself"
+    for name in _BEYOND_CAUSAL:
+        if options.get(name) is not None:
+            raise UnsupportedModelError(f"its attention uses {name}, and this engine's is plainly causal")
+    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return paged.attend(int(module.layer_idx), *rows, scaling=scaling)[None], None
+
+
+class PagedStep:
+    """One step's attention over one memory."""
+
+    def __init__(self, batch: StepBatch, memory: KvMemory) -> None:
+        self._batch = batch
+        self._memory = memory
+        self._causal: dict[int, torch.Tensor] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scaling: float
+    ) -> torch.Tensor:
+        """All (rows, head, dim); gives the like of `query`."""
+        self._memory.write(layer, self._batch.slots, key, value)
+        out = torch.empty_like(query)
+        for singles in self._batch.singles:
+            out[singles.rows] = self._attend_singles(layer, query[singles.rows], singles, scaling)
+        for chunk in self._batch.longs:
+            rows = slice(chunk.first_row, chunk.end_row)
+            out[rows] = self._attend_long(layer, query[rows], chunk, scaling)
+        return out
+
+    def _attend_singles(
+        self, layer: int, query: torch.Tensor, singles: SingleTokens, scaling: float
+    ) -> torch.Tensor:
+        keys, values = (read.flatten(1, 2) for read in self._memory.read(layer, singles.blocks))
+        requests, heads, dim = query.shape
+        attended = scaled_dot_product_attention(
+            query.reshape(requests, keys.shape[2], -1, dim),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=singles.visible[:, None, None, :],
+            scale=scaling,
+        )
+        return attended.reshape(requests, heads, dim)
+
+    def _attend_long(self, layer: int, query: torch.Tensor, chunk: LongChunk, scaling: float) -> torch.Tensor:
+        if chunk.view is None:
+            keys, values = (
+                read.flatten(0, 1)[: chunk.end] for read in self._memory.read(layer, chunk.blocks)
+            )
+            context = Context(keys, values, None)
+        else:
+            context = chunk.view.read(layer, chunk, query, memory=self._memory, scaling=scaling)
+        groups = query.shape[1] // context.keys.shape[1]
+        whole = context.visible is None and chunk.start == 0
+        attended = scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            context.keys.transpose(0, 1).repeat_interleave(groups, dim=0)[None],
+            context.values.transpose(0, 1).repeat_interleave(groups, dim=0)[None],
+            attn_mask=None if whole else self._mask(chunk, context),
+            is_causal=whole,
+            scale=scaling,
+        )
+        return attended[0].transpose(0, 1)
+
+    def _mask(self, chunk: LongChunk, context: Context) -> torch.Tensor:
+        """(queries, tokens); a causal one is made once for all layers."""
+        if context.visible is not None:
+            return context.visible
+        mask = self._causal.get(chunk.first_row)
+        if mask is None:
+            ones = torch.ones(chunk.num_tokens, chunk.end, dtype=torch.bool, device=self._memory.device)
+            mask = self._causal[chunk.first_row] = ones.tril(diagonal=chunk.start)
+        return mask

@@ -1,0 +1,113 @@
+"""One step's chunks as tensors: tokens of all requests in one row, and for each request which part of the row is its own.
+
+A request that computes one token is attended together with others of about its length; a longer chunk by itself.
+Built once a step, read by every layer. Callers: the model (builds), the attention function (reads).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from model_server.core.request import Request
+from model_server.core.scheduler import Chunk
+from model_server.runners.hf.views import KvView, ViewFor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongChunk:
+    """Several tokens of one request, or any chunk that has a view: rows [first_row, end_row) of the step."""
+
+    request: Request
+    first_row: int
+    end_row: int
+    start: int
+    """Position of the chunk's first token in its request."""
+    blocks: torch.Tensor
+    """Numbers of the request's blocks up to the chunk's last token."""
+    view: KvView | None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end_row - self.first_row
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SingleTokens:
+    """One token each of requests whose contexts differ by at most the factor two."""
+
+    rows: torch.Tensor
+    """(requests,): where in the step each one's token is."""
+    blocks: torch.Tensor
+    """(requests, blocks): block numbers, padded with any block."""
+    visible: torch.Tensor
+    """(requests, slots): true where the request has a token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    token_ids: torch.Tensor
+    """(1, rows)"""
+    positions: torch.Tensor
+    """(1, rows)"""
+    slots: torch.Tensor
+    """(rows,): where each token's keys and values go."""
+    last_rows: torch.Tensor
+    """(chunks,): the row of each chunk's last token, in the plan's order."""
+    singles: tuple[SingleTokens, ...]
+    longs: tuple[LongChunk, ...]
+
+
+def make_batch(
+    chunks: Sequence[Chunk], *, block_size_tokens: int, device: torch.device, view_for: ViewFor
+) -> StepBatch:
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    last_rows: list[int] = []
+    longs: list[LongChunk] = []
+    singles: defaultdict[int, list[tuple[int, list[int], int]]] = defaultdict(list)
+    for chunk in chunks:
+        first_row, end = len(token_ids), chunk.start + chunk.num_tokens
+        blocks = [int(block.block_id) for block in chunk.table[: -(-end // block_size_tokens)]]
+        token_ids += chunk.request.token_ids[chunk.start : end]
+        positions += range(chunk.start, end)
+        slots += [
+            blocks[position // block_size_tokens] * block_size_tokens + position % block_size_tokens
+            for position in range(chunk.start, end)
+        ]
+        last_rows.append(len(token_ids) - 1)
+        view = view_for(chunk.request)
+        if chunk.num_tokens == 1 and view is None:
+            singles[len(blocks).bit_length()].append((first_row, blocks, end))
+        else:
+            numbers = torch.tensor(blocks, device=device)
+            longs.append(LongChunk(chunk.request, first_row, len(token_ids), chunk.start, numbers, view))
+    return StepBatch(
+        token_ids=torch.tensor([token_ids], device=device),
+        positions=torch.tensor([positions], device=device),
+        slots=torch.tensor(slots, device=device),
+        last_rows=torch.tensor(last_rows, device=device),
+        singles=tuple(_together(group, block_size_tokens, device) for group in singles.values()),
+        longs=tuple(longs),
+    )
+
+
+def _together(
+    group: Sequence[tuple[int, list[int], int]], block_size_tokens: int, device: torch.device
+) -> SingleTokens:
+    most = max(len(blocks) for _, blocks, _ in group)
+    ends = torch.tensor([end for _, _, end in group], device=device)
+    slots = torch.arange(most * block_size_tokens, device=device)
+    return SingleTokens(
+        rows=torch.tensor([row for row, _, _ in group], device=device),
+        blocks=torch.tensor([blocks + [0] * (most - len(blocks)) for _, blocks, _ in group], device=device),
+        visible=slots[None, :] < ends[:, None],
+    )

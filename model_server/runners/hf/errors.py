@@ -1,0 +1,11 @@
+"""What can be wrong with a model that somebody wants served. The messages say what to do."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """The model cannot be served."""
+
+
+class UnsupportedModelError(ModelError):
+    """It would be computed wrongly here."""

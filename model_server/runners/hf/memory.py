@@ -1,0 +1,69 @@
+"""Where keys and values live: one tensor, addressed by the block numbers that the core hands out.
+
+`data[layer, 0]` holds keys and `data[layer, 1]` values, as (block, slot in block, KV head, head dimension). Keys are
+kept after their rotation, so a block means the same wherever its prefix stands. Slots never written hold zeros: what
+attention masks out must still be a number. Who may write where is the core's business.
+
+Callers: the attention function, block copies, and a tiered store that brings blocks in or takes them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from model_server.core.blocks import BlockId
+from model_server.core.kv_cache import BlockCopy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """What one token's keys and values are, in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * int(self.dtype.itemsize)
+
+
+class KvMemory:
+    def __init__(
+        self, shape: KvShape, *, num_blocks: int, block_size_tokens: int, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.block_size_tokens = block_size_tokens
+        self.device = device
+        heads = (shape.num_kv_heads, shape.head_dim)
+        self.data = torch.zeros(
+            (shape.num_layers, 2, num_blocks, block_size_tokens, *heads), dtype=shape.dtype, device=device
+        )
+        self._slots = self.data.view(shape.num_layers, 2, num_blocks * block_size_tokens, *heads)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """`slots`: (tokens,), block number times block size plus place in the block. `keys`, `values`: (tokens, head, dim)."""
+        self._slots[layer, 0].index_copy_(0, slots, keys)
+        self._slots[layer, 1].index_copy_(0, slots, values)
+
+    def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks, whose numbers `blocks` has in any shape (...): each (..., slot, head, dim)."""
+        return self.data[layer, 0][blocks], self.data[layer, 1][blocks]
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Make the copies of a plan, in all layers, in their order."""
+        for copy in copies:
+            source, target, end = copy.source.block_id, copy.target.block_id, copy.num_tokens
+            self.data[:, :, target, :end] = self.data[:, :, source, :end]
+
+    def load_block(self, block_id: BlockId, content: torch.Tensor) -> None:
+        """Put back what `save_block` gave, of any device and type."""
+        self.data[:, :, block_id] = content.to(device=self.device, dtype=self.shape.dtype)
+
+    def save_block(self, block_id: BlockId) -> torch.Tensor:
+        """A copy of one block on the CPU: (layer, keys and values, slot, head, dim)."""
+        return self.data[:, :, block_id].to("cpu", copy=True)

@@ -1,0 +1,114 @@
+"""A transformers decoder over paged memory: a plan's chunks in, logits out.
+
+`load` reads a model folder; `PagedModel` computes. It keeps no state of requests: everything it needs of one is in the
+plan and in the memory. Callers: the runner, the prompt engine (as its `Model`), benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from model_server.core.scheduler import StepPlan
+from model_server.runners.hf import attention
+from model_server.runners.hf.batch import make_batch
+from model_server.runners.hf.errors import ModelError, UnsupportedModelError
+from model_server.runners.hf.memory import KvMemory, KvShape
+from model_server.runners.hf.views import ViewFor, no_view
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES: tuple[DtypeName, ...] = ("auto", "float32", "bfloat16", "float16")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: the first GPU where there is one. ModelError where the wanted one is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device {name} is wanted, and torch sees no GPU here; use --device cpu")
+    return device
+
+
+def choose_dtype(name: DtypeName, *, device: torch.device) -> torch.dtype:
+    """`auto`: float32 on CPUs, where halves are slow, and bfloat16 elsewhere."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model folder (config.json and safetensors) as transformers' module, ready to compute; nothing is downloaded."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no model: a folder with config.json and *.safetensors is wanted")
+    try:
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
+    return module.to(device)
+
+
+class PagedModel:
+    """Made around a transformers model, whose attention it replaces."""
+
+    def __init__(
+        self, module: Any, *, num_blocks: int, block_size_tokens: int, view_for: ViewFor = no_view
+    ) -> None:
+        attention.register()
+        try:
+            module.set_attn_implementation(attention.NAME)
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} does not take attention functions by name: {error}"
+            ) from error
+        self.module = module.eval()
+        self.view_for = view_for
+        self.memory = KvMemory(
+            kv_shape(module),
+            num_blocks=num_blocks,
+            block_size_tokens=block_size_tokens,
+            device=module.device,
+        )
+
+    @property
+    def max_len_tokens(self) -> int:
+        """The most positions the model was made for."""
+        return int(self.module.config.max_position_embeddings)
+
+    def forward(self, plan: StepPlan) -> Sequence[torch.Tensor]:
+        """Logits, (vocabulary,), after the last token of each chunk."""
+        self.memory.copy(plan.copies)
+        if not plan.chunks:
+            return ()
+        batch = make_batch(
+            plan.chunks,
+            block_size_tokens=self.memory.block_size_tokens,
+            device=self.memory.device,
+            view_for=self.view_for,
+        )
+        with torch.inference_mode():
+            out = self.module(
+                input_ids=batch.token_ids,
+                position_ids=batch.positions,
+                logits_to_keep=batch.last_rows,
+                use_cache=False,
+                paged=attention.PagedStep(batch, self.memory),
+            )
+        logits: Sequence[torch.Tensor] = out.logits[0].unbind(0)
+        return logits
+
+
+def kv_shape(module: Any) -> KvShape:
+    config = module.config
+    heads = int(config.num_attention_heads)
+    return KvShape(
+        num_layers=int(config.num_hidden_layers),
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        dtype=module.dtype,
+    )

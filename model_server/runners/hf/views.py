@@ -1,0 +1,62 @@
+"""How a request may read something else than all of its blocks: the hook of a store that keeps only what matters.
+
+A view stands between one request's queries and its keys and values, layer by layer. It is asked after the step's own
+keys and values are written, gets the queries, and so may compute attention weights itself. Without one a request reads
+every token up to each query's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from model_server.core.request import Request
+
+if TYPE_CHECKING:
+    from model_server.runners.hf.batch import LongChunk
+    from model_server.runners.hf.memory import KvMemory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """What one chunk attends to in one layer."""
+
+    keys: torch.Tensor
+    """(tokens, KV head, dim)"""
+    values: torch.Tensor
+    visible: torch.Tensor | None
+    """(queries, tokens), true where a query may look; None: token i is position i, and each query sees up to itself."""
+
+
+class KvView(Protocol):
+    def read(
+        self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
+    ) -> Context:
+        """`query`: (queries, head, dim), after rotation, not yet multiplied by `scaling`."""
+        ...
+
+
+ViewFor = Callable[[Request], KvView | None]
+
+
+def no_view(_: Request) -> None:
+    """Every request reads all of its blocks."""
+
+
+def attention_weights(
+    query: torch.Tensor, keys: torch.Tensor, *, scaling: float, visible: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Softmax weights as the model's attention has them: (head, query, token), in float32.
+
+    `query` (queries, head, dim) and `keys` (tokens, KV head, dim); each KV head serves as many query heads as follow
+    each other.
+    """
+    groups = query.shape[1] // keys.shape[1]
+    repeated = keys.repeat_interleave(groups, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), repeated.float()) * scaling
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    return scores.softmax(-1)

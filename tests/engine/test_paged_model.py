@@ -1,0 +1,234 @@
+"""The paged model against the same transformers model computing each sequence whole, plainly."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from model_server.core.blocks import BlockId
+from model_server.core.cache_options import CacheOptions
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.request import Request, RequestId, TokenId
+from model_server.core.scheduler import SchedulerLimits, StepPlan
+from model_server.runners.hf.batch import LongChunk
+from model_server.runners.hf.errors import UnsupportedModelError
+from model_server.runners.hf.memory import KvMemory
+from model_server.runners.hf.model import PagedModel
+from model_server.runners.hf.runner import HfRunner
+from model_server.runners.hf.views import Context, attention_weights
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
+
+BLOCK_TOKENS = 8
+NO_EOS = TokenId(VOCABULARY + 1)
+
+
+class Recorded(HfRunner):
+    """Keeps the logits of every sampled token."""
+
+    def __init__(self, model: PagedModel) -> None:
+        super().__init__(model)
+        self.steps: list[StepPlan] = []
+        self.logits: dict[tuple[RequestId, int], torch.Tensor] = {}
+
+    def execute(self, plan: StepPlan) -> Any:
+        result = super().execute(plan)
+        self.steps.append(plan)
+        for chunk, logits in zip(plan.chunks, self.model.forward(StepPlan(plan.chunks)), strict=True):
+            if chunk.samples:
+                self.logits[chunk.request.request_id, chunk.start + chunk.num_tokens] = logits
+        return result
+
+
+def engine_around(
+    module: Any, *, num_blocks: int = 64, budget: int = 2048, partial_blocks: bool = False
+) -> tuple[Engine, Recorded]:
+    model = PagedModel(module, num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS)
+    runner = Recorded(model)
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_size_tokens=BLOCK_TOKENS,
+        eos_token_id=NO_EOS,
+        cache=CacheOptions(partial_blocks=partial_blocks),
+        limits=SchedulerLimits(max_num_batched_tokens=budget),
+    )
+    return Engine(config, runner), runner
+
+
+def ask(name: str, tokens: Sequence[int], *, max_tokens: int = 6, salt: str = "") -> Request:
+    return Request(
+        RequestId(name), [TokenId(t) for t in tokens], max_tokens=max_tokens, arrival_s=0.0, cache_salt=salt
+    )
+
+
+def tokens(count: int, *, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCABULARY) for _ in range(count)]
+
+
+def run(engine: Engine) -> None:
+    while engine.num_unfinished:
+        engine.step(now=0.0)
+        engine.check_integrity()
+
+
+def plain_logits(module: Any, sequence: Sequence[int]) -> torch.Tensor:
+    """(positions, vocabulary) of the whole sequence, computed at once by the unchanged model."""
+    with torch.inference_mode():
+        logits: torch.Tensor = module(input_ids=torch.tensor([list(sequence)])).logits[0]
+    return logits
+
+
+def check_against_plain(runner: Recorded, plain: Any, requests: Sequence[Request]) -> None:
+    for request in requests:
+        expected = plain_logits(plain, request.token_ids)
+        for end in range(request.num_prompt_tokens, len(request.token_ids)):
+            torch.testing.assert_close(
+                runner.logits[request.request_id, end], expected[end - 1], rtol=1e-4, atol=1e-4
+            )
+            assert request.token_ids[end] == int(expected[end - 1].argmax())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str) -> None:
+    module = tiny(family)
+    plain = copy.deepcopy(module)
+    engine, runner = engine_around(module, budget=40)
+    shared = tokens(32, seed=1)
+    prompts = [
+        tokens(70, seed=2),
+        tokens(3, seed=3),
+        shared + tokens(9, seed=4),
+        shared + tokens(20, seed=5),
+        [7],
+    ]
+    requests = [ask(str(index), prompt) for index, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    mixed = [p for p in runner.steps if len({c.num_tokens == 1 for c in p.chunks}) == 2]
+    assert mixed, "no step had both a prompt's chunk and single tokens"
+    assert any(c.start and c.num_tokens > 1 for p in runner.steps for c in p.chunks), (
+        "no prompt came in chunks"
+    )
+    assert requests[3].num_cached_tokens == 32
+    check_against_plain(runner, plain, requests)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_partial_blocks_are_copied_in_every_layer_before_they_are_written(family: str) -> None:
+    module = tiny(family)
+    plain = copy.deepcopy(module)
+    engine, runner = engine_around(module, partial_blocks=True)
+    shared = tokens(13, seed=1)
+    first = ask("first", shared + tokens(4, seed=2))
+    engine.add(first)
+    run(engine)
+    others = [ask(str(seed), shared + tokens(6, seed=seed)) for seed in (3, 4)]
+    for request in others:
+        engine.add(request)
+    run(engine)
+    assert [request.num_cached_tokens for request in others] == [13, 13]
+    assert sum(len(plan.copies) for plan in runner.steps) >= 1
+    check_against_plain(runner, plain, [first, *others])
+
+
+def test_a_preempted_request_goes_on_with_the_same_logits() -> None:
+    module = tiny("llama")
+    plain = copy.deepcopy(module)
+    engine, runner = engine_around(module, num_blocks=8)
+    requests = [ask(str(seed), tokens(22, seed=seed), max_tokens=20) for seed in (1, 2)]
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    assert sum(request.num_preemptions for request in requests) >= 1
+    check_against_plain(runner, plain, requests)
+
+
+def test_what_a_salt_keeps_apart_is_computed_again_and_is_the_same() -> None:
+    module = tiny("llama")
+    engine, _ = engine_around(module)
+    prompt = tokens(40, seed=1)
+    requests = [ask("one", prompt, salt="a"), ask("two", prompt, salt="b"), ask("three", prompt, salt="a")]
+    for request in requests:
+        engine.add(request)
+        run(engine)
+    assert [request.num_cached_tokens for request in requests] == [0, 0, 32]
+    assert requests[0].token_ids == requests[1].token_ids == requests[2].token_ids
+
+
+def test_a_saved_block_put_back_elsewhere_serves_the_same_prefix() -> None:
+    module = tiny("qwen2")
+    model = PagedModel(module, num_blocks=4, block_size_tokens=BLOCK_TOKENS)
+    model.memory.data.normal_()
+    saved = model.memory.save_block(BlockId(1))
+    model.memory.load_block(BlockId(3), saved)
+    for layer in range(model.memory.shape.num_layers):
+        keys, values = model.memory.read(layer, torch.tensor([1, 3]))
+        assert torch.equal(keys[0], keys[1])
+        assert torch.equal(values[0], values[1])
+    assert saved.nbytes == model.memory.shape.bytes_per_token * BLOCK_TOKENS
+
+
+class Window:
+    """Lets a request see its first token and the last few: the hook that a selective store uses."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.weights: list[torch.Tensor] = []
+
+    def read(
+        self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
+    ) -> Context:
+        keys, values = (read.flatten(0, 1)[: chunk.end] for read in memory.read(layer, chunk.blocks))
+        visible = window(chunk.start, chunk.end, self._width)
+        kept = visible.any(0)
+        self.weights.append(attention_weights(query, keys[kept], scaling=scaling, visible=visible[:, kept]))
+        return Context(keys[kept], values[kept], visible[:, kept])
+
+
+def window(start: int, end: int, width: int) -> torch.Tensor:
+    """(queries, tokens)"""
+    queries, positions = torch.arange(start, end)[:, None], torch.arange(end)[None, :]
+    return (positions <= queries) & ((positions > queries - width) | (positions == 0))
+
+
+def test_a_view_decides_in_each_layer_what_a_request_reads() -> None:
+    module = tiny("llama")
+    plain = copy.deepcopy(module)
+    views = {RequestId("windowed"): Window(5)}
+    engine, runner = engine_around(module, budget=16)
+    runner.model.view_for = lambda request: views.get(request.request_id)
+    requests = [ask(name, tokens(30, seed=1), salt=name) for name in ("windowed", "whole")]
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    sequence = requests[0].token_ids
+    bias = torch.zeros(1, 1, len(sequence), len(sequence)).masked_fill(
+        ~window(0, len(sequence), 5), float("-inf")
+    )
+    with torch.inference_mode():
+        expected = plain(input_ids=torch.tensor([sequence]), attention_mask=bias).logits[0]
+    for end in range(30, len(sequence)):
+        torch.testing.assert_close(
+            runner.logits[RequestId("windowed"), end], expected[end - 1], rtol=1e-4, atol=1e-4
+        )
+    check_against_plain(runner, plain, requests[1:])
+    for weights in views[RequestId("windowed")].weights:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+def test_attention_that_is_more_than_causal_is_refused() -> None:
+    config = FAMILIES["qwen2"]()
+    config.use_sliding_window = True
+    config.sliding_window = 4
+    config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    engine, _ = engine_around(AutoModelForCausalLM.from_config(config))
+    engine.add(ask("one", tokens(10, seed=1)))
+    with pytest.raises(UnsupportedModelError, match="sliding_window"):
+        engine.step(now=0.0)

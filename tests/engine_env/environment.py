@@ -1,0 +1,94 @@
+"""Owns the cached engine environment: the pinned packages of the extra `engine`, with what runs tests/engine.
+
+As with the vLLM environment, whose builder does the work, the folder is named after a hash of what decides its content,
+a folder under its final name is complete, and one process builds at a time. Torch comes without its CUDA packages: for
+tests and for `make run` on machines without a GPU; elsewhere users install `prefix-gateway[engine]` the usual way.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tests.vllm_env import cuda_standins
+from tests.vllm_env import environment as shared
+
+BUILD_COMMAND = "python -m tests.engine_env build"
+LOCK_FILE = shared.REQUIREMENTS / "engine.txt"
+_PYPROJECT = shared.REQUIREMENTS.parent / "pyproject.toml"
+
+_RECIPE = b"1"
+"""Raise it when `build` comes to leave something else behind."""
+_SMOKE_TEST = (
+    "import torch, transformers, gguf; (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
+    "print('torch', torch.__version__, 'and transformers', transformers.__version__, 'work')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnvironment:
+    """Where a complete environment is."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def ready(self) -> bool:
+        return self.folder.is_dir()
+
+
+def locate() -> EngineEnvironment:
+    """Where the environment for this checkout and this Python is, or would be."""
+    interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
+    standins = Path(cuda_standins.__file__).read_bytes()
+    name = shared.key(_RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), standins)
+    return EngineEnvironment(shared.cache_folder() / f"engine-{name}")
+
+
+def build(*, progress: Callable[[str], None]) -> EngineEnvironment:
+    """Make the environment, telling `progress` each step; at once where it is there."""
+    environment = locate()
+    if environment.ready:
+        return environment
+    shared.cache_folder().mkdir(parents=True, exist_ok=True)
+    with shared.only_builder(progress):
+        shared.remove_unfinished(progress)
+        if not environment.ready:
+            shared.check_machine()
+            progress("installing torch and transformers for the CPU: about 600 MB to download")
+            with shared.built_elsewhere(environment.folder) as folder:
+                shared.install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
+    return environment
+
+
+def require() -> EngineEnvironment:
+    """The environment, complete. VllmEnvironmentError where it has not been built."""
+    environment = locate()
+    if not environment.ready:
+        raise shared.VllmEnvironmentError(
+            f"the engine environment is not built; build it with `{BUILD_COMMAND}`"
+        )
+    return environment
+
+
+def become_python(*arguments: str) -> NoReturn:
+    """This process goes on as the environment's Python, with one thread for torch: more of them wait for each other."""
+    python = require().python
+    os.execve(python, [str(python), *arguments], {"OMP_NUM_THREADS": "1", **os.environ})
+
+
+def lock() -> None:
+    """Write requirements/engine.txt anew."""
+    options = ("--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate")
+    target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
+    wanted = ("--extra", "engine", "--extra", "kv-events", "--group", "engine-test")
+    files = ("--override", shared.LOCK_OVERRIDES, _PYPROJECT, "--output-file", LOCK_FILE)
+    shared.run(*shared.uv(), "pip", "compile", *options, *target, *wanted, *files)
