@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from epp.errors import ConfigError
+from epp.sharing_config import Sharing
 from epp.types import Address
 
 
@@ -279,6 +280,7 @@ class Config(_Section, frozen=True):
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
     streams: Streams = Streams()
+    sharing: Sharing = Sharing()
     log: Log = Log()
 
     def validate(self) -> None:
@@ -298,6 +300,7 @@ class Config(_Section, frozen=True):
         else:
             _check_address(self.listen.address, field="listen.address")
         self._check_workers()
+        self.sharing.validate()
         if self.hold_streams and not self.envoy.fail_open:
             raise ConfigError(
                 "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "

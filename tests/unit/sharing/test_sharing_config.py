@@ -1,0 +1,72 @@
+"""The `sharing` section: every form of Redis URL, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.config import load_config
+from epp.errors import ConfigError
+from epp.sharing_config import RedisTarget
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("redis://r", RedisTarget(kind="single", hosts=(("r", 6379),), tls=False)),
+        (
+            "valkey://10.0.0.1:7000/3",
+            RedisTarget(kind="single", hosts=(("10.0.0.1", 7000),), tls=False, database=3),
+        ),
+        ("rediss://[fd00::1]:7000", RedisTarget(kind="single", hosts=(("fd00::1", 7000),), tls=True)),
+        (
+            "valkeys+cluster://a:7000,b",
+            RedisTarget(kind="cluster", hosts=(("a", 7000), ("b", 6379)), tls=True),
+        ),
+        (
+            "redis+sentinel://a,b:5000/main/2",
+            RedisTarget(
+                kind="sentinel", hosts=(("a", 26379), ("b", 5000)), tls=False, database=2, master="main"
+            ),
+        ),
+    ],
+)
+def test_a_url_says_how_redis_is_reached(url: str, target: RedisTarget) -> None:
+    assert RedisTarget.parse(url) == target
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "why"),
+    [
+        ("{redis: {}}", "sharing.redis", "url"),
+        ("{redis: {url: 'http://r'}}", "sharing.redis.url", "scheme"),
+        ("{redis: {url: 'redis+ring://r'}}", "sharing.redis.url", "scheme"),
+        ("{redis: {url: 'redis://:secret@r'}}", "sharing.redis.url", "passwordFile"),
+        ("{redis: {url: 'redis://r?db=1'}}", "sharing.redis.url", "options"),
+        ("{redis: {url: 'redis://a,b'}}", "sharing.redis.url", "one server"),
+        ("{redis: {url: 'redis://'}}", "sharing.redis.url", "host"),
+        ("{redis: {url: 'redis://a:b'}}", "sharing.redis.url", "host"),
+        ("{redis: {url: 'redis://a:0'}}", "sharing.redis.url", "host"),
+        ("{redis: {url: 'redis://a/x'}}", "sharing.redis.url", "number"),
+        ("{redis: {url: 'redis+cluster://a/1'}}", "sharing.redis.url", "cluster nothing"),
+        ("{redis: {url: 'redis+sentinel://a'}}", "sharing.redis.url", "master's name"),
+        ("{redis: {url: 'redis://a', tls: {caFile: ca.pem}}}", "sharing.redis.tls", "rediss"),
+        ("{redis: {url: 'rediss://a', tls: {certFile: c.pem}}}", "sharing.redis.tls", "keyFile"),
+        (
+            "{redis: {url: 'redis://a', sentinelUsername: s}}",
+            "sharing.redis.sentinelPasswordFile",
+            "no sentinels",
+        ),
+        ("{pool: 'a b'}", "$.sharing.pool", "regex"),
+        ("{flushIntervalSeconds: 0}", "$.sharing.flushIntervalSeconds", "0.005"),
+    ],
+)
+def test_a_mistake_in_the_section_names_the_field(tmp_path: Path, section: str, field: str, why: str) -> None:
+    file = tmp_path / "epp.yaml"
+    file.write_text(f"{{endpointsFile: e, sharing: {section}}}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert field.split(".", maxsplit=1)[-1] in str(caught.value)
+    assert why in str(caught.value)
+    assert "secret" not in str(caught.value)
