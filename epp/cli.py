@@ -12,6 +12,7 @@ import uvloop
 
 from epp import app, process, reference
 from epp.config import Config, load_config
+from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
 from epp.telemetry.logs import setup_logging
 from epp.workers import Supervisor
@@ -55,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     add("check", "Check configuration, policy and endpoints, and print what would run.")
     envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
     envoy.add_argument("--format", choices=("yaml", "json"), default="yaml")
+    envoy.add_argument(
+        "--output", type=Path, metavar="FILE", help="write it there, whole or not at all, instead of printing"
+    )
     pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
     pages.add_argument("page", choices=sorted(reference.PAGES))
     return parser
@@ -71,14 +75,24 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "envoy-config":
             from epp.envoy.bootstrap import bootstrap  # noqa: PLC0415 - its message classes take a second to import
 
-            print(bootstrap(config, output=args.format), end="")
-            return 0
+            return _hand_out(bootstrap(config, output=args.format), args.output)
         if args.command == "check":
             return _check(config)
         return _serve(config, args.config, worker=args.worker)
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
+
+
+def _hand_out(text: str, file: Path | None) -> int:
+    if file is None:
+        print(text, end="")
+        return 0
+    try:
+        write_if_changed(file, text.encode())
+    except OSError as error:
+        raise ConfigError(f"--output {file}: {error.strerror}") from error
+    return 0
 
 
 def _check(config: Config) -> int:

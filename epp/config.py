@@ -124,6 +124,12 @@ class Envoy(_Section, frozen=True):
 
     listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
     admin: Annotated[str, Meta(description="`ip:port` of Envoy's own admin page.")] = "127.0.0.1:9901"
+    status: Annotated[
+        str,
+        Meta(
+            description="`ip:port` of Envoy's `/ready` and `/stats/prometheus`, for probes and Prometheus; empty: none."
+        ),
+    ] = ""
     eds_file: Annotated[
         str, Meta(description="File through which Envoy learns the endpoints; empty: written nowhere.")
     ] = ""
@@ -290,6 +296,7 @@ class Config(_Section, frozen=True):
             ("admin.address", self.admin.address),
             ("envoy.listen", self.envoy.listen),
             ("envoy.admin", self.envoy.admin),
+            *((("envoy.status", self.envoy.status),) if self.envoy.status else ()),
         ):
             _check_address(text, field=field)
         if self.listen.address.startswith("unix:"):
@@ -325,6 +332,10 @@ class Config(_Section, frozen=True):
     def _check_workers(self) -> None:
         """Every worker has addresses of its own, and no two things share one."""
         taken = {self.envoy.listen: "envoy.listen", self.envoy.admin: "envoy.admin"}
+        if status := self.envoy.status:
+            if status in taken:
+                raise ConfigError(f"envoy.status: {status} is taken by {taken[status]}; choose another port")
+            taken[status] = "envoy.status"
         for field, section in (("listen.address", self.listen), ("admin.address", self.admin)):
             try:
                 addresses = section.addresses(workers=self.workers)

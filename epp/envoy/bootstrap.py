@@ -14,7 +14,7 @@ from betterproto2 import Casing
 from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
 from envoy_data_plane.envoy.config.core.v3 import Node
 
-from epp.envoy import clusters, listener
+from epp.envoy import clusters, listener, status
 from epp.envoy.names import STAT_PREFIX
 from epp.errors import ConfigError
 
@@ -37,11 +37,16 @@ def message(config: Config) -> Bootstrap:
         raise ConfigError(
             "envoy.edsFile: Envoy learns the endpoints through it; name a file that the picker may write"
         )
+    watched = bool(config.envoy.status)
     return Bootstrap(
         node=Node(id=STAT_PREFIX, cluster=STAT_PREFIX),
         admin=Admin(address=clusters.envoy_address(config.envoy.admin)),
         static_resources=BootstrapStaticResources(
-            listeners=[listener.gateway(config)],
-            clusters=[clusters.model_servers(config), clusters.picker(config)],
+            listeners=[listener.gateway(config), *([status.listener(config)] if watched else [])],
+            clusters=[
+                clusters.model_servers(config),
+                clusters.picker(config),
+                *([status.admin(config)] if watched else []),
+            ],
         ),
     )

@@ -23,6 +23,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     GrpcServiceEnvoyGrpc,
     RuntimeUInt32,
     SubstitutionFormatString,
+    TrafficDirection,
     TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
@@ -115,6 +116,8 @@ def gateway(config: Config) -> Listener:
     return Listener(
         name=STAT_PREFIX,
         address=envoy_address(envoy.listen),
+        # `drain_listeners?inboundonly` then closes this one and leaves the status page open.
+        traffic_direction=TrafficDirection.INBOUND,
         filter_chains=[
             FilterChain(
                 filters=[manager],

@@ -72,6 +72,8 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
         ("{kubernetes: {pool: p, selector: {'a,b': c}}}", "kubernetes.selector", "regex"),
         ("endpointsFile: 3", "$.endpointsFile", "str"),
         ("{endpointsFile: e, endpointFile: f}", "endpointFile", "unknown"),
+        ("{endpointsFile: e, envoy: {status: '9902'}}", "envoy.status", "ip:port"),
+        ("{endpointsFile: e, envoy: {status: '127.0.0.1:9901'}}", "envoy.status", "envoy.admin"),
         ("{endpointsFile: e, workers: 0}", "$.workers", ">= 1"),
         ("{endpointsFile: e, log: {level: loud}}", "$.log.level", "loud"),
         ("{endpointsFile: e, listen: {adress: x}}", "$.listen", "adress"),

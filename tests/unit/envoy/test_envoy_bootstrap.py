@@ -12,7 +12,8 @@ import pytest
 import yaml
 from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
-from epp.config import Config, Envoy, Listen
+from epp.cli import main
+from epp.config import Config, Envoy, Listen, load_config
 from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap, message
 from epp.errors import ConfigError
@@ -80,8 +81,9 @@ def test_both_outputs_say_the_same_and_read_back_as_the_message() -> None:
         (Envoy(listen="[::1]:8080", fail_open=False, http2_cleartext=False, access_log=False), Listen()),
         (Envoy(stream_idle_timeout_seconds=0, num_retries=0, max_body_bytes=2**30), Listen()),
         (Envoy(), Listen(address="unix:/run/prefix-gateway/picker.sock")),
+        (Envoy(status="0.0.0.0:9902"), Listen()),
     ],
-    ids=["defaults", "ipv6-closed", "extremes", "unix"],
+    ids=["defaults", "ipv6-closed", "extremes", "unix", "watched"],
 )
 def test_real_envoy_accepts_it(tmp_path: Path, envoy: Envoy, listen: Listen) -> None:
     validate(bootstrap(config_in(tmp_path, envoy=envoy, listen=listen)), tmp_path)
@@ -98,6 +100,21 @@ def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
 def test_without_an_endpoints_file_there_is_no_bootstrap() -> None:
     with pytest.raises(ConfigError, match=r"envoy\.edsFile"):
         bootstrap(Config(endpoints_file="endpoints.yaml"))
+
+
+def test_the_command_writes_the_same_text_into_a_file(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("{endpointsFile: e.yaml, envoy: {edsFile: /run/eds.json}}")
+    output = tmp_path / "run" / "envoy.yaml"
+    assert main(["envoy-config", "--config", str(config), "--output", str(output)]) == 0
+    assert output.read_text() == bootstrap(load_config(config))
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("{endpointsFile: e.yaml, envoy: {edsFile: /run/eds.json}}")
+    assert main(["envoy-config", "--config", str(config), "--output", str(config / "envoy.yaml")]) == 2
+    assert "--output" in capsys.readouterr().err
 
 
 def test_failing_closed_reaches_ext_proc() -> None:
