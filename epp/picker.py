@@ -23,6 +23,7 @@ from epp.endpoints.growth import growth, restarted
 from epp.endpoints.learning import BytesPerToken
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, SaturatedError
+from epp.journal import Journal
 from epp.policy import Policy, PolicySpec
 from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
 from epp.prefix.table import PrefixTable, Recorded
@@ -66,10 +67,21 @@ class _Ticket(Pick):
 
 
 class Picker:
-    """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read."""
+    """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read.
 
-    def __init__(self, policy: Policy, *, rng: random.Random, unix_offset_s: float = 0.0) -> None:
+    journal: where to note what others are to be told; None: nobody is told, and whoever gives one drains it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        rng: random.Random,
+        unix_offset_s: float = 0.0,
+        journal: Journal | None = None,
+    ) -> None:
         self._rng = rng
+        self._journal = journal
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
         self._bytes_per_token: dict[str, BytesPerToken] = {}
@@ -84,12 +96,12 @@ class Picker:
 
     @property
     def fleet(self) -> Fleet:
-        """For reading: the state of every endpoint."""
+        """For reading, and for what other pickers say: the state of every endpoint."""
         return self._fleet
 
     @property
     def table(self) -> PrefixTable:
-        """For reading: sizes and evictions."""
+        """For reading, and for what other pickers say. Another one once chunks are cut differently."""
         return self._table
 
     def endpoints(self) -> list[Endpoint]:
@@ -133,6 +145,8 @@ class Picker:
             state.forget_server(now=now)
             self._table.clear_endpoint(name)
             before = None
+            if self._journal is not None:
+                self._journal.append(("restarted", now, state))
         state.observe(metrics, now=now)
         tokenizer = self._tokenizer(state.endpoint.model)
         sample = state.window.observe(metrics)
@@ -196,7 +210,7 @@ class Picker:
             candidates=shown(ordered, spec=spec, adapter=adapter),
         )
         sampled = spec.sampling.share > 0 and self._rng.random() < spec.sampling.share
-        return _Ticket(
+        ticket = _Ticket(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
@@ -212,6 +226,9 @@ class Picker:
             recorded=recorded,
             table=self._table,
         )
+        if self._journal is not None:
+            self._journal.append(("began", now, ticket))
+        return ticket
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
         """The answer begins. True if another endpoint than the first choice served it: booking and entry move there."""
@@ -253,6 +270,8 @@ class Picker:
             chain = hash_chain(grown, seed=self._seed(conversation), schedule=self._schedule)
             if len(chain) > len(ticket.chain) and chain[: len(ticket.chain)] == ticket.chain:
                 self._table.record(ticket.state.endpoint.name, chain, now=now)
+                if self._journal is not None:
+                    self._journal.append(("grew", now, ticket.state, chain))
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
@@ -271,14 +290,18 @@ class Picker:
         if not ticket.prefix_lost and self._mirrored(ticket):
             # Servers order their blocks by when they are freed, which is now.
             self._table.touch(ticket.state.endpoint.name, ticket.chain, now=now)
+        if self._journal is not None:
+            self._journal.append(("over", now, ticket))
 
-    def detach(self, pick: Pick, *, now: float) -> None:  # noqa: ARG002 - one shape for all request events
+    def detach(self, pick: Pick, *, now: float) -> None:
         """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
         ticket = _own(pick)
         if not ticket.ended:
             ticket.ended = True
             ticket.decision.outcome = "detached"
             ticket.state.detach()
+            if self._journal is not None:
+                self._journal.append(("over", now, ticket))
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -410,6 +433,8 @@ class Picker:
         state.book(ticket.booking, now=now)
         if ticket.decision.adapter:
             state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
+        if self._journal is not None:
+            self._journal.append(("moved", now, ticket))
 
 
 def _own(pick: Pick) -> _Ticket:

@@ -138,6 +138,7 @@ class Fleet:
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0
+            assert state.peers_in_flight >= 0
             assert state.failures >= 0
             state.backlog.check_integrity()
 

@@ -6,6 +6,7 @@ all there is, and the type says so (`fresh` returns None). Mutated only by `Flee
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -33,10 +34,14 @@ class EndpointState:
     """Scrapes failed in a row."""
     in_flight: int = 0
     """Our own requests whose streams are open."""
+    peers_in_flight: int = 0
+    """Requests that other pickers say they have open there."""
     picks_since_scrape: int = 0
     ends_since_scrape: int = 0
     process: int = 0
     """Counts the processes seen to serve under this name: each starts with a cold cache."""
+    cold_at: float = -math.inf
+    """When the last of them was noticed; what happened before tells nothing of its cache."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters we sent there, by last use; bounded by the server's slots."""
 
@@ -55,11 +60,12 @@ class EndpointState:
         return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
 
     def load(self, metrics: EndpointMetrics | None) -> int:
-        """Requests in flight there: scraped plus own picks less own ends since; never under our own."""
+        """Requests in flight there: scraped plus picks less ends since; never under what is known to be open."""
+        known = self.in_flight + self.peers_in_flight
         if metrics is None:
-            return self.in_flight
+            return known
         scraped = metrics.running + metrics.waiting + self.picks_since_scrape - self.ends_since_scrape
-        return max(self.in_flight, scraped)
+        return max(known, scraped)
 
     def slots(self, *, spec: PolicySpec) -> int:
         """Adapters the server holds at once."""
@@ -126,9 +132,32 @@ class EndpointState:
         """The request's prefill is done, as far as we know."""
         self.backlog.release(booking, computed=True, now=now, rate=self.rate.tokens_per_s)
 
+    def book_peers(self, booking: Booking, *, at: float, now: float) -> None:
+        """Another picker sent a request there, at `at` by our clock."""
+        self.peers_in_flight += 1
+        if self._unseen(at):
+            self.picks_since_scrape += 1
+        self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
+
+    def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
+        """It is over there, or the picker that sent it is gone."""
+        self.detach_peers(at=at)
+        self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
+
+    def detach_peers(self, *, at: float) -> None:
+        """Another picker no longer knows of its request; the booking drains, and scrapes count it."""
+        self.peers_in_flight -= 1
+        if self._unseen(at):
+            self.ends_since_scrape += 1
+
+    def _unseen(self, at: float) -> bool:
+        """Whether the last scrape is older: word of others comes late, and the scrape may have counted it already."""
+        return self.metrics is None or at > self.metrics.scraped_at
+
     def forget_server(self, *, now: float) -> None:
         """Another process serves under this name: metrics, adapters and backlog were the old one's."""
         self.process += 1
+        self.cold_at = now
         self.metrics = None
         self.adapters.clear()
         self.window = CounterWindow()
