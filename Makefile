@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-fast test-vllm vllm-env test-engine engine-env conformance bench bench-caching bench-routing bench-dataplane docs lock clean
+.PHONY: help run test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-dataplane docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,8 +14,8 @@ help: ## list the targets
 run: $(VENV)/.run ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up
 	@$(BIN)/python -m tests.demo $(ARGS)
 
-test: check vllm-env test-engine ## everything CI runs: format, lint, types, layers, and all tests, real Envoy and real vLLM included
-	PREFIX_GATEWAY_REQUIRE_VLLM=1 $(PYTEST)
+test: check vllm-env cluster-env test-engine ## everything CI runs: format, lint, types, layers, and all tests, on real Envoy, vLLM and Kubernetes
+	PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1 $(PYTEST)
 
 check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
@@ -23,8 +23,8 @@ check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-fast: $(VENV)/.dev ## the tests that need neither Envoy nor vLLM: seconds
-	$(PYTEST) -m "not envoy and not vllm and not slow" $(ARGS)
+test-fast: $(VENV)/.dev ## the tests that need neither Envoy nor vLLM nor Kubernetes: seconds
+	$(PYTEST) -m "not envoy and not vllm and not cluster and not slow" $(ARGS)
 
 test-vllm: vllm-env ## the tests on real vLLM alone
 	PREFIX_GATEWAY_REQUIRE_VLLM=1 $(PYTEST) -m vllm $(ARGS)
@@ -37,6 +37,12 @@ test-engine: engine-env ## the tests of the engine alone, where torch is
 
 engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.engine_env build
+
+test-cluster: cluster-env ## the tests on a real Kubernetes control plane alone
+	PREFIX_GATEWAY_REQUIRE_CLUSTER=1 $(PYTEST) -m cluster $(ARGS)
+
+cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl and helm, cached outside the checkout (minutes the first time)
+	@$(BIN)/python -m tests.cluster_env build
 
 conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--picker IP:PORT ..." for any picker
 	$(PYTEST) tests/conformance $(ARGS)

@@ -7,7 +7,7 @@ import sys
 import time
 
 from tests.engine_env import environment
-from tests.vllm_env.environment import VllmEnvironmentError, folder_bytes
+from tests.harness.cached_builds import BuildFailedError, folder_bytes
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
             environment.become_python("-m", args.module, *args.arguments)
         else:
             environment.lock()
-    except VllmEnvironmentError as error:
+    except BuildFailedError as error:
         print(f"engine-env: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

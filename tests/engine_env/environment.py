@@ -15,6 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from tests.harness.cached_builds import (
+    built_elsewhere,
+    cache_folder,
+    content_key,
+    only_builder,
+    remove_unfinished,
+    run,
+)
 from tests.vllm_env import cuda_standins
 from tests.vllm_env import environment as shared
 
@@ -49,8 +57,8 @@ def locate() -> EngineEnvironment:
     """Where the environment for this checkout and this Python is, or would be."""
     interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
     standins = Path(cuda_standins.__file__).read_bytes()
-    name = shared.key(_RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), standins)
-    return EngineEnvironment(shared.cache_folder() / f"engine-{name}")
+    name = content_key(_RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), standins)
+    return EngineEnvironment(cache_folder() / f"engine-{name}")
 
 
 def build(*, progress: Callable[[str], None]) -> EngineEnvironment:
@@ -58,13 +66,12 @@ def build(*, progress: Callable[[str], None]) -> EngineEnvironment:
     environment = locate()
     if environment.ready:
         return environment
-    shared.cache_folder().mkdir(parents=True, exist_ok=True)
-    with shared.only_builder(progress):
-        shared.remove_unfinished(progress)
+    with only_builder("engine", progress=progress):
+        remove_unfinished(("engine",), progress=progress)
         if not environment.ready:
             shared.check_machine()
             progress("installing torch and transformers for the CPU: about 600 MB to download")
-            with shared.built_elsewhere(environment.folder) as folder:
+            with built_elsewhere(environment.folder) as folder:
                 shared.install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
     return environment
 
@@ -91,4 +98,4 @@ def lock() -> None:
     target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
     wanted = ("--extra", "engine", "--extra", "kv-events", "--group", "engine-test")
     files = ("--override", shared.LOCK_OVERRIDES, _PYPROJECT, "--output-file", LOCK_FILE)
-    shared.run(*shared.uv(), "pip", "compile", *options, *target, *wanted, *files)
+    run(*shared.uv(), "pip", "compile", *options, *target, *wanted, *files)

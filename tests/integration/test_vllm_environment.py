@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.cached_builds import BuildFailedError, cache_folder
 from tests.vllm_env import environment
 from tests.vllm_env.cuda_standins import SharedObject, Symbol, plan, source, version_script
 from tests.vllm_env.environment import VllmEnvironment, VllmEnvironmentError
@@ -65,10 +66,10 @@ def test_a_failed_build_leaves_nothing_and_the_remains_of_a_killed_one_are_remov
     remains.mkdir(parents=True)
     said: list[str] = []
 
-    with pytest.raises(VllmEnvironmentError, match="ended with status"):
+    with pytest.raises(BuildFailedError, match="ended with status"):
         environment.build(progress=said.append)
 
-    assert [path.name for path in environment.cache_folder().iterdir()] == ["vllm.lock"]
+    assert [path.name for path in cache_folder().iterdir()] == ["vllm.lock"]
     assert any("interrupted build" in line for line in said)
 
 
@@ -76,12 +77,12 @@ def test_only_complete_environments_of_other_pins_are_named_as_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    older = environment.cache_folder() / "vllm-0123456789abcdef"
+    older = cache_folder() / "vllm-0123456789abcdef"
     unfinished = older.with_name(f"{older.name}.building-1")
     for folder in (older, unfinished, environment.locate().folder):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "python").touch()
-    (environment.cache_folder() / "vllm-scratch").mkdir()
+    (cache_folder() / "vllm-scratch").mkdir()
     assert environment.others() == [older]
 
 

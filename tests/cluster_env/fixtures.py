@@ -1,0 +1,83 @@
+"""Fixtures that hand a real control plane to tests; a test module asks for them with
+`pytest_plugins = ["tests.cluster_env.fixtures"]` and marks its tests `cluster`.
+
+One control plane starts once a run, some 10 s after the first test asks, and all tests share it: each works in a
+namespace of its own. A test that breaks the control plane, or that needs one without CRDs, takes `own_cluster`. Where
+the tools are not built the tests are skipped with the command that builds them, or fail if
+PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster_env import environment
+from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+
+REQUIRED: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
+
+
+@pytest.fixture(scope="session")
+def cluster_tools() -> environment.ClusterTools:
+    try:
+        return environment.require()
+    except environment.ClusterToolsError as error:
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{REQUIRED}=1, and {error}", pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    cluster_tools: environment.ClusterTools, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """The control plane that all tests share, with the CRD of InferencePool."""
+    with ControlPlane(cluster_tools, folder=tmp_path_factory.mktemp("cluster")) as running:
+        install_inference_pool(running)
+        yield running
+
+
+@pytest.fixture
+def own_cluster(cluster_tools: environment.ClusterTools, tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane for one test, without any CRD."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with ControlPlane(cluster_tools, folder=folder) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(cluster: ControlPlane) -> Iterator[str]:
+    """A fresh namespace of the shared control plane, in which pods can be made at once."""
+    name = f"test-{secrets.token_hex(4)}"
+    create_namespace(cluster, name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def install_inference_pool(plane: ControlPlane) -> None:
+    """Apply the CRD of InferencePool and wait until it is served."""
+    plane.kubectl("apply", "--server-side", "-f", plane.tools.crds)
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", plane.tools.crds)
+
+
+def create_namespace(plane: ControlPlane, name: str, *, timeout_s: float = 60.0) -> None:
+    """Return once its default service account is there, without which no pod is admitted."""
+    plane.kubectl("create", "namespace", name)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            plane.kubectl("get", "serviceaccount", "default", "--namespace", name)
+        except CommandFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return

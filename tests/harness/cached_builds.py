@@ -1,0 +1,97 @@
+"""The user's cache folder, where what takes minutes to build is kept outside any checkout.
+
+Each thing lives in a folder named after a hash of everything that decides its content, so a changed pin makes a new
+folder and checkouts with equal pins share one. Invariants: a folder under its final name is complete (built elsewhere,
+checked, renamed), and one process at a time builds things of one kind (a file lock). Called by the packages that
+build: `tests.vllm_env` and `tests.cluster_env`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+UNFINISHED: Final = ".building-"
+"""What stands in the name of a folder that is still being filled."""
+
+
+class BuildFailedError(Exception):
+    """A command of a build failed; the message names it."""
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-gateway"
+
+
+def content_key(*parts: bytes) -> str:
+    """A name for what `parts` decide."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8) + part)
+    return digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of this kind of thing, waiting for whoever holds it."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / f"{kind}.lock").open("w") as file:
+        # Installers inherit the lock: where this process is killed, it is free once they have stopped writing.
+        os.set_inheritable(file.fileno(), True)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("another process is building; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def built_elsewhere(final: Path) -> Iterator[Path]:
+    """A folder to build in, renamed to `final` on success and removed on failure."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{final.name}{UNFINISHED}", dir=final.parent))
+    folder.chmod(0o755)
+    try:
+        yield folder
+        folder.rename(final)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def remove_unfinished(kinds: Sequence[str], *, progress: Callable[[str], None]) -> None:
+    """Called with the lock held: a folder still under a temporary name is the remains of a killed build."""
+    for folder in sorted(found for kind in kinds for found in cache_folder().glob(f"{kind}-*{UNFINISHED}*")):
+        progress(f"removing {folder.name}, which an interrupted build left behind")
+        shutil.rmtree(folder)
+
+
+def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    """Run one command of a build, its output shown. BuildFailedError where it fails."""
+    started_at = time.monotonic()
+    # Files are closed in a child unless marked inheritable, which only the lock is.
+    status = subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        close_fds=False,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+    ).returncode
+    if status:
+        raise BuildFailedError(
+            f"{' '.join(map(str, command))} ended with status {status} after {time.monotonic() - started_at:.0f} s"
+        )
+
+
+def folder_bytes(folder: Path) -> int:
+    """The disk that `folder` takes, whether or not another cache shares the files."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
