@@ -14,18 +14,25 @@ from model_server.core.hashing import DEFAULT_SEED, HASH_ALGORITHMS
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
+from model_server.runners.hf.errors import ModelError
+from model_server.server.backends import DEFAULT_COST_BLOCKS, DEFAULT_HF_BLOCKS, CostSettings, HfSettings
 from model_server.server.errors import ApiError
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import ServerSettings, serve
 from model_server.sync import command as lora_sync
 from model_server.vllm import command as vllm_profile
+from model_server.weights.errors import WeightsError
+from model_server.weights.known import SMOLLM2
 
 _ABOUT = """\
-An OpenAI-compatible model server whose scheduling and prefix cache are real and whose model is not:
-block pool, chained block hashes, continuous batching and preemption work as in vLLM, the time a step
-takes comes from a cost model, and the words of the answers are made up (the same prompt always gets
-the same answer). It needs no GPU and shows under vLLM's metric names what a gateway's routing gains.
+An OpenAI-compatible model server. Block pool, chained block hashes, continuous batching and preemption
+work as in vLLM, under vLLM's metric names. Who computes is --runner's choice:
+  cost  nobody: the time a step takes comes from a cost model, and the words of the answers are made up
+        (the same prompt always gets the same answer). Needs neither torch nor a GPU; shows what a
+        gateway's routing gains.
+  hf    a real model of the Llama, Qwen, GPT-2 or OPT family, through transformers, on CPU or CUDA.
+        Needs the extra: pip install 'prefix-gateway[engine]'
 """
 
 _EXAMPLES = """\
@@ -38,6 +45,10 @@ examples:
       a small, slow card: 8,192 tokens of cache, half a second for 1,000 prompt tokens
   model-server serve --speed 10
       everything ten times as fast as the costs say
+  model-server serve --runner hf --model smollm2
+      SmolLM2-135M-Instruct on the CPU; the first time fetches 93 MB and converts them, a minute or two
+  model-server serve --runner hf --model /models/qwen --device cuda --num-blocks 8192
+      any folder with config.json, *.safetensors and tokenizer.json
 """
 
 
@@ -51,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> int:
     try:
         uvloop.run(serve(_settings(args), announce=_say))
-    except (ValueError, ApiError) as error:
+    except (ValueError, ApiError, ModelError, WeightsError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -99,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_serving(run.add_argument_group("serving"))
     _add_cache(run.add_argument_group("cache and batch"))
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
-    _add_costs(run.add_argument_group("costs", "how long steps take, before --speed"))
+    _add_hf(run.add_argument_group("real model", "with --runner hf"))
+    _add_costs(run.add_argument_group("costs", "with --runner cost: how long steps take, before --speed"))
     return parser
 
 
@@ -108,7 +120,12 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default %(default)s)")
     group.add_argument("--port-file", type=Path, metavar="PATH", help="write the port here once listening")
     group.add_argument(
-        "--model", default="made-up", metavar="NAME", help="the model's name (default %(default)s)"
+        "--runner", choices=("cost", "hf"), default="cost", help="who computes (default %(default)s)"
+    )
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        help="with --runner cost any name (default made-up); with hf a folder, or smollm2 (the default)",
     )
     group.add_argument(
         "--served-model-name",
@@ -194,16 +211,15 @@ def _add_cache(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-blocks",
         type=int,
-        default=4096,
         metavar="N",
-        help="blocks in the KV cache (default %(default)s)",
+        help=f"blocks in the KV cache (default {DEFAULT_COST_BLOCKS}; {DEFAULT_HF_BLOCKS} with --runner hf, where they take memory)",
     )
     group.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt from its start")
     group.add_argument(
         "--max-model-len",
         type=int,
         metavar="N",
-        help="longest prompt plus answer, in tokens (default: what the cache holds)",
+        help="longest prompt plus answer, in tokens (default: what the cache holds and the model allows)",
     )
     group.add_argument(
         "--max-num-seqs",
@@ -225,6 +241,27 @@ def _add_cache(group: argparse._ArgumentGroup) -> None:
         default=4,
         metavar="N",
         help="different adapters in one batch (default %(default)s)",
+    )
+
+
+def _add_hf(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 ... (default auto: a GPU where torch sees one)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and cache (default auto: float32 on a CPU, bfloat16 on a GPU)",
+    )
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of torch on a CPU; engines that share cores want one each (default: half of the cores)",
     )
 
 
@@ -304,7 +341,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         host=args.host,
         port=args.port,
         port_file=args.port_file,
-        model=args.model,
+        model=args.model or ("made-up" if args.runner == "cost" else SMOLLM2),
         served_names=tuple(args.served_model_name),
         adapters=tuple(_adapter(text) for text in args.lora),
         num_blocks=args.num_blocks,
@@ -316,23 +353,33 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_loras=args.max_loras,
         ),
-        costs=CostModel(
-            prefill_tokens_per_s=args.prefill_tokens_per_s,
-            context_knee_tokens=args.context_knee_tokens,
-            decode_step_s=args.decode_step_ms / 1e3,
-            decode_per_request_s=args.decode_per_request_ms / 1e3,
-            interference=args.interference,
-            lora_load_s=args.lora_load_ms / 1e3,
-            speed=args.speed,
-        ),
+        backend=_cost_settings(args) if args.runner == "cost" else _hf_settings(args),
         cache=CacheOptions(hash_algorithm=args.prefix_caching_hash_algo, hash_seed=args.hash_seed),
         kv_events=_kv_events(args),
-        mean_answer_tokens=args.answer_tokens,
         max_waiting=args.max_queue,
         stream_interval=args.stream_interval,
         drain_timeout_s=args.drain_timeout_s,
         max_body_bytes=args.max_body_bytes,
     )
+
+
+def _cost_settings(args: argparse.Namespace) -> CostSettings:
+    costs = CostModel(
+        prefill_tokens_per_s=args.prefill_tokens_per_s,
+        context_knee_tokens=args.context_knee_tokens,
+        decode_step_s=args.decode_step_ms / 1e3,
+        decode_per_request_s=args.decode_per_request_ms / 1e3,
+        interference=args.interference,
+        lora_load_s=args.lora_load_ms / 1e3,
+        speed=args.speed,
+    )
+    return CostSettings(costs=costs, mean_answer_tokens=args.answer_tokens)
+
+
+def _hf_settings(args: argparse.Namespace) -> HfSettings:
+    if args.threads is not None and args.threads < 1:
+        raise ValueError("--threads must be at least 1")
+    return HfSettings(device=args.device, dtype=args.dtype, threads=args.threads)
 
 
 def _kv_events(args: argparse.Namespace) -> KvEventSettings | None:

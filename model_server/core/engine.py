@@ -58,6 +58,8 @@ class EngineConfig:
     max_model_len_tokens: int | None = None
     """Longest prompt plus answer; None: what the blocks hold."""
     eos_token_id: TokenId
+    more_eos_token_ids: frozenset[TokenId] = frozenset()
+    """Of models with several tokens that end an answer."""
     cache: CacheOptions = field(default_factory=CacheOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
@@ -80,6 +82,10 @@ class EngineConfig:
     @property
     def max_len_tokens(self) -> int:
         return self.max_model_len_tokens or self.capacity_tokens
+
+    def ends(self, token_id: TokenId) -> bool:
+        """The token ends an answer."""
+        return token_id == self.eos_token_id or token_id in self.more_eos_token_ids
 
 
 class Engine:
@@ -165,7 +171,7 @@ class Engine:
         request.last_token_s = now
         if request.first_token_s is None:
             request.first_token_s = now
-        if token_id == self.config.eos_token_id and not request.ignore_eos:
+        if self.config.ends(token_id) and not request.ignore_eos:
             self._end(request, FinishReason.STOP)
         elif (
             request.num_output_tokens >= request.max_tokens

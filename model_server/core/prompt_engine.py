@@ -136,7 +136,7 @@ class PromptEngine:
     def _append(self, request: Request, logits: object) -> None:
         token_id = self._sample(logits, request)
         request.token_ids.append(token_id)
-        if token_id == self.config.eos_token_id and not request.ignore_eos:
+        if self.config.ends(token_id) and not request.ignore_eos:
             self._end(request, FinishReason.STOP)
         elif (
             request.num_output_tokens >= request.max_tokens

@@ -19,6 +19,9 @@ from model_server.core.sampling import GREEDY, SamplingParams
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
 
+NO_TOKEN = TokenId(-1)
+"""No model says this: the end marker of one that has none."""
+
 
 class RequestState(enum.Enum):
     WAITING = "waiting"

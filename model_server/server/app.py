@@ -149,8 +149,9 @@ class Api:
                 adapter=job.adapter,
                 cache_salt=job.cache_salt,
                 seed=job.seed,
+                sampling=sampling,
             )
-            for prompt in job.prompts
+            for prompt, sampling in zip(job.prompts, job.samplings, strict=True)
         ]
 
     async def _list_models(self, _: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """Runs the engine in real time: begins a step, waits as long as it takes, finishes it, hands out the tokens.
 
-One task owns the loop; handlers submit and abort from the same thread, between steps or while one is being waited
-for, which the engine allows. With nothing to do the loop sleeps on an event and wakes for nobody.
+One task owns the loop; handlers submit and abort from the same thread, between steps or while one is being computed or
+waited for, which the engine allows. With nothing to do the loop sleeps on an event and wakes for nobody.
 
 Steps are timed from when the one before was due, not from when the process woke up, so that a busy machine's late
 wake-ups do not make the modelled server slower; a lag over `_MAX_LAG_S` is forgotten instead of being caught up.
@@ -13,13 +13,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from model_server.core.engine import Engine, TokenOutput
-from model_server.core.request import FinishReason, Request, RequestId
+from model_server.core.engine import Engine, StepResult, TokenOutput
+from model_server.core.request import FinishReason, Request, RequestId, TokenId
+from model_server.core.scheduler import StepPlan
 from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
-from model_server.server.replies import Delta
+from model_server.server.replies import Delta, TokenTold
 from model_server.server.stops import StopFilter, StopRule
-from model_server.text.tokenizer import Tokenizer
+from model_server.text.language import Detokenizer, Language, UnknownTokenError
 
 _MAX_LAG_S = 0.05
 
@@ -61,6 +62,9 @@ class _Receiver:
     stream_interval: int | None
     """Tokens in one delta; None: all of them, when the request has ended."""
     filter: StopFilter | None
+    text: Detokenizer
+    told: list[TokenTold] | None
+    """None: nobody asked for log probabilities."""
     pieces: list[str] = field(default_factory=list)
 
 
@@ -73,15 +77,18 @@ class EngineDriver:
         self,
         engine: Engine,
         *,
-        tokenizer: Tokenizer,
+        language: Language,
         metrics: Metrics,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         max_waiting: int,
         stream_interval: int,
+        compute: Callable[[StepPlan], Awaitable[StepResult]] | None = None,
     ) -> None:
+        """`compute`: the runner's `execute`, somewhere else than in the event loop's thread; None: it takes no time."""
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._compute = compute
+        self._language = language
         self._metrics = metrics
         self._clock = clock
         self._sleep = sleep
@@ -109,9 +116,13 @@ class EngineDriver:
             raise QueueFullError(f"{waiting} requests wait already, and at most {self._max_waiting} may.")
         for index, request in enumerate(requests):
             self._engine.add(request)
-            interval = self._stream_interval if stream else None
             self._receivers[request.request_id] = _Receiver(
-                mailbox, index, interval, StopFilter(stops) if stops is not None else None
+                mailbox,
+                index,
+                stream_interval=self._stream_interval if stream else None,
+                filter=StopFilter(stops) if stops is not None else None,
+                text=self._language.detokenizer(request.token_ids),
+                told=None if request.sampling.num_logprobs is None else [],
             )
             if request.adapter is not None:
                 self._metrics.adapter_requested()
@@ -150,7 +161,7 @@ class EngineDriver:
             now = self._clock()
             plan = self._engine.begin(now=now)
             self._metrics.step_began(plan, self._engine.scheduler)
-            result = self._engine.runner.execute(plan)
+            result = await self._compute(plan) if self._compute else self._engine.runner.execute(plan)
             due_s = max(due_s, now - _MAX_LAG_S) + result.duration_s
             await self._sleep(max(0.0, due_s - self._clock()))
             now = self._clock()
@@ -167,7 +178,11 @@ class EngineDriver:
         receiver = self._receivers[request.request_id]
         # The end marker is not shown.
         ended_itself = request.finish_reason is FinishReason.STOP
-        piece = "" if ended_itself else self._tokenizer.decode(output.token_id)
+        piece = "" if ended_itself else receiver.text.feed(output.token_id)
+        if request.finish_reason is not None:
+            piece += receiver.text.flush()
+        if receiver.told is not None and not ended_itself:
+            receiver.told.append(self._told(output))
         if receiver.filter is not None:
             piece = receiver.filter.feed(piece)
             if receiver.filter.stopped:
@@ -189,7 +204,21 @@ class EngineDriver:
         due = interval is not None and (request.num_output_tokens - 1) % interval == 0
         if not ended and not due:
             return
-        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason))
+        told = None if receiver.told is None else tuple(receiver.told)
+        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason, told))
         receiver.pieces.clear()
+        if receiver.told is not None:
+            receiver.told.clear()
         if ended:
             del self._receivers[request.request_id]
+
+    def _told(self, output: TokenOutput) -> TokenTold:
+        assert output.logprobs is not None, "the runner told nothing of a token somebody asked about"
+        top = tuple((self._text_of(TokenId(token)), logprob) for token, logprob in output.logprobs.top)
+        return TokenTold(self._text_of(output.token_id), output.logprobs.logprob, top)
+
+    def _text_of(self, token_id: TokenId) -> str:
+        try:
+            return self._language.decode([token_id])
+        except UnknownTokenError:
+            return ""  # some models have places for more tokens than their tokenizer knows

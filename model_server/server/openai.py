@@ -1,8 +1,7 @@
 """Request bodies of the OpenAI API, read and checked once, into what the engine needs.
 
-Sampling parameters other than those read here are accepted and have no effect: the answers are made up. What would
-change an answer's shape (several choices, log probabilities, echo) is refused instead of being ignored. Stop strings
-end an answer as they should.
+What would change an answer's shape and is not there (several choices, echo, log probabilities of the prompt) is refused
+instead of being ignored.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from model_server.core.request import Adapter, TokenId
+from model_server.core.sampling import SamplingParams
 from model_server.server.errors import ApiError, TooLongError
 from model_server.server.models import ServedModels
+from model_server.server.sampling import SamplingBody, SamplingReader
 from model_server.server.stops import StopRule
-from model_server.text.chat import ChatMessage, render_chat
-from model_server.text.tokenizer import Tokenizer
+from model_server.text.language import ChatMessage, ChatTemplateError, Language, UnknownTokenError
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat answer may fill the model's length
 _ROLE = re.compile(r"[a-z_]{1,24}")
@@ -32,7 +32,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Body(SamplingBody, kw_only=True):
     model: str | None = None
     n: int | None = 1
     best_of: int | None = None
@@ -40,7 +40,6 @@ class _Body(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     ignore_eos: bool | None = False
-    seed: int | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = False
@@ -106,6 +105,8 @@ class Job:
     ignore_eos: bool
     cache_salt: str
     seed: int
+    samplings: tuple[SamplingParams, ...]
+    """One for each prompt."""
     stream: bool
     include_usage: bool
     stops: StopRule | None = None
@@ -121,9 +122,12 @@ def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
 class RequestReader:
     """Turns bodies into jobs for one server: its names, tokenizer and length."""
 
-    def __init__(self, *, models: ServedModels, tokenizer: Tokenizer, max_len_tokens: int) -> None:
+    def __init__(
+        self, *, models: ServedModels, language: Language, sampling: SamplingReader, max_len_tokens: int
+    ) -> None:
         self._models = models
-        self._tokenizer = tokenizer
+        self._language = language
+        self._sampling = sampling
         self._max_len_tokens = max_len_tokens
 
     def completion(self, raw: bytes) -> Job:
@@ -132,43 +136,52 @@ class RequestReader:
             raise ApiError("echo is not supported.", param="echo")
         if body.suffix:
             raise ApiError("suffix is not supported.", param="suffix")
-        if body.logprobs is not None:
-            raise _no_logprobs("logprobs")
         prompts = self._prompts(body.prompt)
         asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._job(body, prompts, chat=False, max_tokens=asked)
+        return self._job(body, prompts, chat=False, max_tokens=asked, num_logprobs=body.logprobs)
 
     def chat(self, raw: bytes) -> Job:
         body = read_body(raw, ChatBody)
-        if body.logprobs:
-            raise _no_logprobs("logprobs")
-        if body.top_logprobs is not None:
-            raise _no_logprobs("top_logprobs")
-        prompt = self._tokenizer.encode(rendered(body.messages, body.tools))
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        prompt = self._conversation(body.messages, body.tools)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return self._job(body, [prompt], chat=True, max_tokens=asked)
+        told = (body.top_logprobs or 0) if body.logprobs else None
+        return self._job(body, [prompt], chat=True, max_tokens=asked, num_logprobs=told)
 
     def tokenize(self, raw: bytes) -> list[TokenId]:
         body = read_body(raw, TokenizeBody)
         self._models.resolve(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError("Give either prompt or messages.", param="prompt")
-        text = body.prompt if body.prompt is not None else rendered(body.messages or [], body.tools)
-        return self._tokenizer.encode(text)
+        if body.prompt is not None:
+            return self._language.encode(body.prompt)
+        return self._conversation(body.messages or [], body.tools)
 
     def detokenize(self, raw: bytes) -> str:
         body = read_body(raw, DetokenizeBody)
         self._models.resolve(body.model)
         try:
-            return "".join([self._tokenizer.decode(TokenId(token)) for token in body.tokens])
-        except KeyError as error:
-            raise ApiError(
-                f"Token {error} cannot be turned back: ids are hashes here, and only an answer's are known.",
-                param="tokens",
-            ) from error
+            return self._language.decode([TokenId(token) for token in body.tokens])
+        except UnknownTokenError as error:
+            raise ApiError(str(error), param="tokens") from error
+
+    def _conversation(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[TokenId]:
+        if not messages:
+            raise ApiError("messages must not be empty.", param="messages")
+        try:
+            return self._language.encode_chat([_chat_message(message) for message in messages], tools=tools)
+        except ChatTemplateError as error:
+            raise ApiError(str(error), param="messages") from error
 
     def _job(
-        self, body: _Body, prompts: Sequence[list[TokenId]], *, chat: bool, max_tokens: int | None
+        self,
+        body: _Body,
+        prompts: Sequence[list[TokenId]],
+        *,
+        chat: bool,
+        max_tokens: int | None,
+        num_logprobs: int | None,
     ) -> Job:
         adapter = self._models.resolve(body.model)
         _check_options(body)
@@ -185,6 +198,7 @@ class RequestReader:
             ignore_eos=bool(body.ignore_eos),
             cache_salt=body.cache_salt or "",
             seed=body.seed or 0,
+            samplings=self._sampling.read(body, num_logprobs=num_logprobs, count=len(prompts)),
             stream=bool(body.stream),
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
             stops=_stops(body),
@@ -211,7 +225,7 @@ class RequestReader:
 
     def _prompt(self, prompt: object) -> list[TokenId]:
         if isinstance(prompt, str):
-            tokens = self._tokenizer.encode(prompt)
+            tokens = self._language.encode(prompt)
         elif isinstance(prompt, list) and all(map(_is_token_id, prompt)):
             tokens = prompt
         else:
@@ -221,21 +235,13 @@ class RequestReader:
         return tokens
 
 
-def rendered(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
-    """The conversation as the model reads it. ApiError on what a text model cannot take."""
-    if not messages:
-        raise ApiError("messages must not be empty.", param="messages")
-    tools_json = msgspec.json.encode(tools).decode() if tools else ""
-    return render_chat([_chat_message(message) for message in messages], tools_json=tools_json)
-
-
 def _chat_message(message: Message) -> ChatMessage:
     if not _ROLE.fullmatch(message.role):
         raise ApiError(f"{message.role[:50]!r} is not a role.", param="messages")
-    calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
+    calls = tuple(message.tool_calls or ())
     if isinstance(message.content, list):
-        return ChatMessage(message.role, "".join(map(_part_text, message.content)) + calls)
-    return ChatMessage(message.role, (message.content or "") + calls)
+        return ChatMessage(message.role, "".join(map(_part_text, message.content)), calls)
+    return ChatMessage(message.role, message.content or "", calls)
 
 
 def _part_text(part: dict[str, Any]) -> str:
@@ -251,7 +257,7 @@ def _check_options(body: _Body) -> None:
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream=true.", param="stream_options")
     if body.prompt_logprobs is not None:
-        raise _no_logprobs("prompt_logprobs")
+        raise ApiError("prompt_logprobs is not supported.", param="prompt_logprobs")
     if body.cache_salt == "":
         raise ApiError("cache_salt must not be empty.", param="cache_salt")
 
@@ -268,12 +274,6 @@ def _stops(body: _Body) -> StopRule | None:
     if not all(strings):
         raise ApiError("A stop string must not be empty.", param="stop")
     return StopRule(strings, include=bool(body.include_stop_str_in_output))
-
-
-def _no_logprobs(param: str) -> ApiError:
-    return ApiError(
-        f"{param} is not supported: answers are made up here, and no token has a probability.", param=param
-    )
 
 
 def _is_token_id(value: object) -> bool:

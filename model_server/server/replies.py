@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTold:
+    """One token with its log probability, and the most likely ones in its place with theirs."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice; with `finish_reason` its last."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
+    told: tuple[TokenTold, ...] | None = None
+    """Of the tokens in it; None where the client did not ask."""
 
 
 def usage(requests: Sequence[Request]) -> dict[str, Any]:
@@ -52,6 +64,7 @@ class Reply:
             "created": created,
             "model": model,
         }
+        self._told_characters: Counter[int] = Counter()
 
     def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
         """`deltas`: one for each choice, with all of its text, in any order."""
@@ -62,9 +75,7 @@ class Reply:
                 if self._chat
                 else {"text": delta.text}
             )
-            choices.append(
-                {"index": delta.index, **shape, "logprobs": None, "finish_reason": delta.finish_reason}
-            )
+            choices.append(self._choice(delta, shape))
         kind = "chat.completion" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": usage(requests)}
 
@@ -75,12 +86,42 @@ class Reply:
 
     def event(self, delta: Delta) -> bytes:
         shape: dict[str, Any] = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
-        choice = {"index": delta.index, **shape, "logprobs": None, "finish_reason": delta.finish_reason}
-        return self._event([choice])
+        return self._event([self._choice(delta, shape)])
 
     def usage_event(self, requests: Sequence[Request]) -> bytes:
         return self._event([], usage=usage(requests))
 
+    def _choice(self, delta: Delta, shape: dict[str, Any]) -> dict[str, Any]:
+        told = None
+        if delta.told is not None:
+            told = _chat_logprobs(delta.told) if self._chat else self._logprobs(delta.index, delta.told)
+        return {"index": delta.index, **shape, "logprobs": told, "finish_reason": delta.finish_reason}
+
+    def _logprobs(self, index: int, told: Sequence[TokenTold]) -> dict[str, Any]:
+        offsets = []
+        for token in told:
+            offsets.append(self._told_characters[index])
+            self._told_characters[index] += len(token.text)
+        return {
+            "tokens": [token.text for token in told],
+            "token_logprobs": [token.logprob for token in told],
+            # Two ids may read alike: the likelier one, which comes first, stays.
+            "top_logprobs": [{token.text: token.logprob} | dict(reversed(token.top)) for token in told],
+            "text_offset": offsets,
+        }
+
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return b"data: %b\n\n" % _encode({**self._head, "object": kind, "choices": choices, **more})
+
+
+def _chat_logprobs(told: Sequence[TokenTold]) -> dict[str, Any]:
+    content = [
+        {**_token(token.text, token.logprob), "top_logprobs": [_token(*one) for one in token.top]}
+        for token in told
+    ]
+    return {"content": content}
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,18 +21,25 @@ from aiohttp import web
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
-from model_server.core.request import Adapter
+from model_server.core.request import NO_TOKEN, Adapter
 from model_server.core.scheduler import SchedulerLimits
-from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.app import Api
+from model_server.server.backends import (
+    DEFAULT_COST_BLOCKS,
+    DEFAULT_HF_BLOCKS,
+    Backend,
+    CostSettings,
+    HfSettings,
+    made_up,
+    real,
+)
 from model_server.server.driver import EngineDriver
 from model_server.server.kv_events import KvEventLog
 from model_server.server.kv_publisher import KvEventSettings, KvPublisher, open_publisher
 from model_server.server.metrics import Metrics
 from model_server.server.models import ServedModels
 from model_server.server.openai import RequestReader
-from model_server.text.answers import Answers
-from model_server.text.tokenizer import Tokenizer
+from model_server.server.sampling import SamplingReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +52,13 @@ class ServerSettings:
     served_names: tuple[str, ...] = ()
     """Empty: the model's own name."""
     adapters: tuple[Adapter, ...] = ()
-    num_blocks: int = 4096
+    num_blocks: int | None = None
+    """None: what suits the backend."""
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
     limits: SchedulerLimits
-    costs: CostModel
-    mean_answer_tokens: int = 128
+    backend: CostSettings | HfSettings
     max_waiting: int = 1024
     stream_interval: int = 1
     drain_timeout_s: float = 30.0
@@ -67,27 +75,32 @@ class ServerSettings:
             raise ValueError("KV events name full blocks only, and partial ones are cached too")
 
 
+def _quietly(_: str) -> None:
+    """Nobody wants to hear how far it is."""
+
+
 class Server:
     """Everything put together, not yet listening."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        tokenizer = Tokenizer()
-        answers = Answers(tokenizer, mean_tokens=settings.mean_answer_tokens)
+    def __init__(self, settings: ServerSettings, *, progress: Callable[[str], None] = _quietly) -> None:
         limits = settings.limits
-        runner = CostRunner(settings.costs, max_loras=limits.max_loras, next_token=answers.next_token)
+        hf = isinstance(settings.backend, HfSettings)
+        num_blocks = settings.num_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
+        backend = self.backend = _backend(settings, num_blocks=num_blocks, progress=progress)
         config = EngineConfig(
-            num_blocks=settings.num_blocks,
+            num_blocks=num_blocks,
             block_size_tokens=settings.block_size_tokens,
             enable_prefix_caching=settings.enable_prefix_caching,
-            max_model_len_tokens=settings.max_model_len_tokens,
-            eos_token_id=answers.eos_token_id,
+            max_model_len_tokens=_max_len(settings, backend, num_blocks=num_blocks),
+            eos_token_id=backend.eos_token_ids[0] if backend.eos_token_ids else NO_TOKEN,
+            more_eos_token_ids=frozenset(backend.eos_token_ids[1:]),
             cache=settings.cache,
             limits=limits,
         )
         names = settings.served_names or (settings.model,)
         models = self.models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
         metrics = Metrics(model_name=names[0], max_loras=limits.max_loras, wall_clock=time.time)
-        self.engine = Engine(config, runner)
+        self.engine = Engine(config, backend.runner)
         metrics.watch(self.engine)
         self.kv_event_log: KvEventLog | None = None
         if settings.kv_events is not None:
@@ -99,17 +112,24 @@ class Server:
         """Open while the server listens, where its settings want KV events."""
         self.driver = EngineDriver(
             self.engine,
-            tokenizer=tokenizer,
+            language=backend.language,
             metrics=metrics,
             clock=time.monotonic,
             sleep=asyncio.sleep,
             max_waiting=settings.max_waiting,
             stream_interval=settings.stream_interval,
+            compute=backend.compute,
+        )
+        reader = RequestReader(
+            models=models,
+            language=backend.language,
+            sampling=SamplingReader(made_up=backend.made_up, rng=random.Random()),
+            max_len_tokens=config.max_len_tokens,
         )
         api = Api(
             engine=self.engine,
             driver=self.driver,
-            reader=RequestReader(models=models, tokenizer=tokenizer, max_len_tokens=config.max_len_tokens),
+            reader=reader,
             models=models,
             metrics=metrics,
             clock=time.monotonic,
@@ -165,7 +185,7 @@ async def _publisher(server: Server, settings: ServerSettings, stack: AsyncExitS
 
 async def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
     """Serve until a signal comes."""
-    server = Server(settings)
+    server = Server(settings, progress=announce)
     stop = asyncio.Event()
     _on_signals(stop)
     async with listening(server, settings) as port:
@@ -173,12 +193,36 @@ async def serve(settings: ServerSettings, *, announce: Callable[[str], None]) ->
             _write_whole(settings.port_file, f"{port}\n")
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         announce(f"listening on http://{host}:{port}")
+        if server.backend.about:
+            announce(server.backend.about)
         if server.kv_publisher is not None:
             announce(f"KV events at {server.kv_publisher.endpoint}")
             if server.kv_publisher.replay_endpoint is not None:
                 announce(f"KV event replay at {server.kv_publisher.replay_endpoint}")
         await stop.wait()
         announce(f"draining: {server.engine.num_unfinished} requests to finish")
+
+
+def _backend(settings: ServerSettings, *, num_blocks: int, progress: Callable[[str], None]) -> Backend:
+    if isinstance(settings.backend, CostSettings):
+        return made_up(settings.backend, max_loras=settings.limits.max_loras)
+    return real(
+        settings.backend,
+        model=settings.model,
+        num_blocks=num_blocks,
+        block_size_tokens=settings.block_size_tokens,
+        progress=progress,
+    )
+
+
+def _max_len(settings: ServerSettings, backend: Backend, *, num_blocks: int) -> int | None:
+    """What was asked for, within what the model was made for."""
+    asked, allowed = settings.max_model_len_tokens, backend.max_len_tokens
+    if allowed is None:
+        return asked
+    if asked is not None and asked > allowed:
+        raise ValueError(f"--max-model-len {asked} is more than the {allowed} positions of the model")
+    return asked or min(allowed, num_blocks * settings.block_size_tokens)
 
 
 def _on_signals(stop: asyncio.Event) -> None:

@@ -8,15 +8,9 @@ message is rendered when the client sends it back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from model_server.text.answers import END_MARKER
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    role: str
-    content: str
+from model_server.text.language import ChatMessage
 
 
 def render_chat(messages: Sequence[ChatMessage], *, tools_json: str = "") -> str:

@@ -22,6 +22,7 @@ from model_server.cli import main
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
 from model_server.sync.client import AdapterServer
 from model_server.sync.command import status_page
@@ -65,7 +66,7 @@ def settings_of(**changes: Any) -> ServerSettings:
         port=0,
         model="demo",
         limits=SchedulerLimits(),
-        costs=CostModel(speed=1000),
+        backend=CostSettings(costs=CostModel(speed=1000)),
         drain_timeout_s=0.01,
         **changes,
     )

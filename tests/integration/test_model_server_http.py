@@ -18,6 +18,7 @@ from model_server.core.engine import Engine, StepResult
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
 
 FAST = CostModel(speed=1000)
@@ -85,12 +86,15 @@ async def start() -> AsyncIterator[Start]:
 
         async def started(**changes: Any) -> Running:
             limits = changes.pop("limits", SchedulerLimits())
+            backend = CostSettings(
+                costs=changes.pop("costs", FAST), mean_answer_tokens=changes.pop("mean_answer_tokens", 128)
+            )
             settings = ServerSettings(
                 **{
                     "port": 0,
                     "model": "demo",
                     "limits": limits,
-                    "costs": FAST,
+                    "backend": backend,
                     "adapters": (Adapter("style", "/s"), Adapter("law")),
                     "drain_timeout_s": 0.01,
                     **changes,
@@ -587,7 +591,7 @@ class BreakingRunner:
 
 
 async def test_a_fault_of_the_engine_ends_the_server_and_every_request() -> None:
-    settings = ServerSettings(port=0, limits=SchedulerLimits(), costs=FAST)
+    settings = ServerSettings(port=0, limits=SchedulerLimits(), backend=CostSettings(costs=FAST))
     server = Server(settings)
     server.engine.runner = BreakingRunner(server.engine)
 

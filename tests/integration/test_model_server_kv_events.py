@@ -18,6 +18,7 @@ import zmq.asyncio
 from model_server.core.hashing import event_hash
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings
 from model_server.server.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY, KvEventSettings
 from model_server.server.serve import Server, ServerSettings, listening
@@ -76,7 +77,7 @@ async def running(context: zmq.asyncio.Context) -> AsyncIterator[Running]:
         port=0,
         num_blocks=40,
         limits=SchedulerLimits(),
-        costs=CostModel(speed=1000),
+        backend=CostSettings(costs=CostModel(speed=1000)),
         kv_events=EVENTS,
         drain_timeout_s=0.01,
     )

@@ -42,6 +42,11 @@ def choose_dtype(name: DtypeName, *, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def use_threads(count: int) -> None:
+    """How many threads torch may use on the CPU, in the whole process."""
+    torch.set_num_threads(count)
+
+
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     """A model folder (config.json and safetensors) as transformers' module, ready to compute; nothing is downloaded."""
     if not (folder / "config.json").is_file():

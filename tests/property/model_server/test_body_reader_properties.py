@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from model_server.core.request import Adapter
+from model_server.core.request import Adapter, TokenId
 from model_server.server.errors import ApiError
 from model_server.server.models import ServedModels
 from model_server.server.openai import Job, RequestReader
+from model_server.server.sampling import SamplingReader
+from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
 
 MAX_LEN = 200
 READER = RequestReader(
     models=ServedModels(names=["m"], root="m", adapters=[Adapter("a")]),
-    tokenizer=Tokenizer(),
+    language=StandInLanguage(Tokenizer(), eos_token_id=TokenId(0)),
+    sampling=SamplingReader(made_up=True, rng=random.Random(1)),
     max_len_tokens=MAX_LEN,
 )
 

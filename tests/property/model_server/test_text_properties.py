@@ -8,7 +8,8 @@ from hypothesis import assume, given
 
 from model_server.core.request import Request, RequestId, TokenId
 from model_server.text.answers import Answers
-from model_server.text.chat import ChatMessage, render_chat
+from model_server.text.chat import render_chat
+from model_server.text.language import ChatMessage
 from model_server.text.tokenizer import Tokenizer
 
 ENGLISH = (

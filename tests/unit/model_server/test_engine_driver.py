@@ -15,6 +15,7 @@ from model_server.server.driver import EngineDriver, Mailbox
 from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
 from model_server.text.answers import Answers
+from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
 
 COSTS = CostModel(
@@ -54,7 +55,7 @@ def driver_of(time: Time, *, max_waiting: int = 10) -> EngineDriver:
     metrics = Metrics(model_name="m", max_loras=1, wall_clock=time.clock)
     return EngineDriver(
         engine,
-        tokenizer=tokenizer,
+        language=StandInLanguage(tokenizer, eos_token_id=answers.eos_token_id),
         metrics=metrics,
         clock=time.clock,
         sleep=time.sleep,

@@ -1,0 +1,130 @@
+"""What a server computes with: a model that is made up, or a real one. The only place that knows both.
+
+Torch is imported when a real one is asked for, and not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from model_server.core.engine import Runner, StepResult
+from model_server.core.request import TokenId
+from model_server.core.scheduler import StepPlan
+from model_server.runners.cost import CostModel, CostRunner
+from model_server.text.answers import Answers
+from model_server.text.language import Language
+from model_server.text.standin import StandInLanguage
+from model_server.text.tokenizer import Tokenizer
+from model_server.weights.errors import WeightsError
+from model_server.weights.known import find
+
+DEFAULT_COST_BLOCKS = 4096
+DEFAULT_HF_BLOCKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSettings:
+    """No model: steps take as long as `costs` say, and words are made up."""
+
+    costs: CostModel
+    mean_answer_tokens: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfSettings:
+    """A real model, computed here."""
+
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int | None = None
+    """Of torch on a CPU; None: half of the cores, for two engines on one core wait for each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    runner: Runner
+    language: Language
+    made_up: bool
+    max_len_tokens: int | None
+    """The longest prompt plus answer that the model itself allows; None: any."""
+    compute: Callable[[StepPlan], Awaitable[StepResult]] | None
+    """None: the runner takes no time of its own."""
+    about: str
+    """One line for who started the server; empty: nothing worth saying."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[TokenId]:
+        return self.language.eos_token_ids
+
+
+def made_up(settings: CostSettings, *, max_loras: int) -> Backend:
+    tokenizer = Tokenizer()
+    answers = Answers(tokenizer, mean_tokens=settings.mean_answer_tokens)
+    return Backend(
+        runner=CostRunner(settings.costs, max_loras=max_loras, next_token=answers.next_token),
+        language=StandInLanguage(tokenizer, eos_token_id=answers.eos_token_id),
+        made_up=True,
+        max_len_tokens=None,
+        compute=None,
+        about="",
+    )
+
+
+def real(
+    settings: HfSettings,
+    *,
+    model: str,
+    num_blocks: int,
+    block_size_tokens: int,
+    progress: Callable[[str], None],
+) -> Backend:
+    """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served."""
+    try:
+        from model_server.runners.hf import model as hf  # noqa: PLC0415 - needs torch
+        from model_server.runners.hf.runner import HfRunner  # noqa: PLC0415 - needs torch
+        from model_server.text.pretrained import PretrainedLanguage  # noqa: PLC0415 - needs transformers
+    except ImportError as error:
+        raise WeightsError(
+            f"--runner hf computes with torch and transformers, and {error.name or error} is missing here: "
+            "pip install 'prefix-gateway[engine]'"
+        ) from error
+    folder = find(model, progress=progress)
+    device = hf.choose_device(settings.device)
+    dtype = hf.choose_dtype(settings.dtype, device=device)
+    threads = settings.threads or max(1, (os.cpu_count() or 2) // 2)
+    hf.use_threads(threads)
+    language = PretrainedLanguage(folder)
+    paged = hf.PagedModel(
+        hf.load(folder, device=device, dtype=dtype),
+        num_blocks=num_blocks,
+        block_size_tokens=block_size_tokens,
+    )
+    runner = HfRunner(paged)
+    cache_gb = paged.memory.data.nbytes / 1e9
+    where = f"{threads} threads" if device.type == "cpu" else str(device)
+    return Backend(
+        runner=runner,
+        language=language,
+        made_up=False,
+        max_len_tokens=paged.max_len_tokens,
+        compute=_in_a_thread(runner),
+        about=(
+            f"{folder} on {where}, {str(dtype).removeprefix('torch.')}; "
+            f"KV cache of {num_blocks * block_size_tokens:,} tokens, {cache_gb:.2f} GB"
+        ),
+    )
+
+
+def _in_a_thread(runner: Runner) -> Callable[[StepPlan], Awaitable[StepResult]]:
+    """One thread for all steps, so that the event loop goes on answering while one is computed."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
+
+    async def compute(plan: StepPlan) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(thread, runner.execute, plan)
+
+    return compute

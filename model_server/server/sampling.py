@@ -1,0 +1,81 @@
+"""How a body wants its tokens chosen: read once, checked, and refused where the engine could not do it.
+
+A model that makes its answers up chooses nothing: there these fields are accepted without effect, as clients send them
+to every server, and only log probabilities, which would have to be invented, are refused. Caller: the request reader.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from model_server.core.sampling import SamplingParams
+from model_server.server.errors import ApiError
+
+_MAX_SEED = 2**63
+
+
+class SamplingBody(msgspec.Struct, kw_only=True):
+    """The fields of both APIs; those from `min_p` on are known so that they can be refused."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+_NEUTRAL: dict[str, object] = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "stop_token_ids": [],
+    "response_format": {"type": "text"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingReader:
+    """`rng`: where the seeds of requests come from that name none."""
+
+    made_up: bool
+    rng: random.Random
+
+    def read(self, body: SamplingBody, *, num_logprobs: int | None, count: int) -> tuple[SamplingParams, ...]:
+        """One for each of `count` prompts; they differ in their seeds where the body gives none."""
+        if self.made_up:
+            if num_logprobs is not None:
+                raise ApiError(
+                    "logprobs is not supported: answers are made up here, and no token has a probability.",
+                    param="logprobs",
+                )
+            return (SamplingParams(),) * count
+        for name, neutral in _NEUTRAL.items():
+            if getattr(body, name) not in (None, neutral):
+                raise ApiError(f"{name} is not supported by this engine; leave it out.", param=name)
+        try:
+            return tuple(
+                SamplingParams(
+                    temperature=1.0 if body.temperature is None else body.temperature,
+                    top_p=1.0 if body.top_p is None else body.top_p,
+                    top_k=max(body.top_k or 0, 0) if body.top_k != -1 else 0,
+                    seed=self.rng.randrange(_MAX_SEED) if body.seed is None else body.seed,
+                    num_logprobs=num_logprobs,
+                )
+                for _ in range(count)
+            )
+        except ValueError as error:
+            raise ApiError(f"{error}.", param=str(error).split(" ", 1)[0]) from error

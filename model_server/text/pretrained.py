@@ -1,0 +1,109 @@
+"""The language of a real model: its own tokenizer and chat template, read from its folder by transformers.
+
+Streaming: a token's text is settled when the text with it no longer ends inside a character. Only the tokens from the
+last settled place on are decoded again, so a long answer costs no more per token than a short one. They are decoded
+together with a few before them, because in many tokenizers a token's text depends on whether something stands before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import AutoTokenizer, GenerationConfig
+
+from model_server.core.request import TokenId
+from model_server.text.language import ChatMessage, ChatTemplateError, UnknownTokenError
+
+_CONTEXT_TOKENS = 5
+_UNFINISHED = "\ufffd"
+"""How a decoder writes the beginning of a character whose end has not come."""
+
+
+class PretrainedLanguage:
+    def __init__(self, folder: Path) -> None:
+        """ValueError, OSError: the folder has no tokenizer that could be read."""
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.eos_token_ids = tuple(TokenId(token) for token in _eos(folder, self._tokenizer))
+
+    def encode(self, text: str) -> list[TokenId]:
+        tokens: list[TokenId] = self._tokenizer(text, verbose=False)["input_ids"]
+        return tokens
+
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], *, tools: Sequence[Any] | None = None
+    ) -> list[TokenId]:
+        if not self._tokenizer.chat_template:
+            raise ChatTemplateError("This model has no chat template; ask /v1/completions.")
+        plain = [_as_template_reads(message) for message in messages]
+        try:
+            tokens: list[TokenId] = self._tokenizer.apply_chat_template(
+                plain, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError(f"The model's chat template refuses these messages: {error}") from error
+        return tokens
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        size = len(self._tokenizer)
+        unknown = next((token for token in token_ids if token >= size), None)
+        if unknown is not None:
+            raise UnknownTokenError(f"Token {unknown} is none of this model's {size}.")
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    def detokenizer(self, prompt: Sequence[TokenId]) -> _Growing:
+        return _Growing(self._tokenizer, prompt[-_CONTEXT_TOKENS:])
+
+
+class _Growing:
+    """One answer on its way out. `_tokens[_settled:]` are those whose text has not been given."""
+
+    def __init__(self, tokenizer: Any, context: Sequence[TokenId]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = list(context)
+        self._settled = len(self._tokens)
+
+    def feed(self, token_id: TokenId) -> str:
+        self._tokens.append(token_id)
+        piece = self._new_text()
+        if piece.endswith(_UNFINISHED) and len(self._tokens) - self._settled < _CONTEXT_TOKENS:
+            return ""
+        self._settle()
+        return piece
+
+    def flush(self) -> str:
+        piece = self._new_text()
+        self._settle()
+        return piece
+
+    def _new_text(self) -> str:
+        before = self._decode(self._tokens[: self._settled])
+        return self._decode(self._tokens)[len(before) :]
+
+    def _settle(self) -> None:
+        self._tokens = self._tokens[-_CONTEXT_TOKENS:]
+        self._settled = len(self._tokens)
+
+    def _decode(self, tokens: Sequence[TokenId]) -> str:
+        text: str = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+def _eos(folder: Path, tokenizer: Any) -> list[int]:
+    """Of the tokenizer first, then those that the model's generation settings add."""
+    found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    if (folder / "generation_config.json").is_file():
+        more = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+        listed = more if isinstance(more, list) else [more]
+        found += [token for token in listed if token is not None and token not in found]
+    return found
+
+
+def _as_template_reads(message: ChatMessage) -> dict[str, Any]:
+    calls = {"tool_calls": list(message.tool_calls)} if message.tool_calls else {}
+    return {"role": message.role, "content": message.content, **calls}

@@ -1,0 +1,59 @@
+"""The language of a model that makes its words up: the stand-in tokenizer and chat template, as one `Language`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from model_server.core.request import TokenId
+from model_server.text.chat import render_chat
+from model_server.text.language import ChatMessage, UnknownTokenError
+from model_server.text.tokenizer import Tokenizer
+
+
+class _Pieces:
+    """Every token is a whole piece of text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def feed(self, token_id: TokenId) -> str:
+        return self._tokenizer.decode(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class StandInLanguage:
+    def __init__(self, tokenizer: Tokenizer, *, eos_token_id: TokenId) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = _Pieces(tokenizer)
+        self.eos_token_ids = (eos_token_id,)
+
+    def encode(self, text: str) -> list[TokenId]:
+        return self._tokenizer.encode(text)
+
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], *, tools: Sequence[Any] | None = None
+    ) -> list[TokenId]:
+        plain = [
+            ChatMessage(message.role, message.content + _as_json(message.tool_calls)) for message in messages
+        ]
+        return self._tokenizer.encode(render_chat(plain, tools_json=_as_json(tools)))
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        try:
+            return "".join([self._tokenizer.decode(token) for token in token_ids])
+        except KeyError as error:
+            raise UnknownTokenError(
+                f"Token {error} cannot be turned back: ids are hashes here, and only an answer's are known."
+            ) from error
+
+    def detokenizer(self, prompt: Sequence[TokenId]) -> _Pieces:  # noqa: ARG002 - its pieces stand for themselves
+        return self._pieces
+
+
+def _as_json(value: Sequence[Any] | None) -> str:
+    return msgspec.json.encode(value).decode() if value else ""

@@ -1,0 +1,49 @@
+"""Folders under the user's cache that are made once: under a lock, elsewhere first, and renamed when they are complete.
+
+A folder under its final name is whole; its name holds what decides its content. What a killed maker leaves behind is
+removed by the next one. Linux and other POSIX systems (flock).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_UNFINISHED = ".making-"
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-gateway"
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of that name, filled by `make` where it was not there. Other processes that want it wait."""
+    folder = cache_folder() / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{folder.name}.lock")):
+        if not folder.is_dir():
+            for left_behind in folder.parent.glob(f"{folder.name}{_UNFINISHED}*"):
+                shutil.rmtree(left_behind)
+            unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}{_UNFINISHED}", dir=folder.parent))
+            try:
+                make(unfinished)
+                unfinished.chmod(0o755)
+                unfinished.rename(folder)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

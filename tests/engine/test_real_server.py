@@ -1,0 +1,248 @@
+"""A server over a real (tiny, random) model, by its HTTP API: text, sampling, log probabilities, stops, counters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from model_server.core.scheduler import SchedulerLimits
+from model_server.server.backends import HfSettings
+from model_server.server.serve import Server, ServerSettings, listening
+from tests.vllm_env import tiny_model
+
+PROMPT = "The import statement finds a module and then"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("tiny")
+    tiny_model.write_all(found)
+    return found / tiny_model.MODEL
+
+
+class Running:
+    def __init__(self, http: aiohttp.ClientSession, server: Server) -> None:
+        self.http = http
+        self.server = server
+
+    async def post(self, path: str, **body: Any) -> Any:
+        async with self.http.post(path, json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return answer
+
+    async def refused(self, path: str, **body: Any) -> Any:
+        async with self.http.post(path, json=body) as response:
+            assert response.status == 400
+            return (await response.json())["error"]
+
+    async def complete(self, prompt: object = PROMPT, **body: Any) -> Any:
+        body = {"temperature": 0, "max_tokens": 12, **body}
+        return await self.post("/v1/completions", prompt=prompt, **body)
+
+    async def text(self, prompt: object = PROMPT, **body: Any) -> str:
+        text: str = (await self.complete(prompt, **body))["choices"][0]["text"]
+        return text
+
+    async def streamed(self, path: str, **body: Any) -> list[Any]:
+        async with self.http.post(path, json={**body, "stream": True}) as response:
+            assert response.status == 200
+            lines = (await response.text()).split("\n\n")
+        events = [line.removeprefix("data: ") for line in lines if line]
+        assert events.pop() == "[DONE]"
+        return [json.loads(event) for event in events]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(folder: Path) -> AsyncIterator[Running]:
+    settings = ServerSettings(
+        port=0,
+        model=str(folder),
+        served_names=("tiny",),
+        num_blocks=128,
+        limits=SchedulerLimits(max_num_batched_tokens=64),
+        backend=HfSettings(device="cpu", threads=1),
+        drain_timeout_s=0.01,
+    )
+    async with AsyncExitStack() as stack:
+        server = Server(settings)
+        port = await stack.enter_async_context(listening(server, settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+        yield Running(http, server)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def greedy(plain: Any, tokens: Sequence[int], count: int) -> list[int]:
+    sequence = list(tokens)
+    with torch.inference_mode():
+        for _ in range(count):
+            sequence.append(int(plain(input_ids=torch.tensor([sequence])).logits[0, -1].argmax()))
+    return sequence[len(tokens) :]
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_greedy_text_is_what_the_plain_model_says(running: Running, plain: Any, tokenizer: Any) -> None:
+    expected = tokenizer.decode(greedy(plain, tokenizer(PROMPT)["input_ids"], 12))
+    assert await running.text() == expected
+    pieces = await running.streamed("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=12)
+    assert "".join(event["choices"][0]["text"] for event in pieces) == expected
+
+
+async def test_a_conversation_is_read_through_the_models_own_template(
+    running: Running, plain: Any, tokenizer: Any
+) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a class?"}]
+    prompt = "<s><|system|>Be brief.</s><|user|>What is a class?</s><|assistant|>"
+    tokens = tokenizer(prompt)["input_ids"]
+    told = await running.post("/tokenize", messages=messages)
+    assert told == {"count": len(tokens), "max_model_len": 2048, "tokens": tokens}
+    assert (await running.post("/detokenize", tokens=tokens))["prompt"] == prompt
+    answer = await running.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=8)
+    expected = tokenizer.decode(greedy(plain, tokens, 8), skip_special_tokens=True)
+    assert answer["choices"][0]["message"]["content"] == expected
+    assert answer["usage"]["prompt_tokens"] == len(tokens)
+    refused = await running.refused("/detokenize", tokens=[tiny_model.VOCABULARY])
+    assert "none of this model's" in refused["message"]
+
+
+async def test_a_repeated_prompt_is_a_hit_and_says_the_same(running: Running) -> None:
+    prompt = "A unique beginning. " * 20
+    answers = [await running.complete(prompt, cache_salt="once") for _ in range(2)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    size = running.server.engine.config.block_size_tokens
+    assert cached == [0, (answers[0]["usage"]["prompt_tokens"] - 1) // size * size]
+
+
+async def test_equal_seeds_say_the_same_whatever_else_runs_and_no_seed_says_something_new(
+    running: Running,
+) -> None:
+    seeded = {"temperature": 1.0, "seed": 7, "max_tokens": 16}
+    alone = await running.text(**seeded)
+    together = await asyncio.gather(
+        running.text(**seeded), *(running.text("Other words", temperature=1.0) for _ in range(4))
+    )
+    assert together[0] == alone
+    assert await running.text(**{**seeded, "seed": 8}) != alone
+    assert len({await running.text(temperature=1.0) for _ in range(3)}) == 3
+
+
+async def test_top_k_of_one_and_a_small_top_p_are_greedy_at_any_temperature(running: Running) -> None:
+    expected = await running.text()
+    assert await running.text(temperature=2.0, top_k=1) == expected
+    assert await running.text(temperature=2.0, top_p=1e-9) == expected
+    assert await running.text(temperature=2.0, seed=1) != expected
+
+
+async def test_log_probabilities_are_the_models_own_in_both_shapes(
+    running: Running, plain: Any, tokenizer: Any
+) -> None:
+    tokens = tokenizer(PROMPT)["input_ids"]
+    answer = (await running.complete(max_tokens=4, logprobs=2))["choices"][0]
+    told = answer["logprobs"]
+    chosen = greedy(plain, tokens, 4)
+    with torch.inference_mode():
+        logits = plain(input_ids=torch.tensor([tokens + chosen])).logits[0]
+    expected = logits.log_softmax(-1)[len(tokens) - 1 : -1]
+    assert told["tokens"] == [tokenizer.decode([token]) for token in chosen]
+    assert "".join(told["tokens"]) == answer["text"]
+    assert told["text_offset"] == [0, *(len("".join(told["tokens"][:n])) for n in (1, 2, 3))]
+    for row, token in enumerate(chosen):
+        assert told["token_logprobs"][row] == pytest.approx(float(expected[row, token]), abs=1e-3)
+        top = expected[row].topk(2)
+        by_text = {tokenizer.decode([int(i)]): float(v) for i, v in zip(top.indices, top.values, strict=True)}
+        assert told["top_logprobs"][row] == pytest.approx(by_text, abs=1e-3)
+
+    chat = {"messages": [{"role": "user", "content": "Why?"}], "temperature": 0, "max_tokens": 3}
+    whole = await running.post("/v1/chat/completions", **chat, logprobs=True, top_logprobs=1)
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert len(content) == 3
+    for one in content:
+        assert one["top_logprobs"] == [{k: one[k] for k in ("token", "logprob", "bytes")}]
+        assert bytes(one["bytes"]).decode() == one["token"]
+    events = await running.streamed("/v1/chat/completions", **chat, logprobs=True, top_logprobs=1)
+    streamed = [event["choices"][0].get("logprobs") for event in events]
+    assert [one for told in streamed if told for one in told["content"]] == content
+
+
+async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: Running) -> None:
+    whole = await running.text(max_tokens=24)
+    stop = whole[len(whole) // 2 :][:3]
+    answer = (await running.complete(max_tokens=24, stop=[stop]))["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    assert answer["text"] == whole[: whole.index(stop)]
+    assert running.server.engine.num_unfinished == 0
+    running.server.engine.check_integrity()
+
+
+async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
+    """A random model says bytes that are no text, too; what is shown is what the whole decodes to."""
+    asked = {"prompt": "é", "temperature": 1.5, "seed": 3, "max_tokens": 60, "ignore_eos": True}
+    events = await running.streamed("/v1/completions", **asked)
+    pieces = [event["choices"][0]["text"] for event in events]
+    assert "".join(pieces) == await running.text(**asked)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("temperature", -1, "must be between 0 and 100"),
+        ("top_p", 0, "over 0"),
+        ("logprobs", 21, "between 0 and 20"),
+        ("min_p", 0.1, "not supported"),
+        ("logit_bias", {"5": 1}, "not supported"),
+        ("response_format", {"type": "json_object"}, "not supported"),
+    ],
+)
+async def test_what_the_engine_cannot_do_is_refused(
+    running: Running, field: str, value: object, says: str
+) -> None:
+    error = await running.refused("/v1/completions", prompt="x", **{field: value})
+    assert says in error["message"]
+    assert error["param"] == field
+
+
+async def test_a_prompt_over_the_models_length_is_refused_with_both_lengths(running: Running) -> None:
+    error = await running.refused("/v1/completions", prompt=[5] * 3000, max_tokens=1)
+    assert error["code"] == "context_length_exceeded"
+    assert "2048" in error["message"]
+
+
+async def test_metrics_count_what_was_really_computed(running: Running) -> None:
+    await running.text()
+    async with running.http.get("/metrics") as response:
+        page = await response.text()
+    assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"}' in page
+    assert "vllm:time_to_first_token_seconds_bucket" in page
+
+
+async def test_an_abandoned_stream_frees_its_blocks_while_a_step_is_computed(running: Running) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 1500, "stream": True, "ignore_eos": True}
+    async with running.http.post("/v1/completions", json=body) as response:
+        await response.content.readline()
+    async with asyncio.timeout(60):
+        while running.server.engine.num_unfinished:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.01)
+    running.server.engine.check_integrity()
+    assert await running.text()
