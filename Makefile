@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-dataplane docs lock clean
+.PHONY: help run test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,12 @@ bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simula
 
 bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m tests.bench.dataplane $(ARGS)
+
+load: $(VENV)/.dev ## locust users against the gateway of `make run`; ARGS="shared --users 50", ARGS="--host http://..."
+	@$(BIN)/python -m tests.load $(ARGS)
+
+load-compare: $(VENV)/.dev ## the same locust run by round robin and by the default rule, one report; ARGS="replay"
+	@$(BIN)/python -m tests.load compare $(ARGS)
 
 docs: $(VENV)/.dev ## write the reference pages and the chart's generated files anew from the code
 	@$(BIN)/python -c 'from epp.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'

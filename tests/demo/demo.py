@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import sys
@@ -18,6 +19,7 @@ from typing import Final, TypeVar
 import aiohttp
 
 from epp.policy import RuleName
+from tests.demo.address import Place, announced
 from tests.demo.counters import CpuMeter, scrape
 from tests.demo.fleet import SERVER_CACHE_TOKENS, DemoError, Fleet, running_fleet
 from tests.demo.load import Run, drive
@@ -61,8 +63,19 @@ async def run_demo(options: Options) -> None:
             print(f"Ready after {time.monotonic() - began:.1f} s: {fleet.envoy.url}\n", flush=True)
             last_request_id = await _guarded(fleet, _compare(fleet, options))
             if not options.once:
-                print(invitation(fleet, rule=options.rules[-1], request_id=last_request_id), flush=True)
-                await fleet.guard()
+                with announced(_place(fleet)):
+                    print(invitation(fleet, rule=options.rules[-1], request_id=last_request_id), flush=True)
+                    await fleet.guard()
+
+
+def _place(fleet: Fleet) -> Place:
+    return Place(
+        pid=os.getpid(),
+        gateway=fleet.envoy.url,
+        admin=fleet.admin_url,
+        policy_file=fleet.config.policy_file,
+        servers=fleet.server_urls,
+    )
 
 
 async def _compare(fleet: Fleet, options: Options) -> str:

@@ -28,9 +28,13 @@ from tests.harness.processes import ManagedProcess, ProcessFailedError, managed_
 _BLOCKS: Final = 2048
 _BLOCK_TOKENS: Final = 16
 SERVER_CACHE_TOKENS: Final = _BLOCKS * _BLOCK_TOKENS
+ADAPTERS: Final = ("sql", "legal", "support", "code", "medical", "travel")
+"""LoRA adapters that every server has, two at a time in one batch: for `make load`."""
 SERVER_FLAGS: Final = (
     *("--model", MODEL),
     *("--num-blocks", str(_BLOCKS), "--block-size", str(_BLOCK_TOKENS)),
+    *(flag for name in ADAPTERS for flag in ("--lora", name)),
+    *("--max-loras", "2"),
     *("--stream-interval", "4"),  # a quarter of the events to write, pass on and read: the cores are shared
 )
 """All costs are the server's defaults."""

@@ -34,5 +34,10 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     ]
     lines = ["The gateway stays up. Try it:", "", f"  {curl_line(fleet.envoy.url)}", ""]
     lines += [f"  {name:<14} {where}" for name, where in places]
-    lines += ["", "Ctrl-C ends everything."]
+    lines += [
+        "",
+        "  In another terminal: make load, make load-compare (locust)",
+        "",
+        "Ctrl-C ends everything.",
+    ]
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.demo.address import running as announced_demos
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
@@ -121,6 +122,8 @@ def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
 def test_it_stays_up_with_a_curl_line_that_works_and_the_decision_it_led_to(short_tmp: Path) -> None:
     with demo("--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp) as running:
         said = running.read_until("Ctrl-C ends everything")
+        (place,) = [place for place in announced_demos() if place.pid == running.pid]
+        assert re.search(rf"gateway +{re.escape(place.gateway)} ", said), "`make load` finds it"
         words = shlex.split(next(line for line in said.splitlines() if line.strip().startswith("curl ")))
         name, value = words[words.index("-H") + 1].split(": ")
         data = words[words.index("-d") + 1].encode()
@@ -140,6 +143,7 @@ def test_it_stays_up_with_a_curl_line_that_works_and_the_decision_it_led_to(shor
         running.signal(signal.SIGTERM)
         assert running.end() == 0, running.said
     assert "Ended" in running.said
+    assert running.pid not in {place.pid for place in announced_demos()}
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
 

@@ -1,0 +1,53 @@
+"""What a gateway serves, asked before any load: the model and its adapters. Says what to do where nothing answers."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Final
+
+_WITHIN_S: Final = 10.0
+
+
+class LoadError(Exception):
+    """The load cannot start; the message says why and what to do next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    model: str
+    adapters: tuple[str, ...]
+
+
+def probe(host: str, *, model: str) -> Served:
+    """`model`: the one to ask for; empty: the first that is served. LoadError when there is none, or nobody answers."""
+    if not host.startswith(("http://", "https://")):
+        raise LoadError(f"{host!r} is no address of a gateway: --host wants http://NAME:PORT")
+    url = f"{host.rstrip('/')}/v1/models"
+    try:
+        with urllib.request.urlopen(url, timeout=_WITHIN_S) as response:
+            cards = json.loads(response.read())["data"]
+        bases = [str(card["id"]) for card in cards if card.get("parent") is None]
+        adapters = [
+            (str(card["id"]), str(card["parent"])) for card in cards if card.get("parent") is not None
+        ]
+    except urllib.error.HTTPError as error:
+        raise LoadError(
+            f"{url} answers with status {error.code}. Is this the gateway, and has it a model server that is ready?"
+        ) from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise LoadError(
+            f"Nothing answers at {host} ({reason}). Start a gateway there (`make run` starts one of its own), "
+            "or name another with --host http://NAME:PORT"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{url} does not answer with a list of models: this is no OpenAI API") from error
+    if model and model not in (*bases, *(name for name, _ in adapters)):
+        raise LoadError(f"{host} serves no model {model!r}, but {', '.join(bases) or 'none'}")
+    if not bases:
+        raise LoadError(f"{host} serves no model: is a model server ready behind it?")
+    chosen = model or bases[0]
+    return Served(chosen, tuple(name for name, parent in adapters if parent == chosen))

@@ -1,0 +1,74 @@
+"""The words of the load: made up, the same for the same seed, long as asked. Pure.
+
+A word is about 1.4 tokens for common tokenizers; what a prompt really had is read from each answer's usage.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+_TOKENS_PER_WORD: Final = 1.4
+_SYLLABLES: Final = (
+    "ba",
+    "den",
+    "for",
+    "gi",
+    "ka",
+    "lo",
+    "mer",
+    "ni",
+    "or",
+    "pa",
+    "ras",
+    "sto",
+    "ti",
+    "un",
+    "ver",
+    "wil",
+)
+_WORDS: Final = tuple(a + b for a in _SYLLABLES for b in _SYLLABLES)
+
+Message = dict[str, str]
+
+
+def text(seed: str, tokens: int) -> str:
+    """About so many tokens."""
+    rng = random.Random(seed)
+    words = rng.choices(_WORDS, k=max(1, round(tokens / _TOKENS_PER_WORD)))
+    lines = [" ".join(words[n : n + 12]) for n in range(0, len(words), 12)]
+    return ". ".join(lines)
+
+
+@functools.lru_cache(maxsize=4096)
+def shared_text(seed: str, tokens: int) -> str:
+    """As `text`, of beginnings that come again."""
+    return text(seed, tokens)
+
+
+def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: str = "") -> dict[str, Any]:
+    """A streamed chat request whose answer is as long as asked and ends with its usage."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(messages),
+        "max_tokens": answer_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return {**body, "cache_salt": salt} if salt else body
+
+
+def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
+    """The text of one block of a trace, or its beginning where the block is the prompt's short last one."""
+    whole = shared_text(f"{seed} block {block}", whole_tokens)
+    if tokens >= whole_tokens:
+        return whole
+    return " ".join(whole.split(" ")[: max(1, round(tokens / _TOKENS_PER_WORD))])
+
+
+def zipf(rng: random.Random, kinds: int) -> int:
+    """One of so many, the first most often."""
+    return rng.choices(range(kinds), [1 / (rank + 1) for rank in range(kinds)])[0]
