@@ -25,10 +25,12 @@ from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
+from epp.kube.api import require
+from epp.kube.cluster import Cluster, Hooks
 from epp.modelserver.scraper import Scraper
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY, Policy, load_policy
-from epp.status import status_of
+from epp.status import live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
@@ -53,10 +55,12 @@ class Inputs:
 
 def load_inputs(config: Config) -> Inputs:
     """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field."""
+    if config.kubernetes is not None:
+        require(config.kubernetes)
     endpoints_text = _read(config.endpoints_file) if config.endpoints_file else b""
     policy_text = _read(config.policy_file) if config.policy_file else b""
     return Inputs(
-        policy=load_policy(policy_text, source=config.policy_file) if config.policy_file else DEFAULT_POLICY,
+        policy=_policy(policy_text, config) if config.policy_file else DEFAULT_POLICY,
         endpoints=load_endpoints(endpoints_text, source=config.endpoints_file),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
@@ -68,6 +72,16 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def _policy(text: bytes, config: Config) -> Policy:
+    policy = load_policy(text, source=config.policy_file)
+    if config.kubernetes is not None and policy.spec.mode == "DryRun":
+        raise ConfigError(
+            f"{config.policy_file}: spec.mode: beside `kubernetes` this policy is what routes while no object does; "
+            "set Enforce here, and DryRun in an object"
+        )
+    return policy
 
 
 def _modes(assumed: AssumedModes) -> Modes:
@@ -84,7 +98,8 @@ class App:
         setup_logging(config.log)
         now = time.monotonic()
         rng = random.Random()
-        self._picker = Picker(inputs.policy, rng=rng, unix_offset_s=time.time() - now)
+        self._picker = Picker(DEFAULT_POLICY, rng=rng, unix_offset_s=time.time() - now)
+        self._use_policy(inputs.policy)
         self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
@@ -122,10 +137,17 @@ class App:
             ),
         )
         self._draining = False
+        self._endpoints_known = asyncio.Event()
+        self._cluster = self._follow_cluster(config, rng) if config.kubernetes is not None else None
         try:
             if self._eds is not None:
                 sds.write(config)
-            self._set_endpoints(inputs.endpoints)
+            if self._cluster is None:
+                self._set_endpoints(inputs.endpoints)
+            elif self._eds is not None and not Path(config.envoy.eds_file).exists():
+                self._eds.write(
+                    ()
+                )  # Envoy does not start without; what an earlier process wrote serves it meanwhile
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
 
@@ -160,7 +182,7 @@ class App:
             raise ConfigError(f"admin.address: {error.strerror}; is another picker running?") from error
         _log.info("admin pages on http://%s/", address)
         try:
-            await self._server.start()
+            await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
                 yield
@@ -172,12 +194,18 @@ class App:
     def _tasks(self) -> list[asyncio.Task[None]]:
         """Every loop that must run as long as the process does."""
         config, inputs = self._config, self._inputs
-        watchers = [
-            self._watcher("endpoints", config.endpoints_file, inputs.endpoints_text, self._on_endpoints)
-        ]
+        watchers, loops = [], []
+        if self._cluster is None:
+            watchers.append(
+                self._watcher("endpoints", config.endpoints_file, inputs.endpoints_text, self._on_endpoints)
+            )
+        else:
+            loops.append(asyncio.create_task(self._cluster.run(), name="cluster"))
+            loops.append(asyncio.create_task(self._become_ready(), name="readiness"))
         if config.policy_file:
             watchers.append(self._watcher("policy", config.policy_file, inputs.policy_text, self._on_policy))
         return [
+            *loops,
             asyncio.create_task(self._scraper.run(), name="scraper"),
             asyncio.create_task(self._housekeep(), name="housekeeping"),
             *(asyncio.create_task(w.run(), name=f"watcher of {w.path}") for w in watchers),
@@ -196,7 +224,9 @@ class App:
 
     def _not_ready(self) -> str:
         """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""
-        return "draining" if self._draining else ""
+        if self._draining:
+            return "draining"
+        return "" if self._endpoints_known.is_set() else "waiting for the API server to list the pods"
 
     def _status(self) -> PickerStatus:
         return status_of(self._picker, self._scraper, draining=self._draining, now=time.monotonic())
@@ -212,8 +242,50 @@ class App:
         _log.info("draining %d streams, for %g s at most", self._server.streams, self._config.drain_seconds)
         await self._server.drain(self._config.drain_seconds)
 
+    async def _become_ready(self) -> None:
+        """Data planes may come once the endpoints are known."""
+        await self._endpoints_known.wait()
+        if not self._draining:
+            await self._server.set_ready(ready=True)
+        await asyncio.get_running_loop().create_future()  # until cancelled
+
+    def _follow_cluster(self, config: Config, rng: random.Random) -> Cluster:
+        assert config.kubernetes is not None
+        return Cluster(
+            config.kubernetes,
+            hooks=Hooks(
+                endpoints=self._set_endpoints,
+                policies=self._use_policies,
+                live=lambda: live_of(self._picker, self._scraper, now=time.monotonic()),
+                followed=self._metrics.followed,
+                judged=self._metrics.judged,
+                holding=self._metrics.holding,
+            ),
+            default=self._inputs.policy,
+            writes=self._worker == 0,  # the workers of one pod see the same; one of them speaks
+            rng=rng,
+        )
+
+    def _use_policies(self, acting: Policy, tried: Policy | None) -> None:
+        if acting != self._picker.policy:
+            self._picker.set_policy(acting, now=time.monotonic())
+            _log.info("policy %s, generation %d, routes", acting.metadata.name, acting.metadata.generation)
+        current = self._picker.dry_run
+        if tried != (current.policy if current is not None else None):
+            self._picker.set_dry_run(tried)
+            _log.info("policy %s is scored beside", tried.metadata.name if tried else "none")
+
+    def _use_policy(self, policy: Policy) -> None:
+        """From a file: in dry run the one that routed goes on."""
+        tried = policy.spec.mode == "DryRun"
+        self._use_policies(self._picker.policy if tried else policy, policy if tried else None)
+
     def _on_policy(self, content: bytes) -> None:
-        self._picker.set_policy(load_policy(content, source=self._config.policy_file), now=time.monotonic())
+        policy = _policy(content, self._config)
+        if self._cluster is not None:
+            self._cluster.set_default(policy)
+        else:
+            self._use_policy(policy)
 
     def _on_endpoints(self, content: bytes) -> None:
         self._set_endpoints(load_endpoints(content, source=self._config.endpoints_file))
@@ -229,3 +301,4 @@ class App:
                 ) from error
         self._picker.set_endpoints(endpoints, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
+        self._endpoints_known.set()

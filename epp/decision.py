@@ -50,6 +50,19 @@ class Candidate:
 
 
 @dataclass(slots=True)
+class WouldPick:
+    """What a policy in dry run would have picked."""
+
+    policy: str
+    rule: str
+    chosen: EndpointName
+    """Empty: it would have refused the request."""
+    reason: str
+    agrees: bool
+    """It would have picked the endpoint that was picked."""
+
+
+@dataclass(slots=True)
 class Decision:
     """Why a request went where it went. Filled in as its answer comes."""
 
@@ -76,6 +89,8 @@ class Decision:
     ttft_s: float | None = None
     cached_tokens: int | None = None
     """What the server itself said, where the answer was sampled."""
+    dry_run: WouldPick | None = None
+    """Of the policy that is tried beside, if there is one."""
 
 
 @dataclass(slots=True, eq=False)

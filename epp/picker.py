@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from epp.decision import Decision, Pick, PickRequest
+from epp.dry_run import DryRun
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import growth, restarted
@@ -87,6 +88,7 @@ class Picker:
         self._bytes_per_token: dict[str, BytesPerToken] = {}
         self._apply(policy)
         self._table = self._new_table()
+        self._dry_run: DryRun | None = None
 
     # -- what the sources say ------------------------------------------------------------------------------------
 
@@ -121,6 +123,15 @@ class Picker:
             )
             for state in self._fleet.states():
                 self._fit_table(state)
+
+    @property
+    def dry_run(self) -> DryRun | None:
+        """The policy that is scored beside, and how often it agreed."""
+        return self._dry_run
+
+    def set_dry_run(self, policy: Policy | None) -> None:
+        """Score every pick by `policy` as well, without acting on it; None: stop that."""
+        self._dry_run = DryRun(policy) if policy is not None else None
 
     def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> None:
         """Follow the source's list of endpoints."""
@@ -183,10 +194,23 @@ class Picker:
                 cached = cached_tokens(state, held_tokens, prompt_tokens)
             views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
         apply_gain(views, prompt_tokens, spec.gain)
+        dry_run, would_pick = self._dry_run, None
+        if dry_run is not None:
+            dry_run.follow(self._rng)
         ordered, reason = self._rank(views, request=request, adapter=adapter)
+        chosen = ordered[0]
+        if dry_run is not None:
+            would_pick = dry_run.choose(
+                states,
+                views,
+                chosen=chosen.name,
+                prompt_tokens=prompt_tokens,
+                adapter=adapter,
+                session=request.session,
+                now=now,
+            )
 
         # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
-        chosen = ordered[0]
         state = self._state(chosen.name)
         booking = Booking(tokens=prompt_tokens - chosen.cached_tokens, booked_at=now)
         state.book(booking, now=now)
@@ -208,6 +232,7 @@ class Picker:
             chosen=chosen.name,
             destinations=tuple([v.address for v in ordered[: spec.max_destinations]]),
             candidates=shown(ordered, spec=spec, adapter=adapter),
+            dry_run=would_pick,
         )
         sampled = spec.sampling.share > 0 and self._rng.random() < spec.sampling.share
         ticket = _Ticket(

@@ -279,6 +279,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     spec: PolicySpec = PolicySpec()
 
 
+def check_spec(spec: object) -> PolicySpec:
+    """A spec given as JSON values, checked as one in a file is. ConfigError names the field at fault."""
+    try:
+        return msgspec.convert(spec, type=PolicySpec)
+    except (msgspec.MsgspecError, ValueError) as error:
+        text = str(error).replace("`$.", "`$.spec.").replace("`$`", "`$.spec`")
+        raise ConfigError(text if "`$.spec" in text else f"{text} - at `$.spec`") from error
+
+
 def load_policy(text: str | bytes, *, source: str) -> Policy:
     """Decode and check one policy document. ConfigError names `source` and the field at fault."""
     try:

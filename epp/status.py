@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from epp.endpoints.state import EndpointState
+from epp.kube.live import Live, LiveEndpoint
 from epp.modelserver.scraper import ScrapeAge, Scraper
 from epp.picker import Picker
 from epp.telemetry.state import EndpointStatus, PickerStatus
@@ -27,6 +28,29 @@ def status_of(picker: Picker, scraper: Scraper, *, draining: bool, now: float) -
         rule=spec.rule,
         draining=draining,
     )
+
+
+def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
+    """What a status in the cluster tells of it: less than above, for once a second and a thousand endpoints."""
+    scrape = picker.policy.spec.scrape
+    states = list(picker.fleet.states())
+    healthy = set(picker.fleet.healthy(states, failures_to_eject=scrape.failures_to_eject))
+    ages = scraper.ages(now) if len(healthy) < len(states) else {}
+    endpoints = []
+    for state in states:
+        name = state.endpoint.name
+        metrics = state.fresh(now=now, stale_after_s=scrape.stale_after_seconds)
+        why_not = "" if state in healthy else (ages[name].error if name in ages else "") or "scrapes fail"
+        endpoints.append(
+            LiveEndpoint(
+                name,
+                why_not,
+                metrics.prefix_queries if metrics else None,
+                metrics.prefix_hits if metrics else None,
+            )
+        )
+    tried = picker.dry_run
+    return Live(endpoints, tried.picks if tried else 0, tried.agreed if tried else 0)
 
 
 def _endpoint(

@@ -91,6 +91,29 @@ RELOAD_OK: Final = Spec(
     "1 while the newest content of a watched file is in use, 0 while it is refused.",
     ("source",),
 )
+DRY_RUN: Final = Spec(
+    "epp_dry_run_picks_total",
+    "counter",
+    "Picks that a policy in dry run has scored as well, and whether it would have picked the same endpoint.",
+    ("policy", "agrees"),
+)
+FOLLOWED: Final = Spec(
+    "epp_kubernetes_followed",
+    "gauge",
+    "1 while the API server lets the picker follow its pods, pool or policies; 0: what was known last is in use.",
+    ("resource",),
+)
+POLICIES: Final = Spec(
+    "epp_kubernetes_policies",
+    "gauge",
+    "PrefixRoutingPolicies for the pool, by whether they are accepted or refused.",
+    ("state",),
+)
+LEASE_HELD: Final = Spec(
+    "epp_kubernetes_lease_held",
+    "gauge",
+    "1 in the one process that writes the status of policies.",
+)
 EVENTS: Final = (
     *(REQUESTS, IN_FLIGHT, PICK_SECONDS, PARSE_SECONDS, PARSED_BYTES, PICKS, PROMPT_TOKENS, MATCHED_TOKENS),
     *(
@@ -103,6 +126,7 @@ EVENTS: Final = (
         RELOADS,
         RELOAD_OK,
     ),
+    *(DRY_RUN, FOLLOWED, POLICIES, LEASE_HELD),
 )
 """Counted as things happen."""
 

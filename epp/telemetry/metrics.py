@@ -53,6 +53,10 @@ class Metrics:
         self._protocol_errors = _Children(_counter(catalog.PROTOCOL_ERRORS, registry).labels)
         self._reloads = _Children(_counter(catalog.RELOADS, registry).labels)
         self._reload_ok = _Children(_gauge(catalog.RELOAD_OK, registry).labels)
+        self._dry_run = _Children(_counter(catalog.DRY_RUN, registry).labels)
+        self._followed = _Children(_gauge(catalog.FOLLOWED, registry).labels)
+        self._policies = _Children(_gauge(catalog.POLICIES, registry).labels)
+        self._lease_held = _gauge(catalog.LEASE_HELD, registry)
         counts = Counts(unix_clock=unix_clock)
         self._in_flight = counts.number(catalog.IN_FLIGHT)
         self._pick_seconds = counts.distribution(catalog.PICK_SECONDS)
@@ -81,6 +85,8 @@ class Metrics:
         self._matched_tokens.value += decision.matched_tokens
         key = (decision.chosen, decision.reason)
         self._picks[key] = self._picks.get(key, 0) + 1
+        if decision.dry_run is not None:
+            self._dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()].inc()
         self._decisions.add(decision)
         request_log.picked(decision)
 
@@ -125,6 +131,19 @@ class Metrics:
         """A watched file changed; `source` says which: policy, endpoints."""
         self._reloads[source, "accepted" if ok else "refused"].inc()
         self._reload_ok[source,].set(ok)
+
+    def followed(self, resource: str, answers: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
+        """Whether the API server lets us follow pods, pool or policies."""
+        self._followed[resource,].set(answers)
+
+    def judged(self, accepted: int, refused: int) -> None:
+        """The pool's policies, by what became of them."""
+        self._policies["accepted",].set(accepted)
+        self._policies["refused",].set(refused)
+
+    def holding(self, held: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
+        """Whether this process writes the status of policies."""
+        self._lease_held.set(held)
 
     def page(self) -> bytes:
         """All metrics in Prometheus's text format."""

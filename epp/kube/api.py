@@ -1,0 +1,198 @@
+"""The API server over HTTP: requests and watches, bytes in and out, each failure one typed error.
+
+The `kubernetes` package (an extra) finds the way: service account or kubeconfig, certificates, tokens and their renewal. Its
+models are not used: the objects are decoded elsewhere, straight into the few fields that matter. The package is imported
+when a cluster is configured, since it costs 20 MB and a third of a second. Called by `cluster`; `require` by `app` at start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import yaml
+
+from epp.config import Kubernetes
+from epp.errors import ConfigError
+from epp.kube.objects import Failure
+
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_REQUEST_TIMEOUT_S: Final = 15.0
+_MAX_LINE_BYTES: Final = 16 * 2**20
+"""No object is larger: etcd takes 1.5 MB."""
+
+Query = Sequence[tuple[str, str]]
+
+
+class ApiError(Exception):
+    """A request that failed. `status` is 0 where no answer came."""
+
+    def __init__(self, message: str, *, status: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+def require(settings: Kubernetes) -> None:
+    """Check what can be checked without a request. ConfigError says what to install or to set."""
+    if importlib.util.find_spec("kubernetes") is None:
+        raise ConfigError(
+            "kubernetes: needs the package `kubernetes`; install it with: pip install 'prefix-gateway[kubernetes]'"
+        )
+    if settings.kubeconfig:
+        if not Path(settings.kubeconfig).is_file():
+            raise ConfigError(f"kubernetes.kubeconfig: {settings.kubeconfig}: no such file")
+    elif "KUBERNETES_SERVICE_HOST" not in os.environ:
+        raise ConfigError("kubernetes.kubeconfig: missing; only a pod of a cluster can do without")
+    namespace_of(settings)
+
+
+def namespace_of(settings: Kubernetes) -> str:
+    """The configured namespace, else the pod's own, else that of the kubeconfig's current context."""
+    if settings.namespace:
+        return settings.namespace
+    try:
+        if not settings.kubeconfig:
+            return (_SERVICE_ACCOUNT / "namespace").read_text().strip()
+        document = yaml.safe_load(Path(settings.kubeconfig).read_text())
+        current = document.get("current-context")
+        contexts = {c["name"]: c["context"] for c in document.get("contexts", ())}
+        return str(contexts.get(current, {}).get("namespace", "default"))
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"kubernetes.namespace: cannot be found out, please set it: {error}") from error
+
+
+class Api:
+    """One connection to the API server. Made by `connect`, within the event loop that uses it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        """A `kubernetes.aio.client.ApiClient`: generated code, of which few functions have types."""
+
+    @classmethod
+    async def connect(cls, settings: Kubernetes) -> Api:
+        """Prepare; nothing is sent yet. ConfigError when there is no usable way in."""
+        client: Any = importlib.import_module("kubernetes.aio.client")
+        config: Any = importlib.import_module("kubernetes.aio.config")
+        configuration = client.Configuration()
+        try:
+            if settings.kubeconfig:
+                await config.load_kube_config(
+                    config_file=settings.kubeconfig, client_configuration=configuration, persist_config=False
+                )
+            else:
+                config.load_incluster_config(client_configuration=configuration)
+        except (config.ConfigException, OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"kubernetes: no way into the cluster: {error}") from error
+        made = client.ApiClient(configuration)
+        made.user_agent = "prefix-gateway-epp"
+        return cls(made)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query = (),
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        """One request and its whole answer. ApiError for anything but success."""
+        limits = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
+        try:
+            response = await self._send(
+                method, path, query=query, body=body, content_type=content_type, limits=limits
+            )
+            async with response:
+                answer = await response.read()
+                _check(response, answer)
+                return answer
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise _unreachable(error) from error
+
+    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
+        """The lines of a watch until the server ends it, and before them an empty one as soon as it is open.
+
+        ApiError when it breaks, or is silent for `idle_s`.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_TIMEOUT_S, sock_read=idle_s)
+        try:
+            response = await self._send("GET", path, query=query, limits=limits)
+            async with response:
+                if response.status != 200:
+                    _check(response, await response.read())
+                yield b""
+                async for line in _lines(response.content):
+                    yield line
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise _unreachable(error) from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query,
+        limits: aiohttp.ClientTimeout,
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        prepared = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list(query),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = await self._client.call_api(*prepared, _request_timeout=limits)
+        answer: aiohttp.ClientResponse = response.response
+        return answer
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines, of any length up to what an object may have. ValueError beyond."""
+    rest = b""
+    async for piece in content.iter_any():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            if line:
+                yield line
+        if len(rest) > _MAX_LINE_BYTES:
+            raise ValueError(f"a line over {_MAX_LINE_BYTES} bytes")
+
+
+def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
+    if response.status < 300:
+        return
+    try:
+        message = msgspec.json.decode(answer, type=Failure).message
+    except msgspec.MsgspecError:
+        message = ""  # a proxy's page
+    after = response.headers.get("Retry-After", "")
+    raise ApiError(
+        f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"[:1000],
+        status=response.status,
+        retry_after_s=float(after) if after.isascii() and after.isdigit() else 0.0,
+    )
+
+
+def _unreachable(error: Exception) -> ApiError:
+    text = " ".join(str(error).split()) or "no answer in time"
+    return ApiError(f"{type(error).__name__}: {text}"[:500])
+
+
+def as_json(value: object) -> Mapping[str, Any]:
+    """A struct as the JSON values that a request's body is made of."""
+    made: Mapping[str, Any] = json.loads(msgspec.json.encode(value))
+    return made

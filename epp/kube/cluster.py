@@ -1,0 +1,183 @@
+"""The cluster as the picker sees it: endpoints and policies come from it, status and Events go to it.
+
+Every process of every replica follows the pool, its pods and the policies by itself and needs nobody for picking. Of the processes of
+one pod the first alone writes, and of the replicas the holder of the Lease. What the API server says is put to use
+through `Hooks`; when it is away, everything stays as it was. Called by the composition root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+from typing import Final
+
+from epp.config import Kubernetes
+from epp.kube.api import Api, namespace_of
+from epp.kube.crd import GROUP, PLURAL, VERSION
+from epp.kube.holding import Holding
+from epp.kube.live import Live
+from epp.kube.objects import PolicyObject
+from epp.kube.policies import Outcome, PolicySet
+from epp.kube.pool import PoolWatch
+from epp.kube.reflector import Reflector, Source
+from epp.kube.writing import Place, Writer
+from epp.policy import Policy
+from epp.types import Endpoint
+
+_log = logging.getLogger(__name__)
+
+_GATHER_S: Final = 0.05
+_LOOK_S: Final = 1.0
+_POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """How the composition root is told, and asked."""
+
+    endpoints: Callable[[Sequence[Endpoint]], None]
+    """Use these from now on. ConfigError: not possible at the moment."""
+    policies: Callable[[Policy, Policy | None], None]
+    """Route by the first, score by the second beside it."""
+    live: Callable[[], Live]
+    followed: Callable[[str, bool], None]
+    """Whether the API server lets us follow pods, pool, policies."""
+    judged: Callable[[int, int], None]
+    """So many policies are sound and have their place, so many are refused."""
+    holding: Callable[[bool], None]
+    """Whether this process writes status."""
+
+
+class Cluster:
+    """`run` until cancelled. `default` is the policy that routes while no object does."""
+
+    def __init__(
+        self, settings: Kubernetes, *, hooks: Hooks, default: Policy, writes: bool, rng: Random
+    ) -> None:
+        self._settings = settings
+        self._hooks = hooks
+        self._default = default
+        self._writes = writes
+        self._rng = rng
+        self._namespace = namespace_of(settings)
+        self._policies = PolicySet(pool=settings.pool)
+        self._outcome = Outcome(acting=default, tried=None, verdicts={})
+        self._dirty = asyncio.Event()
+
+    def set_default(self, default: Policy) -> None:
+        """Another policy routes while no object does."""
+        self._default = default
+        self._policies.changed = True
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Follow, judge and write. ConfigError where there is no way into the cluster."""
+        api = await Api.connect(self._settings)
+        try:
+            async with asyncio.TaskGroup() as group:
+                pool = self._pool_watch(api)
+                group.create_task(pool.run(), name="watch of the pool and its pods")
+                group.create_task(self._policy_reflector(api).run(), name="watch of the policies")
+                group.create_task(self._judge(pool), name="judge of the policies")
+                if self._writes:
+                    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+                    holding = self._make_holding(api, identity)
+                    group.create_task(holding.run(), name="lease")
+                    group.create_task(self._write(api, pool, holding, identity), name="status writer")
+        finally:
+            await api.close()
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _pool_watch(self, api: Api) -> PoolWatch:
+        def on_pool() -> None:
+            self._policies.changed = True
+            self._dirty.set()
+
+        return PoolWatch(
+            api,
+            self._settings,
+            namespace=self._namespace,
+            on_endpoints=self._hooks.endpoints,
+            on_pool=on_pool,
+            on_state=self._hooks.followed,
+            rng=self._rng,
+        )
+
+    def _policy_reflector(self, api: Api) -> Reflector[PolicyObject]:
+        source = Source(what="policies", kind=PolicyObject, path=_POLICIES.format(namespace=self._namespace))
+        return Reflector(
+            api,
+            source,
+            sink=self._policies,
+            on_change=self._dirty.set,
+            on_state=self._hooks.followed,
+            rng=self._rng,
+        )
+
+    def _make_holding(self, api: Api, identity: str) -> Holding:
+        return Holding(
+            api,
+            namespace=self._namespace,
+            name=self._settings.lease_name,
+            identity=identity,
+            duration_s=self._settings.status.lease_seconds,
+            clock=time.monotonic,
+            time_text=_micro_time,
+            rng=self._rng,
+        )
+
+    async def _judge(self, pool: PoolWatch) -> None:
+        """Put policies to use whenever a spec has changed; a change of status alone leads nowhere."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            if self._policies.changed:
+                before = self._outcome
+                after = self._outcome = self._policies.resolve(default=self._default, pool_exists=pool.exists)
+                sound = sum(verdict.accepted.so for verdict in after.verdicts.values())
+                self._hooks.judged(sound, len(after.verdicts) - sound)
+                if (after.acting, after.tried) != (before.acting, before.tried):
+                    self._hooks.policies(after.acting, after.tried)
+            await asyncio.sleep(_GATHER_S)
+
+    async def _write(self, api: Api, pool: PoolWatch, holding: Holding, identity: str) -> None:
+        writer = Writer(
+            api,
+            Place(namespace=self._namespace, pool=self._settings.pool, identity=identity),
+            interval_s=self._settings.status.interval_seconds,
+            events=self._settings.status.events,
+            on_written=self._policies.put,
+            time_text=_time,
+        )
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            holds = holding.holds()
+            self._hooks.holding(holds)
+            if not pool.settled or self._dirty.is_set():
+                continue  # half known is not worth telling
+            await writer.look(
+                self._outcome,
+                says=self._policies.observed(),
+                live=self._hooks.live(),
+                pool_uid=pool.uid,
+                writes=holds,
+                now=time.monotonic(),
+            )
+
+
+def _time() -> str:
+    """The time of day, as most of Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _micro_time() -> str:
+    """As a Lease has it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

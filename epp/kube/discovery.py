@@ -1,0 +1,157 @@
+"""From pods and ports to endpoints: which servers there are, under which name and address, and which process each is.
+
+Pure. Fed by the reflectors of the pool and of its pods, object by object; asked for the endpoints when something has
+changed. Of a pod only what decides about its endpoints is kept, and an update that changes none of that is no change:
+of a thousand pods' status heartbeats none leads anywhere.
+
+An endpoint is one target port of one pod that is Ready and not terminating, named `pod:port`. Its `incarnation` is the
+pod's uid and what tells the containers that serve the port from their former selves: another one means a cold cache.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from epp.kube.objects import Pod, Pool
+from epp.types import Address, Endpoint, EndpointName
+
+AddressFamily = Literal["Primary", "IPv4", "IPv6"]
+_VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What is kept of a pod that requests may go to."""
+
+    created: str
+    uid: str
+    host: str
+    processes: Mapping[str, str]
+    """By container: which start of it this is."""
+    ports: Mapping[int, str]
+    """By declared port: the container that serves it."""
+    model: str
+    adapters: frozenset[str]
+
+
+class Discovery:
+    """Pods by name; `changed` until the endpoints have been asked for."""
+
+    def __init__(self, *, family: AddressFamily, ports: Sequence[int] = ()) -> None:
+        self._family = family
+        self._ports: tuple[int, ...] = tuple(ports)
+        self._servers: dict[str, _Server] = {}
+        self.changed = False
+
+    def __len__(self) -> int:
+        """Pods that requests may go to."""
+        return len(self._servers)
+
+    def set_ports(self, ports: Sequence[int]) -> None:
+        """Target ports of the pool; each is an endpoint of every pod."""
+        if tuple(ports) != self._ports:
+            self._ports = tuple(ports)
+            self.changed = True
+
+    def replace(self, pods: Iterable[Pod]) -> None:
+        """All pods there are."""
+        servers = {pod.metadata.name: server for pod in pods if (server := self._server(pod)) is not None}
+        if servers != self._servers:
+            self._servers = servers
+            self.changed = True
+
+    def put(self, pod: Pod) -> None:
+        """A pod that is new, or not what it was."""
+        server = self._server(pod)
+        if server is None:
+            self.remove(pod)
+        elif self._servers.get(pod.metadata.name) != server:
+            self._servers[pod.metadata.name] = server
+            self.changed = True
+
+    def remove(self, pod: Pod) -> None:
+        if self._servers.pop(pod.metadata.name, None) is not None:
+            self.changed = True
+
+    def endpoints(self) -> list[Endpoint]:
+        """One for each port of each server, by name. Names and addresses are unique.
+
+        Two pods can have one address for a moment, or for long where a node died: the younger one has it.
+        """
+        self.changed = False
+        made: dict[Address, Endpoint] = {}
+        for name, server in sorted(self._servers.items(), key=lambda item: item[1].created):
+            for port in self._ports:
+                endpoint = _endpoint(name, server, port)
+                made[endpoint.address] = endpoint
+        return sorted(made.values(), key=lambda endpoint: endpoint.name)
+
+    def check_integrity(self) -> None:
+        """What is handed out is sound, and asking twice gives the same."""
+        changed, endpoints = self.changed, self.endpoints()
+        assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
+        assert len(endpoints) <= len(self._servers) * len(self._ports)
+        assert endpoints == self.endpoints()
+        self.changed = changed
+
+    def _server(self, pod: Pod) -> _Server | None:
+        """None: no requests for it now."""
+        ready = any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
+        host = _host(pod, self._family)
+        if not ready or not host or pod.metadata.deletion_timestamp is not None:
+            return None
+        annotations = pod.metadata.annotations
+        return _Server(
+            created=pod.metadata.creation_timestamp,
+            uid=pod.metadata.uid,
+            host=host,
+            processes={s.name: f"{s.restart_count}/{s.container_id}" for s in pod.status.container_statuses},
+            ports={p.container_port: c.name for c in pod.spec.containers for p in c.ports},
+            model=annotations.model,
+            adapters=frozenset(a.strip() for a in annotations.adapters.split(",") if a.strip()),
+        )
+
+
+def pool_ports(pool: Pool) -> tuple[int, ...]:
+    """Target ports, each once."""
+    return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports))
+
+
+def label_selector(labels: Mapping[str, str]) -> str:
+    """As a query of the API server has it."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def _endpoint(name: str, server: _Server, port: int) -> Endpoint:
+    process = server.processes.get(server.ports.get(port, ""))
+    if (
+        process is None
+    ):  # nobody declares the port, which is legal: any container may be the one that serves it
+        process = " ".join(f"{key}={value}" for key, value in sorted(server.processes.items()))
+    return Endpoint(
+        name=EndpointName(f"{name}:{port}"),
+        address=Address(server.host, port),
+        model=server.model,
+        adapters=server.adapters,
+        incarnation=f"{server.uid}/{process}",
+    )
+
+
+def _host(pod: Pod, family: AddressFamily) -> str:
+    """The pod's address of that family, in the one spelling that `Address` compares by; else its primary one."""
+    addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
+    wanted = _VERSIONS.get(family)
+    for ip in addresses:
+        if wanted in (None, ip.version):
+            return str(ip)
+    return str(addresses[0]) if addresses else ""
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

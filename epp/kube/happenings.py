@@ -1,0 +1,133 @@
+"""Which Events to write, and how seldom: an API server keeps every one of them for an hour, for every reader of the pool.
+
+Pure. The same happening within `_SAME_S` counts up the Event that tells of it; happenings that differ draw from one bucket,
+and what finds it empty is left out and counted. `cluster` writes what comes out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Literal
+
+_SAME_S: Final = 600.0
+_KEPT: Final = 64
+_BURST: Final = 10
+_REFILL_S: Final = 15.0
+"""A further Event every so many seconds, once the burst is spent."""
+_MESSAGE_CHARS: Final = 1000
+
+
+_NOBODY: Final = (
+    "requests get 503: no pod of the pool is Ready; look at its selector and at the pods' readiness"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that an operator must know. Reasons are a fixed set, documented for operators."""
+
+    reason: Literal[
+        "NoEndpoints",
+        "EndpointsReady",
+        "EndpointEjected",
+        "EndpointReturned",
+        "PolicyRefused",
+        "PolicyApplied",
+    ]
+    message: str
+    kind: Literal["Normal", "Warning"] = "Warning"
+
+
+@dataclass(slots=True)
+class Written:
+    """An Event that was written: once more of the same counts it up."""
+
+    happening: Happening
+    name: str
+    count: int
+    first_time: str
+    last_at: float
+
+
+class Happenings:
+    """Times are monotonic seconds, but for the texts that go into objects."""
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[Happening, Written] = OrderedDict()
+        self._tokens = float(_BURST)
+        self._filled_at = 0.0
+        self.left_out = 0
+        self._named = 0
+
+    def offer(self, happening: Happening, *, now: float, time_text: str) -> Written | None:
+        """The Event to write now, new when its count is 1; None: left out."""
+        happening = Happening(happening.reason, happening.message[:_MESSAGE_CHARS], happening.kind)
+        self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL_S)
+        self._filled_at = now
+        if self._tokens < 1:
+            self.left_out += 1
+            return None
+        self._tokens -= 1
+        event = self._written.get(happening)
+        if event is not None and now - event.last_at < _SAME_S:
+            event.count += 1
+            event.last_at = now
+        else:
+            self._named += 1
+            event = Written(happening, f"{self._named:x}", 1, time_text, now)
+            self._written[happening] = event
+        self._written.move_to_end(happening)
+        while len(self._written) > _KEPT:
+            self._written.popitem(last=False)
+        return event
+
+    def forget(self, event: Written) -> None:
+        """It could not be written: the next of the same starts anew."""
+        self._written.pop(event.happening, None)
+
+    def check_integrity(self) -> None:
+        assert len(self._written) <= _KEPT
+        assert -1e-9 <= self._tokens <= _BURST
+        assert all(key == event.happening and event.count >= 1 for key, event in self._written.items())
+
+
+class Watchman:
+    """Sees what has happened to the endpoints between two looks. Tells of many at once in one sentence."""
+
+    _NAMED: Final = 5
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+        self._any_ready: bool | None = None
+
+    def look(self, ready: dict[str, str]) -> list[Happening]:
+        """`ready`: by endpoint name, why it may not be picked; empty: it may."""
+        ejected = [n for n, why in ready.items() if why and self._known.get(n)]
+        returned = [n for n, why in ready.items() if not why and self._known.get(n) is False]
+        self._known = {name: not why for name, why in ready.items()}
+        told = []
+        if ejected:
+            why = ready[ejected[0]]
+            told.append(
+                Happening(
+                    "EndpointEjected", f"{self._names(ejected)}: no requests until scrapes succeed: {why}"
+                )
+            )
+        if returned:
+            told.append(Happening("EndpointReturned", f"{self._names(returned)}: requests again", "Normal"))
+        any_ready = any(self._known.values())
+        if any_ready != self._any_ready:
+            if not any_ready:
+                told.append(Happening("NoEndpoints", _NOBODY))
+            elif self._any_ready is not None:
+                told.append(Happening("EndpointsReady", "there are endpoints again", "Normal"))
+        self._any_ready = any_ready
+        return told
+
+    def check_integrity(self) -> None:
+        assert self._any_ready is None or self._any_ready == any(self._known.values())
+
+    def _names(self, names: list[str]) -> str:
+        more = len(names) - self._NAMED
+        return ", ".join(sorted(names)[: self._NAMED]) + (f" and {more} more" if more > 0 else "")

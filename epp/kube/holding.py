@@ -1,0 +1,133 @@
+"""Keeps the Lease that says who writes status: reads it, takes or renews it, gives it back at the end.
+
+The rules are in `lease`; here are the requests. A replica that cannot reach the API server simply stops being the holder:
+picking needs none. Called by `cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import msgspec
+
+from epp.kube.api import Api, ApiError, as_json
+from epp.kube.lease import Election, Step
+from epp.kube.objects import Lease, LeaseSpec
+
+_log = logging.getLogger(__name__)
+
+_TRIES_IN_TIME: Final = 6
+"""Renewals within one lease's time: two may fail before the holder doubts itself."""
+_GIVE_BACK_S: Final = 2.0
+"""No longer is a process kept from ending."""
+_LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+class Holding:
+    """`holds()` says whether this process may write now. `time_text` is the time of day as the API server writes it."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration_s: float,
+        clock: Callable[[], float],
+        time_text: Callable[[], str],
+        rng: Random,
+    ) -> None:
+        self._api = api
+        self._path = _LEASES.format(namespace=namespace)
+        self._name = name
+        self._identity = identity
+        self._duration_s = duration_s
+        self._clock = clock
+        self._time_text = time_text
+        self._rng = rng
+        self._election = Election(identity=identity, duration_s=duration_s)
+        self._lease: Lease | None = None
+        self._held = False
+        self._complaint = ""
+
+    def holds(self) -> bool:
+        return self._election.holds(now=self._clock())
+
+    async def run(self) -> None:
+        """Try for ever; give the lease back when cancelled."""
+        try:
+            while True:
+                await self._try_once()
+                pause_s = self._duration_s / _TRIES_IN_TIME
+                await asyncio.sleep(pause_s * self._rng.uniform(0.9, 1.1))
+        finally:
+            await self._give_back()
+
+    def check_integrity(self) -> None:
+        self._election.check_integrity()
+
+    async def _try_once(self) -> None:
+        try:
+            self._lease = await self._read()
+            step = self._election.step(self._lease, now=self._clock())
+            if step != "wait":
+                await self._write(step)
+            self._complaint = ""
+        except ApiError as error:
+            if error.status == 409:  # another was quicker
+                self._election.lost()
+            elif str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.error("lease %s cannot be had, so no status is written: %s", self._name, error)
+        self._say()
+
+    async def _read(self) -> Lease | None:
+        try:
+            answer = await self._api.request("GET", f"{self._path}/{self._name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return msgspec.json.decode(answer, type=Lease)
+
+    async def _write(self, step: Step) -> None:
+        spec = self._election.spec(step, time_text=self._time_text())
+        sent_at = self._clock()
+        await self._put(spec, create=step == "create")
+        self._election.renewed(sent_at=sent_at)
+
+    async def _put(self, spec: LeaseSpec, *, create: bool) -> None:
+        metadata = {"name": self._name}
+        if not create:
+            assert self._lease is not None, "what is renewed was read"
+            metadata["resourceVersion"] = self._lease.metadata.resource_version
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": as_json(spec),
+        }
+        method, path = ("POST", self._path) if create else ("PUT", f"{self._path}/{self._name}")
+        self._lease = msgspec.json.decode(await self._api.request(method, path, body=body), type=Lease)
+
+    async def _give_back(self) -> None:
+        """So that the next holder need not wait for the lease to run out."""
+        if not self.holds() or self._lease is None:
+            return
+        freed = msgspec.structs.replace(self._lease.spec, holder_identity="", lease_duration_seconds=1)
+        try:
+            async with asyncio.timeout(_GIVE_BACK_S):
+                await self._put(freed, create=False)
+        except (ApiError, TimeoutError) as error:
+            _log.warning("lease %s is not given back; it runs out by itself: %s", self._name, error)
+
+    def _say(self) -> None:
+        held = self.holds()
+        if held != self._held:
+            self._held = held
+            _log.info("this picker %s the status of policies", "writes" if held else "no longer writes")

@@ -1,0 +1,75 @@
+"""Who of several replicas writes status: the holder of a Lease. Pure; `holding` does the requests.
+
+The rules are those of Kubernetes' own components. A lease that its holder has not renewed for `duration_s`, by the
+watcher's own clock from when it last saw a renewal, may be taken: clocks of two machines are never compared. A holder
+counts itself one only for two thirds of that time after its last renewal was sent, so two never hold it at once. All
+writes carry the version that was read, so that of two takers one is told.
+
+kubernetes.aio.leaderelection keeps such a lease too; it stamps local time, does not give the lease back when it ends (the next
+holder then waits for it to run out, at every rolling update), and leaves the process by `sys.exit` on a mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from epp.kube.objects import Lease, LeaseSpec
+
+_HOLDS_RATIO: Final = 2 / 3
+
+Step = Literal["create", "take", "renew", "wait"]
+
+
+class Election:
+    """One candidate. Times are monotonic seconds."""
+
+    def __init__(self, *, identity: str, duration_s: float) -> None:
+        self._identity = identity
+        self._duration_s = duration_s
+        self._seen: LeaseSpec | None = None
+        self._seen_at = 0.0
+        self._renewed_at: float | None = None
+
+    def step(self, lease: Lease | None, *, now: float) -> Step:
+        """What to do, having read the lease just now; None: there is none."""
+        if lease is None:
+            self._seen = None
+            return "create"
+        if lease.spec != self._seen:
+            self._seen, self._seen_at = lease.spec, now
+        if lease.spec.holder_identity == self._identity:
+            return "renew"
+        self._renewed_at = None
+        if not lease.spec.holder_identity:
+            return "take"
+        promised_s = lease.spec.lease_duration_seconds or self._duration_s
+        return "take" if now - self._seen_at > promised_s else "wait"
+
+    def renewed(self, *, sent_at: float) -> None:
+        """The API server took our name; the request was sent at `sent_at`."""
+        self._renewed_at = sent_at
+
+    def lost(self) -> None:
+        """It did not: another was quicker."""
+        self._renewed_at = None
+
+    def holds(self, *, now: float) -> bool:
+        """Whether this candidate may act as the holder."""
+        return self._renewed_at is not None and now - self._renewed_at < _HOLDS_RATIO * self._duration_s
+
+    def spec(self, step: Step, *, time_text: str) -> LeaseSpec:
+        """The lease's spec after `step`, which must be one that writes."""
+        assert step != "wait", "nothing to write"
+        before = self._seen or LeaseSpec()
+        renewing = step == "renew"
+        return LeaseSpec(
+            holder_identity=self._identity,
+            lease_duration_seconds=max(1, int(self._duration_s)),
+            acquire_time=before.acquire_time if renewing else time_text,
+            renew_time=time_text,
+            lease_transitions=(before.lease_transitions or 0) + (step == "take"),
+        )
+
+    def check_integrity(self) -> None:
+        assert self._renewed_at is None or self._seen is None or self._renewed_at >= 0
+        assert self._duration_s > 0

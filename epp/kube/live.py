@@ -1,0 +1,83 @@
+"""Live numbers of the pool, and the hit ratio over the last minutes from the servers' own counters. Pure.
+
+`Live` is what the composition root tells of the picker's state; `HitRatio` turns growing counters into a ratio. The servers
+count for all pickers together, so whichever replica writes status writes the same ratio.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_SLICE_S: Final = 30.0
+_SLICES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEndpoint:
+    """One endpoint now."""
+
+    name: str
+    why_not: str = ""
+    """Why no request goes there; empty: requests may."""
+    queries_tokens: float | None = None
+    """Counter: prompt tokens it looked up in its prefix cache; None: nothing fresh is known."""
+    hits_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The pool now, as the picker sees it."""
+
+    endpoints: Sequence[LiveEndpoint] = ()
+    tried_picks: int = 0
+    """Picks that a policy in DryRun has scored as well, and those in which it agreed."""
+    tried_agreed: int = 0
+
+
+def ratio_text(part: float, whole: float) -> str | None:
+    """As status writes it; None where there is nothing to divide."""
+    return f"{min(1.0, max(0.0, part / whole)):.3f}" if whole > 0 else None
+
+
+class HitRatio:
+    """Hits over queries of all endpoints in the last five minutes, in slices of half a minute."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float]] = {}
+        self._slices: deque[list[float]] = deque(maxlen=_SLICES)
+        """Each: when it began, queries, hits."""
+
+    def observe(self, endpoints: Sequence[LiveEndpoint], *, now: float) -> None:
+        """Take in the counters. One that went back belongs to a new process; what that one did so far is left out."""
+        if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
+            self._slices.append([now, 0.0, 0.0])
+        current = self._slices[-1]
+        seen: dict[str, tuple[float, float]] = {}
+        for e in endpoints:
+            if e.queries_tokens is None or e.hits_tokens is None:
+                if e.name in self._last:
+                    seen[e.name] = self._last[e.name]
+                continue
+            counters = seen[e.name] = (e.queries_tokens, e.hits_tokens)
+            before = self._last.get(e.name)
+            if before is not None and counters[0] >= before[0] and counters[1] >= before[1]:
+                current[1] += counters[0] - before[0]
+                current[2] += counters[1] - before[1]
+        self._last = seen
+
+    def text(self, *, now: float) -> str | None:
+        """As status writes it; None while nothing was looked up."""
+        recent = [s for s in self._slices if now - s[0] < _SLICES * _SLICE_S]
+        return ratio_text(sum(s[2] for s in recent), sum(s[1] for s in recent))
+
+    def check_integrity(self) -> None:
+        assert len(self._slices) <= _SLICES
+        assert all(s[2] >= 0 and s[1] >= 0 for s in self._slices)
+
+
+def why_not(endpoints: Sequence[LiveEndpoint]) -> Mapping[str, str]:
+    """By name, why no request goes there; empty: requests may."""
+    return {e.name: e.why_not for e in endpoints}

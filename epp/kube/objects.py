@@ -1,0 +1,161 @@
+"""Kubernetes objects as the API server writes them, cut down to the fields that are used.
+
+Decoding reads straight from bytes into these structs and leaves the rest (most of a pod) behind: nothing of it is ever
+made. Called by the reflectors' sinks; every struct has `metadata.resource_version`, by which a watch goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import field
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel"):
+    """Unknown fields are left behind; what a server leaves out has a default."""
+
+
+class PodAnnotations(_Object, frozen=True):
+    """What an operator may say of a pod that its labels have no room for."""
+
+    model: str = field(name="prefix-gateway.dev/model", default="")
+    """The base model it serves."""
+    adapters: str = field(name="prefix-gateway.dev/adapters", default="")
+    """LoRA adapters on it, separated by commas."""
+
+
+class PodMetadata(_Object, frozen=True):
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    annotations: PodAnnotations = PodAnnotations()
+
+
+class ContainerPort(_Object, frozen=True):
+    container_port: int = 0
+
+
+class Container(_Object, frozen=True):
+    name: str
+    ports: tuple[ContainerPort, ...] = ()
+
+
+class PodSpec(_Object, frozen=True):
+    containers: tuple[Container, ...] = ()
+
+
+class PodIp(_Object, frozen=True):
+    ip: str = ""
+
+
+class PodCondition(_Object, frozen=True):
+    type: str
+    status: str = "Unknown"
+
+
+class ContainerStatus(_Object, frozen=True):
+    name: str
+    restart_count: int = 0
+    container_id: str = field(name="containerID", default="")
+
+
+class PodStatus(_Object, frozen=True):
+    pod_ip: str = field(name="podIP", default="")
+    pod_ips: tuple[PodIp, ...] = field(name="podIPs", default=())
+    conditions: tuple[PodCondition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(_Object, frozen=True):
+    metadata: PodMetadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class ObjectMeta(_Object, frozen=True):
+    """Of everything but pods."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+
+
+class PoolSelector(_Object, frozen=True):
+    match_labels: dict[str, str] = {}
+
+
+class PoolPort(_Object, frozen=True):
+    number: int
+
+
+class PoolSpec(_Object, frozen=True):
+    selector: PoolSelector = PoolSelector()
+    target_ports: tuple[PoolPort, ...] = ()
+
+
+class Pool(_Object, frozen=True):
+    """An InferencePool, v1."""
+
+    metadata: ObjectMeta
+    spec: PoolSpec = PoolSpec()
+
+
+class Condition(_Object, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+    last_transition_time: str = ""
+
+
+class LastAccepted(_Object, frozen=True):
+    generation: int = 0
+    spec: Any = None
+
+
+class PolicyStatus(_Object, frozen=True, omit_defaults=True):
+    """The status of a PrefixRoutingPolicy, read and written."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    endpoints: int | None = None
+    ready_endpoints: int | None = None
+    hit_ratio: str | None = None
+    dry_run: dict[str, Any] | None = None
+    last_accepted: LastAccepted | None = None
+
+
+class PolicyObject(_Object, frozen=True):
+    """A PrefixRoutingPolicy. Its spec is judged later, by the code that judges a policy file."""
+
+    metadata: ObjectMeta
+    spec: Any = None
+    status: PolicyStatus = PolicyStatus()
+
+
+class LeaseSpec(_Object, frozen=True):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(_Object, frozen=True):
+    metadata: ObjectMeta
+    spec: LeaseSpec = LeaseSpec()
+
+
+class Failure(_Object, frozen=True):
+    """A Status object that tells of an error."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""

@@ -1,0 +1,249 @@
+"""Which policy routes: judges the PrefixRoutingPolicy objects of one pool, and says of each what became of it.
+
+Pure and level-based: the outcome follows from the objects as they are, in whatever order they came.
+
+- An object is sound if the reader of policy files takes its spec.
+- Of the sound ones in mode Enforce the oldest routes; of those in DryRun the oldest is scored beside it. The others say which.
+- A spec that routed once stays that policy's `last accepted` one while a newer one is refused or only tried. A refused
+  change therefore changes nothing, and gives nobody else the place. It is kept in the object's status, so that
+  replicas and restarts agree.
+- Nobody routes: the default does.
+
+Only a change of spec counts as one (`generation`): writes of status, the picker's own among them, lead nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from epp.errors import ConfigError
+from epp.kube.objects import PolicyObject
+from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A spec that routes or did, and the generation that it was."""
+
+    generation: int
+    spec: PolicySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One condition: whether it is so, why in one word, why in a sentence."""
+
+    so: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one policy object."""
+
+    uid: str
+    generation: int
+    accepted: Word
+    programmed: Word
+    last_accepted: Accepted | None
+    dry_run: bool = False
+    """It is the one that is scored beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Who routes, who is tried, and a verdict by name on every policy of the pool."""
+
+    acting: Policy
+    tried: Policy | None
+    verdicts: Mapping[str, Verdict]
+
+
+@dataclass(slots=True)
+class _Claim:
+    """One policy object that is for our pool."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: str
+    spec: PolicySpec | None
+    fault: str
+    last: Accepted | None
+    status: Any = field(compare=False)
+    """As last seen in the object; nothing is decided by it."""
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """The oldest first; of the same second by name, so that all replicas agree."""
+        return self.created, self.name
+
+
+class PolicySet:
+    """The policies of `pool` by name; `changed` until their outcome has been asked for."""
+
+    def __init__(self, *, pool: str) -> None:
+        self._pool = pool
+        self._claims: dict[str, _Claim] = {}
+        self.changed = False
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def replace(self, objects: Iterable[PolicyObject]) -> None:
+        """All policy objects there are."""
+        present = set()
+        for found in objects:
+            present.add(found.metadata.name)
+            self.put(found)
+        for name in [name for name in self._claims if name not in present]:
+            self._drop(name)
+
+    def put(self, found: PolicyObject) -> None:
+        """A policy object that is new, or not what it was."""
+        name = found.metadata.name
+        before = self._claims.get(name)
+        if not self._is_ours(found):
+            self._drop(name)
+        elif before is not None and _same(before, found):
+            before.status = found.status
+        else:
+            same_object = before is not None and before.uid == found.metadata.uid
+            self._claims[name] = _claim(found, last=before.last if before and same_object else None)
+            self.changed = True
+
+    def remove(self, found: PolicyObject) -> None:
+        self._drop(found.metadata.name)
+
+    def observed(self) -> Mapping[str, Any]:
+        """The status that each object has, as last seen."""
+        return {name: claim.status for name, claim in self._claims.items()}
+
+    def resolve(self, *, default: Policy, pool_exists: bool) -> Outcome:
+        """Judge all of them. What routes from now on is remembered as accepted."""
+        self.changed = False
+        claims = sorted(self._claims.values(), key=lambda claim: claim.order)
+        winner = next((c for c in claims if _claims_routing(c)), None)
+        if winner is None:  # nobody wants to route any more: what did last goes on while its policy is tried
+            winner = next((c for c in claims if c.last is not None), None)
+        elif winner.spec is not None:
+            winner.last = Accepted(winner.generation, winner.spec)
+        acting = default if winner is None or winner.last is None else _policy(winner, winner.last)
+        tried = next((c for c in claims if c.spec is not None and c.spec.mode == "DryRun"), None)
+        verdicts = {
+            c.name: _verdict(c, winner=winner, acting=acting, tried=tried, pool_exists=pool_exists)
+            for c in claims
+        }
+        tried_spec = tried.spec if tried is not None else None
+        return Outcome(
+            acting=acting,
+            tried=_policy(tried, Accepted(tried.generation, tried_spec)) if tried and tried_spec else None,
+            verdicts=verdicts,
+        )
+
+    def check_integrity(self) -> None:
+        for name, claim in self._claims.items():
+            assert claim.name == name
+            assert (claim.spec is None) == bool(claim.fault), "a claim is sound, or says why not"
+            assert claim.last is None or claim.last.generation <= claim.generation
+
+    def _is_ours(self, found: PolicyObject) -> bool:
+        target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
+        return isinstance(target, dict) and target.get("name") == self._pool
+
+    def _drop(self, name: str) -> None:
+        if self._claims.pop(name, None) is not None:
+            self.changed = True
+
+
+def _same(before: _Claim, found: PolicyObject) -> bool:
+    metadata = found.metadata
+    return before.uid == metadata.uid and before.generation == metadata.generation
+
+
+def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
+    metadata = found.metadata
+    spec, fault = None, ""
+    try:
+        spec = check_spec(found.spec)
+    except ConfigError as error:
+        fault = str(error)
+    return _Claim(
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        created=metadata.creation_timestamp,
+        spec=spec,
+        fault=fault,
+        last=last or _remembered(found),
+        status=found.status,
+    )
+
+
+def _remembered(found: PolicyObject) -> Accepted | None:
+    """What the status says was accepted last. It may be of another release, or of another hand: judged again."""
+    kept = found.status.last_accepted
+    if kept is None or kept.generation > found.metadata.generation:
+        return None
+    try:
+        return Accepted(kept.generation, check_spec(kept.spec))
+    except ConfigError:
+        return None
+
+
+def _claims_routing(claim: _Claim) -> bool:
+    """It is to route: soundly, or by what it was before its last change was refused."""
+    if claim.spec is not None:
+        return claim.spec.mode == "Enforce"
+    return claim.last is not None
+
+
+def _policy(claim: _Claim, accepted: Accepted) -> Policy:
+    metadata = Metadata(name=claim.name, namespace=claim.namespace, generation=accepted.generation)
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=metadata, spec=accepted.spec)
+
+
+def _verdict(
+    claim: _Claim, *, winner: _Claim | None, acting: Policy, tried: _Claim | None, pool_exists: bool
+) -> Verdict:
+    accepted = _accepted(claim, winner=winner, tried=tried, pool_exists=pool_exists)
+    return Verdict(
+        uid=claim.uid,
+        generation=claim.generation,
+        accepted=accepted,
+        programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
+        last_accepted=claim.last,
+        dry_run=claim is tried,
+    )
+
+
+def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, pool_exists: bool) -> Word:
+    if claim.spec is None:
+        return Word(False, "Invalid", claim.fault)
+    dry_run = claim.spec.mode == "DryRun"
+    first = tried if dry_run else winner
+    if first is not None and first is not claim:
+        what = "tried for this pool" if dry_run else "in force for this pool"
+        return Word(False, "Conflicted", f"the older policy {first.name} is {what}; delete one of the two")
+    if not pool_exists:
+        return Word(False, "TargetNotFound", "there is no InferencePool of the name in spec.targetRef.name")
+    return Word(True, "Accepted", "the policy is sound")
+
+
+def _programmed(claim: _Claim, accepted: Word, *, acting: Policy, routes: bool, tried: bool) -> Word:
+    who = f"policy {acting.metadata.name}" if not routes else f"generation {acting.metadata.generation} of it"
+    if accepted.so and routes and claim.spec is not None and claim.spec.mode == "Enforce":
+        return Word(True, "Programmed", "requests are routed by it")
+    if tried and claim.spec is not None:
+        note = (
+            ""
+            if claim.spec.chunks == acting.spec.chunks
+            else "; its chunks are not tried, matches are those of the table in use"
+        )
+        return Word(False, "DryRun", f"scored beside each pick; {who} routes{note}")
+    return Word(False, accepted.reason, f"{who} routes")

@@ -1,0 +1,253 @@
+"""Follows one kind of object: lists all of them, then watches, for ever. Level-based: what comes out is the state, not the story.
+
+The list is paged and starts anew wherever a watch cannot go on (410: what it missed is gone). A watch is asked for bookmarks,
+so that even a quiet one can go on where it stopped; one that breaks goes on from the last version seen; one that stays
+silent is taken for dead. While the API server is away nothing is forgotten: the sink keeps what it has, and the next
+list puts it right. Pauses grow and are jittered, so that a fleet of pickers does not fall upon a server that comes back.
+
+Called by `pool` and `cluster`; `Reader` is the API server, or a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from epp.kube.api import ApiError, Query
+from epp.kube.objects import Failure, ObjectMeta
+
+_log = logging.getLogger(__name__)
+
+_PAGE: Final = "500"
+_WATCH_S: Final = (240, 360)
+"""A watch ends after so many seconds and is opened anew; not all at the same time."""
+_IDLE_S: Final = 100.0
+"""A bookmark comes about once a minute; a connection silent for longer is dead."""
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 10.0
+_LIVED_S: Final = 5.0
+"""A watch that lasted so long was not refused: the next pause is short again."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Reader(Protocol):
+    """What is asked of the API server."""
+
+    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
+    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
+        """Lines; the first is empty and says that the watch is open."""
+        ...
+
+
+class Sink(Protocol[T_contra]):
+    """Where the objects go."""
+
+    def replace(self, objects: Iterable[T_contra], /) -> None: ...
+    def put(self, found: T_contra, /) -> None: ...
+    def remove(self, found: T_contra, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[T]):
+    """What to follow: a collection's path, and which of it."""
+
+    what: str
+    """For people and metrics: pods, pool, policies."""
+    kind: type[T]
+    path: str
+    selectors: tuple[tuple[str, str], ...] = ()
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct, Generic[T], frozen=True):
+    metadata: _ListMeta
+    items: list[T] = []
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    metadata: ObjectMeta
+
+
+class Pauses:
+    """How long to wait before the next try: twice as long each time, and never quite the same."""
+
+    def __init__(
+        self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S
+    ) -> None:
+        self._rng = rng
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._tries = 0
+
+    def next_s(self, *, at_least_s: float = 0.0) -> float:
+        """`at_least_s`: what the server asked for, within reason."""
+        bound = min(self._longest_s, self._first_s * 2**self._tries)
+        self._tries = min(self._tries + 1, 32)
+        asked = min(at_least_s, 6 * self._longest_s)
+        return float(max(asked, bound * self._rng.uniform(0.5, 1.0)))
+
+    def reset(self) -> None:
+        self._tries = 0
+
+
+class Reflector(Generic[T]):
+    """Feeds `sink`; `on_change` is called after each list and each event, `on_state` when the connection comes or goes.
+
+    `synced` is set for good by the first list.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        source: Source[T],
+        *,
+        sink: Sink[T],
+        on_change: Callable[[], None],
+        on_state: Callable[[str, bool], None],
+        rng: Random,
+    ) -> None:
+        self._reader = reader
+        self._source = source
+        self._sink = sink
+        self._on_change = on_change
+        self._on_state = on_state
+        self._rng = rng
+        self._pauses = Pauses(rng)
+        self._version = ""
+        """Where a watch may go on; empty: nowhere, list first."""
+        self._complaint = ""
+        self._answers: bool | None = None
+        self._page = msgspec.json.Decoder(_Page[source.kind])  # type: ignore[name-defined]  # a type made at run time
+        self._object = msgspec.json.Decoder(source.kind)
+        self._event = msgspec.json.Decoder(_Event)
+        self.synced = False
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                if loop.time() - started >= _LIVED_S:
+                    self._pauses.reset()
+                    continue
+                pause_s = self._pauses.next_s()  # it ended at once: no reason to ask again at once
+            except ApiError as error:
+                if loop.time() - started >= _LIVED_S:
+                    self._pauses.reset()
+                if error.status == 410:
+                    self._version = ""
+                else:
+                    self._complain(error)
+                pause_s = self._pauses.next_s(at_least_s=error.retry_after_s)
+            await asyncio.sleep(pause_s)
+
+    def check_integrity(self) -> None:
+        assert self.synced or not self._version, "a version comes with a list"
+
+    async def _list(self) -> None:
+        found: list[T] = []
+        token = ""
+        while True:
+            query = [*self._source.selectors, ("limit", _PAGE)]
+            if token:
+                query.append(("continue", token))
+            text = await self._reader.request("GET", self._source.path, query=query)
+            page: _Page[T] = self._decode(self._page, text)
+            found += page.items
+            token = page.metadata.continue_
+            if not token:
+                break
+        self._sink.replace(found)
+        self._version = page.metadata.resource_version
+        self.synced = True
+        self._settle()
+        self._on_change()
+
+    async def _watch(self) -> None:
+        query = [
+            *self._source.selectors,
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", self._version),
+            ("timeoutSeconds", str(self._rng.randint(*_WATCH_S))),
+        ]
+        async for line in self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S):
+            self._settle()
+            if line:
+                self._take(self._decode(self._event, line))
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            failure = self._decode(msgspec.json.Decoder(Failure), event.object)
+            raise ApiError(f"{failure.code} {failure.message}", status=failure.code)
+        if event.type == "BOOKMARK":
+            bookmark = self._decode(msgspec.json.Decoder(_Versioned), event.object)
+            self._version = bookmark.metadata.resource_version
+            return
+        found: T = self._decode(self._object, event.object)
+        if event.type == "DELETED":
+            self._sink.remove(found)
+        else:
+            self._sink.put(found)
+        self._version = found.metadata.resource_version  # type: ignore[attr-defined]  # every kind has one
+        self._on_change()
+
+    def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
+        try:
+            return decoder.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._version = ""
+            raise ApiError(f"an answer that cannot be read: {error}") from error
+
+    def _complain(self, error: ApiError) -> None:
+        """Once for each reason, not at every try."""
+        complaint = f"{error.status} {error}" if error.status else "unreachable"
+        if complaint != self._complaint:
+            self._complaint = complaint
+            _log.error(
+                "%s cannot be followed; what is known stays: %s%s", self._source.what, error, _advice(error)
+            )
+        self._say(answers=False)
+
+    def _settle(self) -> None:
+        """The server answers."""
+        if self._complaint:
+            self._complaint = ""
+            _log.info("%s can be followed again", self._source.what)
+        self._say(answers=True)
+
+    def _say(self, *, answers: bool) -> None:
+        if answers != self._answers:
+            self._answers = answers
+            self._on_state(self._source.what, answers)
+
+
+def _advice(error: ApiError) -> str:
+    match error.status:
+        case 401 | 403:
+            return "; grant the picker's service account the rules that `epp reference rbac` prints"
+        case 404:
+            return "; is its CustomResourceDefinition installed?"
+        case _:
+            return ""

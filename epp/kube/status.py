@@ -1,0 +1,100 @@
+"""The status of policies: what it should say, and when it is time to write it. Pure; `cluster` sends the patches.
+
+What a person waits for (conditions, the generation seen, the last accepted spec) is written at once; numbers that merely move
+are written when `interval_s` has passed since the last write. A status that already says it is not written again, so two
+holders in a row, or a restart, cost nothing. The time of a condition is the time when its `status` last changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from epp.kube.live import Live, ratio_text
+from epp.kube.objects import Condition, LastAccepted, PolicyStatus
+from epp.kube.policies import Verdict, Word
+
+_SHORTEST_S: Final = 1.0
+"""Between two writes to one object, whatever happens."""
+_MESSAGE_CHARS: Final = 1024
+
+
+def desired(
+    verdict: Verdict, *, before: PolicyStatus, live: Live, hit_ratio: str | None, time_text: str
+) -> PolicyStatus:
+    """What the status should say. `before`: what it says."""
+    last = verdict.last_accepted
+    tried: dict[str, int | str] | None = None
+    if verdict.dry_run:
+        tried = {"picks": live.tried_picks}
+        agreement = ratio_text(live.tried_agreed, live.tried_picks)
+        if agreement is not None:
+            tried["agreement"] = agreement
+    return PolicyStatus(
+        observed_generation=verdict.generation,
+        conditions=tuple(
+            _condition(kind, word, verdict.generation, before=before, time_text=time_text)
+            for kind, word in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
+        ),
+        endpoints=len(live.endpoints),
+        ready_endpoints=sum(not e.why_not for e in live.endpoints),
+        hit_ratio=hit_ratio,
+        dry_run=tried,
+        last_accepted=LastAccepted(last.generation, msgspec.to_builtins(last.spec)) if last else None,
+    )
+
+
+def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, time_text: str) -> Condition:
+    status = "True" if word.so else "False"
+    same = [c for c in before.conditions if c.type == kind and c.status == status and c.last_transition_time]
+    return Condition(
+        type=kind,
+        status=status,
+        reason=word.reason,
+        message=word.message[:_MESSAGE_CHARS],
+        observed_generation=generation,
+        last_transition_time=same[0].last_transition_time if same else time_text,
+    )
+
+
+def patch(status: PolicyStatus, *, uid: str) -> Mapping[str, Any]:
+    """As a merge patch; the uid lets a namesake that replaced the object alone."""
+    body: dict[str, Any] = msgspec.to_builtins(status)
+    for name in ("hitRatio", "dryRun", "lastAccepted"):
+        body.setdefault(name, None)  # in a merge patch: away with it
+    return {"metadata": {"uid": uid}, "status": body}
+
+
+class WriteTimes:
+    """When each object's status was last written, by uid."""
+
+    def __init__(self, *, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._written: dict[str, float] = {}
+
+    def due(self, uid: str, *, wanted: PolicyStatus, says: PolicyStatus, now: float) -> bool:
+        """Whether it is time to make an object that says `says` say `wanted`."""
+        if wanted == says:
+            return False
+        written = self._written.get(uid)
+        if written is None:
+            return True
+        pause_s = self._interval_s if _without_numbers(wanted) == _without_numbers(says) else _SHORTEST_S
+        return now - written >= pause_s
+
+    def wrote(self, uid: str, *, now: float) -> None:
+        """A write was tried, whatever came of it."""
+        self._written[uid] = now
+
+    def keep(self, uids: set[str]) -> None:
+        """Objects that are gone are forgotten."""
+        self._written = {uid: at for uid, at in self._written.items() if uid in uids}
+
+    def check_integrity(self) -> None:
+        assert all(at >= 0 for at in self._written.values())
+
+
+def _without_numbers(status: PolicyStatus) -> PolicyStatus:
+    return msgspec.structs.replace(status, endpoints=None, ready_endpoints=None, hit_ratio=None, dry_run=None)

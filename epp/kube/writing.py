@@ -1,0 +1,182 @@
+"""Writes what people read with kubectl: the status of policies, and Events of the pool. Only while the Lease is held.
+
+Once a second it looks at what became of the policies and at the live numbers; `status` and `happenings` say what of it is
+worth a write. A write that fails is tried again at its next turn. Called by `cluster`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from epp.kube.api import Api, ApiError
+from epp.kube.crd import GROUP, PLURAL, VERSION
+from epp.kube.happenings import Happening, Happenings, Watchman, Written
+from epp.kube.live import HitRatio, Live, why_not
+from epp.kube.objects import PolicyObject, PolicyStatus
+from epp.kube.policies import Outcome, Verdict
+from epp.kube.status import WriteTimes, desired, patch
+
+_log = logging.getLogger(__name__)
+
+_WRITES_AT_ONCE: Final = 5
+"""Of statuses in one look; the others are due at the next."""
+_MERGE: Final = "application/merge-patch+json"
+_POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
+_EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where, and as whom, Events are written."""
+
+    namespace: str
+    pool: str
+    identity: str
+
+
+class Writer:
+    """`look` once a second. `on_written` gets each policy object as its write left it."""
+
+    def __init__(
+        self,
+        api: Api,
+        place: Place,
+        *,
+        interval_s: float,
+        events: bool,
+        on_written: Callable[[PolicyObject], None],
+        time_text: Callable[[], str],
+    ) -> None:
+        self._api = api
+        self._place = place
+        self._events = events
+        self._on_written = on_written
+        self._time_text = time_text
+        self._times = WriteTimes(interval_s=interval_s)
+        self._happenings = Happenings()
+        self._watchman = Watchman()
+        self._hit_ratio = HitRatio()
+        self._complaint = ""
+
+    async def look(
+        self,
+        outcome: Outcome,
+        *,
+        says: Mapping[str, Any],
+        live: Live,
+        pool_uid: str,
+        writes: bool,
+        now: float,
+    ) -> None:
+        """`says`: the status that each policy object has now; `writes`: the Lease is held."""
+        self._hit_ratio.observe(live.endpoints, now=now)
+        told = self._watchman.look(dict(why_not(live.endpoints)))
+        if not writes:
+            return
+        self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
+        written = 0
+        for name, verdict in outcome.verdicts.items():
+            before = says.get(name) or PolicyStatus()
+            wanted = desired(
+                verdict,
+                before=before,
+                live=live,
+                hit_ratio=self._hit_ratio.text(now=now),
+                time_text=self._time_text(),
+            )
+            if written < _WRITES_AT_ONCE and self._times.due(
+                verdict.uid, wanted=wanted, says=before, now=now
+            ):
+                written += 1
+                self._times.wrote(verdict.uid, now=now)
+                if await self._write(name, wanted, uid=verdict.uid):
+                    told += _news(name, verdict, before=before)
+        for happening in told:
+            await self._tell(happening, pool_uid=pool_uid, now=now)
+
+    def check_integrity(self) -> None:
+        for part in (self._times, self._happenings, self._watchman, self._hit_ratio):
+            part.check_integrity()
+
+    async def _write(self, name: str, wanted: PolicyStatus, *, uid: str) -> bool:
+        path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
+        try:
+            answer = await self._api.request("PATCH", path, body=patch(wanted, uid=uid), content_type=_MERGE)
+        except ApiError as error:
+            if error.status not in (404, 409):  # gone, or replaced by a namesake: the watch will tell
+                self._complain(f"status of policy {name}", error)
+            return False
+        self._complaint = ""
+        self._on_written(msgspec.json.decode(answer, type=PolicyObject))
+        return True
+
+    async def _tell(self, happening: Happening, *, pool_uid: str, now: float) -> None:
+        if not self._events:
+            return
+        event = self._happenings.offer(happening, now=now, time_text=self._time_text())
+        if event is None:
+            return
+        path, name = _EVENTS.format(namespace=self._place.namespace), self._event_name(event)
+        try:
+            if event.count == 1:
+                await self._api.request("POST", path, body=self._event(event, pool_uid=pool_uid))
+            else:
+                again = {"count": event.count, "lastTimestamp": self._time_text()}
+                await self._api.request("PATCH", f"{path}/{name}", body=again, content_type=_MERGE)
+        except ApiError as error:
+            self._happenings.forget(event)
+            self._complain("an Event", error)
+
+    def _event_name(self, event: Written) -> str:
+        """Unique to this process, as names of Events must be."""
+        return f"{self._place.pool[:200]}.{self._place.identity[-8:]}.{event.name}"
+
+    def _event(self, event: Written, *, pool_uid: str) -> Mapping[str, Any]:
+        place, happening = self._place, event.happening
+        regarding = {
+            "apiVersion": "inference.networking.k8s.io/v1",
+            "kind": "InferencePool",
+            "namespace": place.namespace,
+            "name": place.pool,
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": self._event_name(event), "namespace": place.namespace},
+            "involvedObject": regarding | ({"uid": pool_uid} if pool_uid else {}),
+            "reason": happening.reason,
+            "message": happening.message,
+            "type": happening.kind,
+            "count": event.count,
+            "firstTimestamp": event.first_time,
+            "lastTimestamp": event.first_time,
+            "source": {"component": "prefix-gateway-epp"},
+            "reportingComponent": "prefix-gateway.dev/epp",
+            "reportingInstance": place.identity,
+        }
+
+    def _complain(self, what: str, error: ApiError) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _log.error("%s cannot be written, trying on: %s", what, error)
+
+
+def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[Happening]:
+    """What a new status is worth telling about the pool."""
+    told = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
+
+    def new(kind: str, reason: str, *, so: bool) -> bool:
+        return (kind, str(so), reason, verdict.generation) not in told
+
+    accepted, programmed = verdict.accepted, verdict.programmed
+    what = f"policy {name}, generation {verdict.generation}"
+    if not accepted.so and new("Accepted", accepted.reason, so=False):
+        return [Happening("PolicyRefused", f"{what}: {accepted.message}; {programmed.message}")]
+    if programmed.so and new("Programmed", programmed.reason, so=True):
+        return [Happening("PolicyApplied", f"{what}: {programmed.message}", "Normal")]
+    return []

@@ -1,0 +1,104 @@
+"""Kubernetes objects for the tests, as JSON values with what matters to a test given by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from epp.kube.objects import Pod, PolicyObject, Pool
+from epp.policy import API_VERSION, KIND
+
+
+def pod(
+    name: str,
+    *ips: str,
+    ready: bool = True,
+    ports: Mapping[str, Sequence[int]] | None = None,
+    restarts: Mapping[str, int] | None = None,
+    uid: str = "",
+    created: str = "2026-01-01T00:00:00Z",
+    deleted: str | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Pod:
+    """A pod; `ports` and `restarts` by container, which is one, `vllm`, unless they say otherwise."""
+    ports = {"vllm": [8000]} if ports is None else ports
+    restarts = restarts or {}
+    document: dict[str, Any] = {
+        "metadata": {
+            "name": name,
+            "uid": uid or f"uid-of-{name}",
+            "resourceVersion": "1",
+            "creationTimestamp": created,
+            "labels": {"app": "vllm"},
+            "annotations": {"unrelated": "x" * 50, **(annotations or {})},
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [
+                {"name": container, "image": "i", "ports": [{"containerPort": port} for port in declared]}
+                for container, declared in ports.items()
+            ],
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": ips[0] if ips else "",
+            "podIPs": [{"ip": ip} for ip in ips],
+            "conditions": [
+                {"type": "Initialized", "status": "True"},
+                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": created},
+            ],
+            "containerStatuses": [
+                {
+                    "name": container,
+                    "ready": ready,
+                    "restartCount": restarts.get(container, 0),
+                    "containerID": f"containerd://{name}-{container}-{restarts.get(container, 0)}",
+                }
+                for container in ports
+            ],
+        },
+    }
+    if deleted:
+        document["metadata"]["deletionTimestamp"] = deleted
+    return msgspec.json.decode(msgspec.json.encode(document), type=Pod)
+
+
+def pool(*ports: int, name: str = "vllm", labels: Mapping[str, str] | None = None, uid: str = "u") -> Pool:
+    document = {
+        "metadata": {"name": name, "uid": uid, "resourceVersion": "1"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "vllm"} if labels is None else dict(labels)},
+            "targetPorts": [{"number": port} for port in ports],
+            "endpointPickerRef": {"name": "epp", "port": {"number": 9002}},
+        },
+    }
+    return msgspec.json.decode(msgspec.json.encode(document), type=Pool)
+
+
+def policy(
+    name: str,
+    *,
+    generation: int = 1,
+    created: str = "2026-01-01T00:00:00Z",
+    target: str = "vllm",
+    uid: str = "",
+    status: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> PolicyObject:
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "namespace": "n",
+            "uid": uid or f"uid-of-{name}",
+            "generation": generation,
+            "creationTimestamp": created,
+            "resourceVersion": str(generation),
+        },
+        "spec": {"targetRef": {"name": target}, **spec},
+        "status": status or {},
+    }
+    return msgspec.json.decode(msgspec.json.encode(document), type=PolicyObject)

@@ -1,0 +1,155 @@
+"""Pods and ports to endpoints: who is one, under which name and address, and when a cache is cold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from epp.kube.discovery import AddressFamily, Discovery, label_selector, pool_ports
+from epp.types import Address
+from tests.unit.kube.objects import pod, pool
+
+
+def discovery(*pods: object, ports: Sequence[int] = (8000,), family: AddressFamily = "Primary") -> Discovery:
+    made = Discovery(family=family, ports=ports)
+    made.replace(pods)  # type: ignore[arg-type]  # pods as `pod` makes them
+    made.check_integrity()
+    return made
+
+
+def shown(found: Discovery) -> list[str]:
+    found.check_integrity()
+    return [f"{e.name} {e.address}" for e in found.endpoints()]
+
+
+def test_a_ready_pod_is_an_endpoint_on_every_target_port() -> None:
+    found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), ports=(8000, 8001))
+    assert shown(found) == [
+        "a:8000 10.0.0.1:8000",
+        "a:8001 10.0.0.1:8001",
+        "b:8000 10.0.0.2:8000",
+        "b:8001 10.0.0.2:8001",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pod("b", "10.0.0.2", ready=False),
+        pod("b", "10.0.0.2", deleted="2026-01-01T00:00:00Z"),
+        pod("b"),
+        pod("b", "not-an-address"),
+    ],
+    ids=["not ready", "terminating", "without an address", "with nonsense for an address"],
+)
+def test_a_pod_that_cannot_serve_is_none(other: object) -> None:
+    assert shown(discovery(pod("a", "10.0.0.1"), other)) == ["a:8000 10.0.0.1:8000"]
+
+
+def test_a_pod_that_begins_to_terminate_is_gone_at_once() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    found.put(pod("a", "10.0.0.1", deleted="2026-01-01T00:00:00Z"))
+    assert found.changed
+    assert shown(found) == []
+
+
+def test_a_heartbeat_changes_nothing() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    found.endpoints()
+    found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))
+    assert not found.changed
+
+
+def test_another_address_is_another_endpoint_of_the_same_name() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    found.endpoints()
+    found.put(pod("a", "10.0.0.9"))
+    assert found.changed
+    assert shown(found) == ["a:8000 10.0.0.9:8000"]
+
+
+def test_another_target_port_replaces_the_endpoints_of_the_old_one() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    found.endpoints()
+    found.set_ports((9000,))
+    assert found.changed
+    assert shown(found) == ["a:9000 10.0.0.1:9000"]
+
+
+def incarnation(found: object, port: int = 8000) -> str:
+    (endpoint,) = discovery(found, ports=(port,)).endpoints()
+    return endpoint.incarnation
+
+
+def test_a_restarted_container_is_another_incarnation_of_the_ports_it_serves() -> None:
+    ports = {"vllm": [8000], "exporter": [9100]}
+    before = pod("a", "10.0.0.1", ports=ports)
+    served_anew = pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1})
+    beside = pod("a", "10.0.0.1", ports=ports, restarts={"exporter": 1})
+    assert incarnation(before) != incarnation(served_anew)
+    assert incarnation(before) == incarnation(beside)
+
+
+def test_of_a_port_that_no_container_declares_any_restart_counts() -> None:
+    ports: dict[str, list[int]] = {"vllm": [], "exporter": []}
+    before = pod("a", "10.0.0.1", ports=ports)
+    assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1}))
+    assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"exporter": 1}))
+
+
+def test_a_pod_made_anew_under_its_old_name_and_address_is_another_incarnation() -> None:
+    assert incarnation(pod("a", "10.0.0.1", uid="1")) != incarnation(pod("a", "10.0.0.1", uid="2"))
+
+
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [("Primary", "10.0.0.1"), ("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")],
+)
+def test_a_dual_stack_pod_is_reached_by_the_family_asked_for(family: AddressFamily, host: str) -> None:
+    (endpoint,) = discovery(pod("a", "10.0.0.1", "fd00:0:0::1"), family=family).endpoints()
+    assert endpoint.address == Address(host, 8000)
+
+
+def test_a_pod_without_the_family_asked_for_is_reached_by_what_it_has() -> None:
+    (endpoint,) = discovery(pod("a", "10.0.0.1"), family="IPv6").endpoints()
+    assert endpoint.address == Address("10.0.0.1", 8000)
+
+
+def test_of_two_pods_with_one_address_the_younger_has_it() -> None:
+    old = pod("on-a-dead-node", "10.0.0.1", created="2026-01-01T00:00:00Z")
+    new = pod("new", "10.0.0.1", created="2026-01-02T00:00:00Z")
+    assert shown(discovery(new, old)) == ["new:8000 10.0.0.1:8000"]
+
+
+def test_annotations_tell_model_and_adapters() -> None:
+    annotations = {
+        "prefix-gateway.dev/model": "meta-llama/Llama-3.1-8B",
+        "prefix-gateway.dev/adapters": "sql, legal,",
+    }
+    (endpoint,) = discovery(pod("a", "10.0.0.1", annotations=annotations)).endpoints()
+    assert endpoint.model == "meta-llama/Llama-3.1-8B"
+    assert endpoint.adapters == {"sql", "legal"}
+
+
+def test_a_list_replaces_what_was_known() -> None:
+    found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
+    found.endpoints()
+    found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
+    assert found.changed
+    assert shown(found) == ["b:8000 10.0.0.2:8000", "c:8000 10.0.0.3:8000"]
+
+
+def test_an_equal_list_changes_nothing() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    found.endpoints()
+    found.replace([pod("a", "10.0.0.1")])
+    assert not found.changed
+
+
+def test_a_pool_tells_its_ports_each_once() -> None:
+    assert pool_ports(pool(8000, 8001, 8000)) == (8000, 8001)
+
+
+def test_labels_become_a_query() -> None:
+    assert label_selector({"b": "2", "app.kubernetes.io/name": "x"}) == "app.kubernetes.io/name=x,b=2"

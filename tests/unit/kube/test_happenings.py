@@ -1,0 +1,94 @@
+"""Which Events are written, and how seldom."""
+
+from __future__ import annotations
+
+from epp.kube.happenings import Happening, Happenings, Watchman
+
+NOBODY = Happening("NoEndpoints", "none")
+
+
+def test_the_same_again_counts_up_one_event() -> None:
+    happenings = Happenings()
+    first = happenings.offer(NOBODY, now=0.0, time_text="T0")
+    second = happenings.offer(NOBODY, now=30.0, time_text="T1")
+    assert first is second
+    assert second is not None
+    assert (second.count, second.first_time) == (2, "T0")
+    happenings.check_integrity()
+
+
+def test_after_ten_minutes_it_is_a_new_one() -> None:
+    happenings = Happenings()
+    first = happenings.offer(NOBODY, now=0.0, time_text="T0")
+    again = happenings.offer(NOBODY, now=601.0, time_text="T1")
+    assert first is not None
+    assert again is not None
+    assert (again.count, again.name != first.name) == (1, True)
+
+
+def test_a_storm_is_left_out_and_counted() -> None:
+    happenings = Happenings()
+    offered = [
+        happenings.offer(Happening("EndpointEjected", f"{n}"), now=0.0, time_text="T") for n in range(100)
+    ]
+    assert sum(event is not None for event in offered) == 10
+    assert happenings.left_out == 90
+    assert happenings.offer(NOBODY, now=16.0, time_text="T") is not None, "the bucket fills again"
+    happenings.check_integrity()
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    happenings = Happenings()
+    for n in range(200):
+        happenings.offer(Happening("EndpointEjected", f"{n}"), now=n * 20.0, time_text="T")
+        happenings.check_integrity()
+
+
+def test_one_that_could_not_be_written_starts_anew() -> None:
+    happenings = Happenings()
+    first = happenings.offer(NOBODY, now=0.0, time_text="T0")
+    assert first is not None
+    happenings.forget(first)
+    again = happenings.offer(NOBODY, now=1.0, time_text="T1")
+    assert again is not None
+    assert again.count == 1
+
+
+def test_a_message_is_cut_to_what_an_event_holds() -> None:
+    event = Happenings().offer(Happening("PolicyRefused", "x" * 5000), now=0.0, time_text="T")
+    assert event is not None
+    assert len(event.happening.message) == 1000
+
+
+def looks(*looks: dict[str, str]) -> list[list[str]]:
+    watchman = Watchman()
+    told = []
+    for look in looks:
+        told.append([f"{h.reason}: {h.message}" for h in watchman.look(look)])
+        watchman.check_integrity()
+    return told
+
+
+def test_a_pool_that_is_well_is_not_talked_about() -> None:
+    assert looks({"a": ""}, {"a": "", "b": ""}, {"b": ""}) == [[], [], []]
+
+
+def test_a_pool_without_endpoints_is_told_of_once() -> None:
+    first, second, third = looks({}, {}, {"a": ""})
+    assert first[0].startswith("NoEndpoints: requests get 503")
+    assert second == []
+    assert third == ["EndpointsReady: there are endpoints again"]
+
+
+def test_an_endpoint_that_is_ejected_and_returns_is_told_of() -> None:
+    _, out, again = looks({"a": "", "b": ""}, {"a": "timeout", "b": ""}, {"a": "", "b": ""})
+    assert out == ["EndpointEjected: a: no requests until scrapes succeed: timeout"]
+    assert again == ["EndpointReturned: a: requests again"]
+
+
+def test_many_at_once_are_one_sentence() -> None:
+    well = {f"p{n}": "" for n in range(9)}
+    _, out = looks(well, {name: "timeout" if name < "p7" else "" for name in well})
+    assert out == [
+        "EndpointEjected: p0, p1, p2, p3, p4 and 2 more: no requests until scrapes succeed: timeout"
+    ]

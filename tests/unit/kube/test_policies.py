@@ -1,0 +1,205 @@
+"""Which policy routes, and what the others are told."""
+
+from __future__ import annotations
+
+from epp.kube.objects import PolicyObject
+from epp.kube.policies import Outcome, PolicySet
+from epp.policy import DEFAULT_POLICY
+from tests.unit.kube.objects import policy
+
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+
+
+class Policies:
+    """A set, with its outcome asked for after each change."""
+
+    def __init__(self, *objects: PolicyObject) -> None:
+        self.set = PolicySet(pool="vllm")
+        self.set.replace(objects)
+        self.outcome = self.judge()
+
+    def judge(self, *, pool_exists: bool = True) -> Outcome:
+        self.outcome = self.set.resolve(default=DEFAULT_POLICY, pool_exists=pool_exists)
+        self.set.check_integrity()
+        assert not self.set.changed
+        return self.outcome
+
+    def put(self, found: PolicyObject) -> Outcome:
+        self.set.put(found)
+        return self.judge()
+
+    def remove(self, found: PolicyObject) -> Outcome:
+        self.set.remove(found)
+        return self.judge()
+
+    @property
+    def acting(self) -> tuple[str, int, str]:
+        acting = self.outcome.acting
+        return acting.metadata.name, acting.metadata.generation, acting.spec.rule
+
+    def told(self, name: str) -> str:
+        verdict = self.outcome.verdicts[name]
+        return f"{verdict.accepted.so} {verdict.accepted.reason}, {verdict.programmed.so} {verdict.programmed.reason}"
+
+
+def test_without_a_policy_the_default_routes() -> None:
+    assert Policies().outcome.acting == DEFAULT_POLICY
+
+
+def test_a_sound_policy_routes() -> None:
+    policies = Policies(policy("p", rule="affinity", generation=3))
+    assert policies.acting == ("p", 3, "affinity")
+    assert policies.told("p") == "True Accepted, True Programmed"
+
+
+def test_a_policy_for_another_pool_is_none_of_ours() -> None:
+    policies = Policies(policy("p", target="another", rule="affinity"))
+    assert policies.outcome.acting == DEFAULT_POLICY
+    assert policies.outcome.verdicts == {}
+
+
+def test_a_policy_that_comes_to_target_another_pool_is_gone() -> None:
+    policies = Policies(policy("p", rule="affinity"))
+    policies.put(policy("p", rule="affinity", target="another", generation=2))
+    assert policies.outcome.acting == DEFAULT_POLICY
+
+
+def test_the_oldest_of_several_routes_and_the_others_say_so() -> None:
+    policies = Policies(
+        policy("new", created=NEW, rule="random"), policy("old", created=OLD, rule="affinity")
+    )
+    assert policies.acting == ("old", 1, "affinity")
+    assert policies.told("new") == "False Conflicted, False Conflicted"
+    assert "older policy old" in policies.outcome.verdicts["new"].accepted.message
+
+
+def test_of_the_same_second_the_first_name_is_the_oldest() -> None:
+    assert Policies(policy("b"), policy("a")).acting[0] == "a"
+
+
+def test_the_next_oldest_follows_one_that_is_deleted() -> None:
+    policies = Policies(policy("old", created=OLD), policy("new", created=NEW, rule="random"))
+    policies.remove(policy("old", created=OLD))
+    assert policies.acting == ("new", 1, "random")
+    assert policies.told("new") == "True Accepted, True Programmed"
+
+
+def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
+    policies = Policies(policy("p", rule="affinity", generation=1), policy("younger", created=NEW))
+    policies.put(policy("p", rule="affinity", generation=2, sessionHeader="host"))
+    assert policies.acting == ("p", 1, "affinity")
+    assert policies.told("p") == "False Invalid, False Invalid"
+    verdict = policies.outcome.verdicts["p"]
+    assert "$.spec" in verdict.accepted.message
+    assert "sessionHeader" in verdict.accepted.message
+    assert verdict.programmed.message == "generation 1 of it routes"
+    assert policies.told("younger") == "False Conflicted, False Conflicted", "nobody else gets the place"
+
+
+def test_a_change_that_puts_it_right_is_in_force() -> None:
+    policies = Policies(policy("p", generation=1))
+    policies.put(policy("p", generation=2, sessionHeader="host"))
+    policies.put(policy("p", generation=3, rule="random"))
+    assert policies.acting == ("p", 3, "random")
+
+
+def test_a_policy_refused_from_the_start_claims_nothing() -> None:
+    policies = Policies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
+    assert policies.acting[0] == "good"
+    assert policies.told("bad") == "False Invalid, False Invalid"
+    assert policies.outcome.verdicts["bad"].programmed.message == "policy good routes"
+
+
+def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> None:
+    before = Policies(policy("p", rule="affinity", generation=1))
+    last = before.outcome.verdicts["p"].last_accepted
+    assert last is not None
+    status = {"lastAccepted": {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "rule": "affinity"}}}
+    after = Policies(policy("p", generation=2, sessionHeader="host", status=status))
+    assert after.acting == ("p", 1, "affinity")
+
+
+def test_a_last_accepted_spec_that_is_no_spec_is_not_believed() -> None:
+    status = {"lastAccepted": {"generation": 1, "spec": {"rule": "fastest"}}}
+    assert Policies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting == DEFAULT_POLICY
+
+
+def test_a_last_accepted_spec_of_the_future_is_not_believed() -> None:
+    status = {"lastAccepted": {"generation": 9, "spec": {"targetRef": {"name": "vllm"}}}}
+    assert Policies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting == DEFAULT_POLICY
+
+
+def test_a_namesake_inherits_nothing() -> None:
+    policies = Policies(policy("p", rule="affinity", uid="1"))
+    policies.put(policy("p", uid="2", mode="DryRun"))
+    assert policies.outcome.acting == DEFAULT_POLICY
+
+
+def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
+    policies = Policies(policy("p", rule="affinity", mode="DryRun"))
+    assert policies.outcome.acting == DEFAULT_POLICY
+    assert policies.outcome.tried is not None
+    assert policies.outcome.tried.spec.rule == "affinity"
+    assert policies.told("p") == "True Accepted, False DryRun"
+    assert (
+        policies.outcome.verdicts["p"].programmed.message == "scored beside each pick; policy default routes"
+    )
+
+
+def test_a_policy_that_goes_into_dry_run_routes_by_what_it_was() -> None:
+    policies = Policies(policy("p", rule="affinity"))
+    policies.put(policy("p", rule="random", mode="DryRun", generation=2))
+    assert policies.acting == ("p", 1, "affinity")
+    assert policies.outcome.tried is not None
+    assert (policies.outcome.tried.metadata.generation, policies.outcome.tried.spec.rule) == (2, "random")
+    assert (
+        policies.outcome.verdicts["p"].programmed.message
+        == "scored beside each pick; generation 1 of it routes"
+    )
+    policies.put(policy("p", rule="random", generation=3))
+    assert policies.acting == ("p", 3, "random")
+    assert policies.outcome.tried is None
+
+
+def test_one_policy_is_tried_beside_another_that_routes() -> None:
+    policies = Policies(
+        policy("acts", created=NEW), policy("tried", created=OLD, mode="DryRun", rule="random")
+    )
+    assert policies.acting[0] == "acts"
+    assert policies.outcome.tried is not None
+    assert policies.outcome.tried.metadata.name == "tried"
+    assert policies.told("acts") == "True Accepted, True Programmed"
+
+
+def test_of_several_in_dry_run_the_oldest_is_scored() -> None:
+    policies = Policies(
+        policy("old", created=OLD, mode="DryRun"), policy("new", created=NEW, mode="DryRun", rule="random")
+    )
+    assert policies.outcome.tried is not None
+    assert policies.outcome.tried.metadata.name == "old"
+    assert policies.told("new") == "False Conflicted, False Conflicted"
+
+
+def test_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
+    policies = Policies(policy("p", mode="DryRun", chunks={"sizeBytes": 128}))
+    assert "its chunks are not tried" in policies.outcome.verdicts["p"].programmed.message
+
+
+def test_without_the_pool_a_policy_has_no_target() -> None:
+    policies = Policies(policy("p"))
+    policies.judge(pool_exists=False)
+    assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
+
+
+def test_a_change_of_status_is_no_change() -> None:
+    policies = Policies(policy("p"))
+    policies.set.put(policy("p", status={"observedGeneration": 1, "hitRatio": "0.500"}))
+    assert not policies.set.changed
+    assert policies.set.observed()["p"].hit_ratio == "0.500"
+
+
+def test_a_list_without_it_takes_a_policy_away() -> None:
+    policies = Policies(policy("p"), policy("q"))
+    policies.set.replace([policy("q")])
+    assert policies.set.changed
+    assert policies.judge().acting.metadata.name == "q"

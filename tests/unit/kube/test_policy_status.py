@@ -1,0 +1,136 @@
+"""What the status of a policy says, and when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from epp.kube.live import HitRatio, Live, LiveEndpoint
+from epp.kube.objects import PolicyStatus
+from epp.kube.policies import PolicySet, Verdict
+from epp.kube.status import WriteTimes, desired, patch
+from epp.policy import DEFAULT_POLICY
+from tests.unit.kube.objects import policy
+
+NOTHING = PolicyStatus()
+LIVE = Live([LiveEndpoint("a:1"), LiveEndpoint("b:1", "scrapes fail")], tried_picks=8, tried_agreed=6)
+
+
+def verdict_on(**spec: Any) -> Verdict:
+    policies = PolicySet(pool="vllm")
+    policies.put(policy("p", generation=4, **spec))
+    return policies.resolve(default=DEFAULT_POLICY, pool_exists=True).verdicts["p"]
+
+
+def status(
+    verdict: Verdict, *, before: PolicyStatus = NOTHING, hit_ratio: str | None = "0.250", at: str = "T1"
+) -> PolicyStatus:
+    return desired(verdict, before=before, live=LIVE, hit_ratio=hit_ratio, time_text=at)
+
+
+def as_read(written: PolicyStatus) -> PolicyStatus:
+    """After a round through the API server's JSON."""
+    return msgspec.json.decode(msgspec.json.encode(written), type=PolicyStatus)
+
+
+def test_it_tells_conditions_endpoints_hit_ratio_and_what_was_accepted() -> None:
+    body: Mapping[str, Any] = patch(status(verdict_on(rule="affinity")), uid="u")
+    assert body["metadata"] == {"uid": "u"}
+    told = body["status"]
+    assert told["observedGeneration"] == 4
+    assert [(c["type"], c["status"], c["reason"], c["observedGeneration"]) for c in told["conditions"]] == [
+        ("Accepted", "True", "Accepted", 4),
+        ("Programmed", "True", "Programmed", 4),
+    ]
+    assert (told["endpoints"], told["readyEndpoints"], told["hitRatio"]) == (2, 1, "0.250")
+    assert told["lastAccepted"]["generation"] == 4
+    assert told["lastAccepted"]["spec"]["rule"] == "affinity"
+    assert told["dryRun"] is None
+
+
+def test_a_dry_run_tells_how_often_it_agrees() -> None:
+    body = patch(status(verdict_on(mode="DryRun"), hit_ratio=None), uid="u")
+    assert body["status"]["dryRun"] == {"picks": 8, "agreement": "0.750"}
+    assert body["status"]["hitRatio"] is None, "in a merge patch: away with it"
+    assert body["status"]["lastAccepted"] is None
+
+
+def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
+    first = status(verdict_on(), at="T1")
+    assert {
+        c.last_transition_time for c in status(verdict_on(rule="random"), before=first, at="T2").conditions
+    } == {"T1"}
+    refused = status(verdict_on(sessionHeader="host"), before=first, at="T2")
+    assert {c.last_transition_time for c in refused.conditions} == {"T2"}
+
+
+def test_what_it_says_already_is_not_written_again() -> None:
+    wanted = status(verdict_on())
+    assert not WriteTimes(interval_s=10).due("u", wanted=wanted, says=as_read(wanted), now=0.0)
+
+
+def test_a_change_of_state_is_written_within_a_second_of_the_last_write() -> None:
+    times = WriteTimes(interval_s=10)
+    says, wanted = status(verdict_on()), status(verdict_on(sessionHeader="host"))
+    assert times.due("u", wanted=wanted, says=says, now=5.0)
+    times.wrote("u", now=5.0)
+    assert not times.due("u", wanted=wanted, says=says, now=5.9)
+    assert times.due("u", wanted=wanted, says=says, now=6.0)
+    times.check_integrity()
+
+
+def test_numbers_that_move_are_written_once_an_interval() -> None:
+    times = WriteTimes(interval_s=10)
+    says, wanted = status(verdict_on()), status(verdict_on(), hit_ratio="0.260")
+    times.wrote("u", now=5.0)
+    assert not times.due("u", wanted=wanted, says=says, now=14.9)
+    assert times.due("u", wanted=wanted, says=says, now=15.0)
+
+
+def test_objects_that_are_gone_are_forgotten() -> None:
+    times = WriteTimes(interval_s=10)
+    times.wrote("u", now=5.0)
+    times.keep(set())
+    assert times.due("u", wanted=status(verdict_on()), says=NOTHING, now=5.0)
+
+
+def counters(**names: tuple[float, float] | None) -> list[LiveEndpoint]:
+    return [LiveEndpoint(n, "", *(c or (None, None))) for n, c in names.items()]
+
+
+def test_the_hit_ratio_is_that_of_all_endpoints_since_they_were_first_seen() -> None:
+    ratio = HitRatio()
+    ratio.observe(counters(a=(1000, 900), b=(0, 0)), now=0.0)
+    assert ratio.text(now=0.0) is None, "nothing was looked up meanwhile"
+    ratio.observe(counters(a=(1100, 950), b=(300, 50)), now=1.0)
+    assert ratio.text(now=1.0) == "0.250"
+    ratio.check_integrity()
+
+
+def test_a_counter_that_went_back_counts_from_where_it_is() -> None:
+    ratio = HitRatio()
+    ratio.observe(counters(a=(1000, 900)), now=0.0)
+    ratio.observe(counters(a=(10, 0)), now=1.0)
+    ratio.observe(counters(a=(20, 5)), now=2.0)
+    assert ratio.text(now=2.0) == "0.500"
+
+
+def test_a_server_without_fresh_metrics_is_taken_up_where_it_was() -> None:
+    ratio = HitRatio()
+    ratio.observe(counters(a=(0, 0)), now=0.0)
+    ratio.observe(counters(a=None), now=1.0)
+    ratio.observe(counters(a=(100, 40)), now=2.0)
+    assert ratio.text(now=2.0) == "0.400"
+
+
+def test_what_is_older_than_five_minutes_no_longer_counts() -> None:
+    ratio = HitRatio()
+    ratio.observe(counters(a=(0, 0)), now=0.0)
+    ratio.observe(counters(a=(100, 100)), now=1.0)
+    ratio.observe(counters(a=(200, 100)), now=290.0)
+    assert ratio.text(now=290.0) == "0.500"
+    ratio.observe(counters(a=(200, 100)), now=305.0)
+    assert ratio.text(now=305.0) == "0.000"
+    ratio.check_integrity()

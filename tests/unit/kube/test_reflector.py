@@ -1,0 +1,210 @@
+"""Following a kind of object through everything that a watch may meet, against a scripted API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+
+from epp.kube.api import ApiError, Query
+from epp.kube.objects import Pod
+from epp.kube.reflector import Pauses, Reflector, Source
+
+
+def raw(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+def event(kind: str, obj: dict[str, Any]) -> bytes:
+    return json.dumps({"type": kind, "object": obj}).encode()
+
+
+GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old", "status": "Failure"})
+
+
+class Server:
+    """Plays its script: lists and watches in the order they are asked for. At the script's end it hangs."""
+
+    def __init__(self, *script: object) -> None:
+        self.script = list(script)
+        self.asked: list[str] = []
+        self.done = asyncio.Event()
+
+    def _next(self) -> object:
+        if not self.script:
+            self.done.set()
+            return None
+        return self.script.pop(0)
+
+    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes:
+        self.asked.append("list" + "".join(f" {k}={v}" for k, v in query if k == "continue"))
+        step = self._next()
+        if isinstance(step, ApiError):
+            raise step
+        assert isinstance(step, dict), f"the script has {step!r} for a list"
+        return json.dumps(step).encode()
+
+    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
+        self.asked.append(f"watch {dict(query)['resourceVersion']}")
+        step = self._next()
+        if isinstance(step, ApiError):
+            raise step
+        if step is None:
+            await asyncio.get_running_loop().create_future()
+        assert isinstance(step, list), f"the script has {step!r} for a watch"
+        for line in [b"", *step]:
+            if isinstance(line, ApiError):
+                raise line
+            yield line
+
+
+def page(version: int, *objects: dict[str, Any], more: str = "") -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": str(version), "continue": more}, "items": list(objects)}
+
+
+class Names:
+    """A sink that keeps names, and counts what it is told."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.changes = 0
+        self.states: list[bool] = []
+
+    def replace(self, pods: Iterable[Pod]) -> None:
+        self.names = {pod.metadata.name for pod in pods}
+
+    def put(self, pod: Pod) -> None:
+        self.names.add(pod.metadata.name)
+
+    def remove(self, pod: Pod) -> None:
+        self.names.discard(pod.metadata.name)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def state(self, _: str, answers: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
+        self.states.append(answers)
+
+
+async def play(*script: object) -> tuple[Server, Names, Reflector[Pod]]:
+    """Follow until the script is played."""
+    server, names = Server(*script), Names()
+    reflector = Reflector(
+        server,
+        Source(what="pods", kind=Pod, path="/pods"),
+        sink=names,
+        on_change=names.changed,
+        on_state=names.state,
+        rng=random.Random(1),
+    )
+    task = asyncio.create_task(reflector.run())
+    done = asyncio.create_task(server.done.wait())
+    finished, _ = await asyncio.wait((task, done), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    if task in finished:
+        await task
+    assert finished, f"asked only {server.asked}"
+    reflector.check_integrity()
+    task.cancel()
+    return server, names, reflector
+
+
+async def test_it_lists_and_then_watches_from_there() -> None:
+    server, names, reflector = await play(
+        page(5, raw("a", 1), raw("b", 2)),
+        [event("ADDED", raw("c", 6)), event("MODIFIED", raw("a", 7)), event("DELETED", raw("b", 8))],
+    )
+    assert server.asked == ["list", "watch 5", "watch 8"]
+    assert names.names == {"a", "c"}
+    assert names.changes == 4
+    assert names.states == [True]
+    assert reflector.synced
+
+
+async def test_a_long_list_comes_in_pages() -> None:
+    server, names, _ = await play(page(5, raw("a", 1), more="token"), page(5, raw("b", 2)))
+    assert server.asked == ["list", "list continue=token", "watch 5"]
+    assert names.names == {"a", "b"}
+    assert names.changes == 1, "half a list is not handed on"
+
+
+async def test_a_bookmark_moves_on_without_a_change() -> None:
+    server, names, _ = await play(page(5), [event("BOOKMARK", raw("", 99))])
+    assert server.asked[-1] == "watch 99"
+    assert names.changes == 1
+
+
+async def test_what_a_watch_has_missed_is_listed_anew() -> None:
+    server, names, _ = await play(page(5, raw("a", 1)), [GONE], page(9, raw("b", 8)))
+    assert server.asked == ["list", "watch 5", "list", "watch 9"]
+    assert names.names == {"b"}
+    assert names.states == [True], "nothing was wrong"
+
+
+async def test_a_watch_refused_as_too_old_is_listed_anew_as_well() -> None:
+    server, _, _ = await play(page(5), ApiError("expired", status=410), page(9))
+    assert server.asked == ["list", "watch 5", "list", "watch 9"]
+
+
+async def test_a_watch_that_breaks_goes_on_where_it_was_and_nothing_is_forgotten() -> None:
+    server, names, _ = await play(page(5, raw("a", 1)), [event("ADDED", raw("b", 6)), ApiError("reset")])
+    assert server.asked == ["list", "watch 5", "watch 6"]
+    assert names.names == {"a", "b"}
+
+
+async def test_an_api_server_that_is_away_is_asked_again_and_what_is_known_stays() -> None:
+    server, names, reflector = await play(
+        page(5, raw("a", 1)), [ApiError("reset")], ApiError("refused"), [event("ADDED", raw("b", 6))]
+    )
+    assert server.asked == ["list", "watch 5", "watch 5", "watch 5", "watch 6"]
+    assert names.names == {"a", "b"}
+    assert names.states == [True, False, True]
+    assert reflector.synced
+
+
+async def test_before_the_first_list_nothing_is_known() -> None:
+    server, names, reflector = await play(ApiError("refused"), ApiError("forbidden", status=403), page(5))
+    assert server.asked == ["list", "list", "list", "watch 5"]
+    assert names.states == [False, True]
+    assert reflector.synced
+
+
+async def test_an_answer_that_cannot_be_read_is_listed_anew() -> None:
+    server, names, _ = await play(page(5), [b"<html>"], page(6, raw("a", 6)))
+    assert server.asked == ["list", "watch 5", "list", "watch 6"]
+    assert names.names == {"a"}
+
+
+async def test_a_list_token_that_has_expired_starts_the_list_anew() -> None:
+    server, names, _ = await play(
+        page(5, raw("a", 1), more="token"), ApiError("expired", status=410), page(9, raw("b", 1))
+    )
+    assert server.asked == ["list", "list continue=token", "list", "watch 9"]
+    assert names.names == {"b"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_what_an_operator_can_do_is_said_once(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    await play(ApiError("no", status=status), ApiError("no", status=status), page(5))
+    complaints = [r.getMessage() for r in caplog.records if "cannot be followed" in r.getMessage()]
+    assert len(complaints) == 1
+    assert ("CustomResourceDefinition" if status == 404 else "epp reference rbac") in complaints[0]
+
+
+def test_pauses_grow_to_a_bound_and_are_never_the_same() -> None:
+    pauses = Pauses(random.Random(1))
+    waited = [pauses.next_s() for _ in range(12)]
+    assert waited[0] <= 0.2
+    assert all(5 <= pause <= 10 for pause in waited[-3:])
+    assert len(set(waited)) == len(waited)
+    pauses.reset()
+    assert pauses.next_s() <= 0.2
+
+
+def test_a_pause_is_at_least_what_the_server_asks_for_within_reason() -> None:
+    pauses = Pauses(random.Random(1))
+    assert pauses.next_s(at_least_s=3.0) == 3.0
+    assert pauses.next_s(at_least_s=1e9) == 60.0

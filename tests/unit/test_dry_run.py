@@ -1,0 +1,96 @@
+"""A policy in dry run: scored on what the pick saw, told in the decision, and without any effect."""
+
+from __future__ import annotations
+
+import random
+
+from epp.decision import PickRequest
+from epp.picker import Picker
+from epp.policy import API_VERSION, KIND, Load, Metadata, Policy, PolicySpec
+from epp.telemetry.decisions import DecisionRing, as_json, encode
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+
+NAMES = ("a", "b", "c")
+
+
+def policy(name: str, spec: PolicySpec) -> Policy:
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name=name), spec=spec)
+
+
+def a_picker(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: int = 0) -> Picker:
+    picker = Picker(policy("acts", spec), rng=random.Random(seed))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(NAMES)], now=0.0
+    )
+    picker.set_dry_run(policy("tried", tried) if tried is not None else None)
+    return picker
+
+
+def ask(n: int) -> PickRequest:
+    prompt = random.Random(n % 5).randbytes(4000).hex().encode()
+    inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
+    return PickRequest(request_id=f"r{n}", inference=inference)
+
+
+def chosen(picker: Picker, *, picks: int = 60) -> list[str]:
+    made = [picker.pick(ask(n), now=n * 0.01) for n in range(picks)]
+    if picker.dry_run is not None:
+        picker.dry_run.check_integrity()
+    return [pick.decision.chosen for pick in made]
+
+
+def test_the_policy_in_force_picks_as_if_nothing_were_tried() -> None:
+    spec = PolicySpec()
+    alone = chosen(a_picker(spec))
+    for tried in (PolicySpec(rule="random"), PolicySpec(rule="round-robin"), PolicySpec(rule="affinity")):
+        assert chosen(a_picker(spec, tried)) == alone
+
+
+def test_an_equal_policy_agrees_on_every_pick() -> None:
+    for rule in ("least-cost", "random", "power-of-two", "affinity"):
+        picker = a_picker(PolicySpec(rule=rule), PolicySpec(rule=rule))
+        chosen(picker)
+        assert picker.dry_run is not None
+        assert (picker.dry_run.picks, picker.dry_run.agreed) == (60, 60), rule
+
+
+def test_another_policy_says_what_it_would_have_picked() -> None:
+    picker = a_picker(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
+    picks = [picker.pick(ask(0), now=0.0) for _ in range(3)]
+    assert len({pick.decision.chosen for pick in picks}) == 1, "the prompt stays where it is held"
+    would = [pick.decision.dry_run for pick in picks]
+    assert [w.chosen for w in would if w is not None] == ["a", "b", "c"]
+    assert [w.agrees for w in would if w is not None].count(True) == 1
+    assert {(w.policy, w.rule, w.reason) for w in would if w is not None} == {
+        ("tried", "round-robin", "turn")
+    }
+
+
+def test_a_policy_that_would_refuse_picks_nobody() -> None:
+    picker = a_picker(PolicySpec(), PolicySpec(load=Load(max_waiting=0, when_saturated="Reject")))
+    for name in NAMES:
+        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
+    would = picker.pick(ask(0), now=0.1).decision.dry_run
+    assert would is not None
+    assert (would.chosen, would.reason, would.agrees) == ("", "saturated", False)
+
+
+def test_without_one_the_decision_says_nothing() -> None:
+    picker = a_picker(PolicySpec(), PolicySpec(rule="random"))
+    picker.set_dry_run(None)
+    assert picker.pick(ask(0), now=0.0).decision.dry_run is None
+
+
+def test_the_decision_and_a_counter_show_it() -> None:
+    ring = DecisionRing(keep=10)
+    metrics = Metrics(decisions=ring, state=PickerStatus)
+    picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
+    for n in range(3):
+        metrics.picked(picker.pick(ask(n), now=0.0), seconds=0.0)
+    assert b'epp_dry_run_picks_total{agrees="true",policy="tried"} 3.0' in metrics.page()
+    record = ring.get("r0")
+    assert record is not None
+    assert b'"dry_run"' in encode(as_json(record))
+    assert b'"policy": "tried"' in encode(as_json(record))
