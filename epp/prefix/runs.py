@@ -107,3 +107,15 @@ class Mirror:
             self.unlink(self.oldest)
         self.last_use.clear()
         self.used_bytes = self.entries = 0
+
+
+def whole_chain(run: Run) -> array[int]:
+    """The hashes from the chain's first chunk to the run's last."""
+    parts, above = [run.hashes], run.parent
+    while above is not None:
+        parts.append(above.hashes)
+        above = above.parent
+    whole = array("Q")
+    for part in reversed(parts):
+        whole += part
+    return whole

@@ -16,13 +16,13 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from epp.prefix.forest import RunForest
 from epp.prefix.hashing import ChunkSchedule
-from epp.prefix.runs import Mirror, Run, Use
+from epp.prefix.runs import Mirror, Run, Use, whole_chain
 from epp.types import ChunkHash, EndpointName
 
 _ANY = sys.maxsize
@@ -105,6 +105,18 @@ class PrefixTable:
     def __len__(self) -> int:
         """Entries of all servers."""
         return sum(mirror.entries for mirror in self._mirrors.values())
+
+    def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
+        """What `record` and `charge`, called in this order, would make the server's mirror again: chains, or bytes without one.
+
+        From the oldest. The table may change between steps: what is gone by then is left out, what is new is not seen.
+        """
+        mirror = self._mirrors.get(name)
+        for use in list(mirror.uses()) if mirror is not None else ():
+            if use.leaf is None:
+                yield (), use.size_bytes
+            elif mirror is not None and mirror.last_use.get(use.leaf) is use:
+                yield whole_chain(use.leaf), 0
 
     # -- prompts -------------------------------------------------------------------------------------------------
 

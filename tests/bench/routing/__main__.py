@@ -28,6 +28,7 @@ examples:
   python -m tests.bench.routing --workloads b2b,chat --rules least-cost,lpwl,sgl --loads 0.9 --seeds 3
   python -m tests.bench.routing --trace conversation_trace.jsonl.gz --workloads none --rules all --loads 0.9
   python -m tests.bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
+  python -m tests.bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
   python -m tests.bench.routing --store results.jsonl --rules all
       writes every run down, and runs only what is not there yet (ours always: they are what changes)
   python -m tests.bench.routing --read results.jsonl --svg routing.svg
@@ -68,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--replicas", type=int, default=1, metavar="N", help="of the router (default %(default)s)"
+    )
+    parser.add_argument(
+        "--share-delay",
+        type=float,
+        metavar="S",
+        help="our replicas hear of each other's picks so much later (default: never)",
     )
     parser.add_argument(
         "--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)"
@@ -150,6 +157,7 @@ def _run(args: argparse.Namespace) -> list[Result]:
         num_servers=args.servers,
         scale=args.scale or (0.3 if quick else 1.0),
         replicas=args.replicas,
+        share_delay_s=args.share_delay,
         scrape_interval_s=args.scrape_interval,
         scrape_lag_s=args.lag,
         slow=args.slow,

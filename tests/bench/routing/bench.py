@@ -36,6 +36,8 @@ class Setting:
     scale: float = 1.0
     """Of the number of requests."""
     replicas: int = 1
+    share_delay_s: float | None = None
+    """Until the other replicas of our picker hear what one did. None: they share nothing. Other rules never share."""
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
     slow: float = 1.0
@@ -131,6 +133,7 @@ def _fleet(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedLoo
         shape=plan.shape,
         seed=run.seed,
         replicas=run.setting.replicas,
+        share_delay_s=run.setting.share_delay_s,
         adapters=frozenset(f"lora-{n}" for n in range(spec.adapters)),
     )
     return Fleet(plan, router=router, workload=workload, rng=random.Random(run.seed))

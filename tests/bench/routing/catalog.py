@@ -125,12 +125,20 @@ def policy_of(config: Config) -> Policy:
 
 
 def router_of(
-    name: str, *, shape: EngineShape, seed: int, replicas: int = 1, adapters: frozenset[str] = frozenset()
+    name: str,
+    *,
+    shape: EngineShape,
+    seed: int,
+    replicas: int = 1,
+    share_delay_s: float | None = None,
+    adapters: frozenset[str] = frozenset(),
 ) -> Router:
     """The router of a named configuration for servers of this shape."""
     config = BY_NAME[name]
     if config.ours is not None:
-        return PickerRouter(policy_of(config), seed=seed, replicas=replicas, adapters=adapters)
+        return PickerRouter(
+            policy_of(config), seed=seed, replicas=replicas, share_delay_s=share_delay_s, adapters=adapters
+        )
     assert config.rule is not None
 
     def one(replica: int) -> PeerRouter:

@@ -1,6 +1,7 @@
 """The real picker as the simulated fleet's router: its own code, given real bytes and the pages a scraper would read.
 
-Several replicas share nothing but the servers: each gets its share of the requests by chance and scrapes by itself. The picker sees
+Several replicas get their share of the requests by chance and scrape by themselves; they tell each other what they did,
+with a delay, or share nothing but the servers. The picker sees
 what Envoy would tell it: response headers at once (as of a streamed answer, so they say nothing), the end of the stream,
 and for the sampled share of requests the usage that the answer ends with. It does not see first tokens.
 """
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
+from epp.journal import Journal
 from epp.picker import Picker
 from epp.policy import Policy
 from epp.request.response import ResponseFeedback
@@ -19,6 +21,7 @@ from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName,
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
+from tests.bench.routing.shared import Shared
 
 BASE_MODEL = "base"
 
@@ -42,11 +45,23 @@ class PickerRouter:
         *,
         seed: int,
         replicas: int = 1,
+        share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
         bytes_per_token: float = 4.0,
     ) -> None:
         self._rng = random.Random(seed)
-        self._pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
+        journals: list[Journal] = [[] for _ in range(replicas)]
+        self._pickers = [
+            Picker(
+                policy,
+                rng=random.Random(seed * 1000 + n),
+                journal=None if share_delay_s is None else journal,
+            )
+            for n, journal in enumerate(journals)
+        ]
+        self._shared: Shared | None = None
+        if share_delay_s is not None:
+            self._shared = Shared(self._pickers, journals, delay_s=share_delay_s)
         self._adapters = adapters
         self._bytes_per_token = bytes_per_token
         self._open: dict[int, _Open] = {}
@@ -56,6 +71,15 @@ class PickerRouter:
     def pickers(self) -> Sequence[Picker]:
         """For reading."""
         return self._pickers
+
+    @property
+    def shared(self) -> Shared | None:
+        """For reading."""
+        return self._shared
+
+    def _advance(self, now: float) -> None:
+        if self._shared is not None:
+            self._shared.advance(now)
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         if restarted:
@@ -74,6 +98,7 @@ class PickerRouter:
             picker.set_endpoints(endpoints, now=now)
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
+        self._advance(now)
         picker = self._pickers[self._rng.randrange(len(self._pickers))]
         prompt = render(request.segments, bytes_per_token=self._bytes_per_token)
         inference = InferenceRequest(
@@ -102,6 +127,7 @@ class PickerRouter:
         self._open[request_id].first_token_s = now
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
+        self._advance(now)
         done = self._open.pop(request_id)
         if done.pick.sampled and not failed:
             feedback = ResponseFeedback(
@@ -115,6 +141,7 @@ class PickerRouter:
         done.picker.end(done.pick, outcome="failed" if failed else "ended", now=now)
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
+        self._advance(now)
         self._pickers[scraper].observe(EndpointName(server), metrics_of(page, read_at_s=now), now=now)
 
 

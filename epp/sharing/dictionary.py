@@ -1,0 +1,118 @@
+"""What earlier batches of one picker allow later ones to leave out: names of endpoints, heads of chains.
+
+A chain is told as the hash where it leaves what was told before, and the hashes that follow. The speaker keeps the set of
+hashes it has told, the listener each one's parent; both follow from the batches since the last fresh one alone, so they
+agree as long as none was missed, and the number of each batch shows whether one was.
+
+Invariant of the speaker's side: with a hash, every hash before it in its chain was told, so the last one told is found by
+bisection. Hashes are not cryptographic and clients choose prompts: an equal hash of another chain gives the listener a
+chain that nobody has, which costs it matches and nothing else; the walk is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain as chained
+from typing import Final
+
+from epp.sharing.wire import HASH_BYTES, pack_hashes, unpack_hashes
+
+MOST_HASHES: Final = 32_768
+"""Told before the speaker starts anew: about 3 MB on either side."""
+MOST_NAMES: Final = 8_192
+_MOST_CHUNKS: Final = 2**20
+"""Of one chain; longer than any body that the picker accepts."""
+
+
+class Told:
+    """The speaker's side."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+        self._names: dict[tuple[str, int], int] = {}
+        self._new: list[tuple[str, int]] = []
+
+    @property
+    def full(self) -> bool:
+        """Time to start anew with the next batch."""
+        return len(self._hashes) > MOST_HASHES or len(self._names) > MOST_NAMES
+
+    def name(self, name: str, identity: int) -> int:
+        """Index of a name, told in this batch if it is new."""
+        key = (name, identity)
+        index = self._names.get(key)
+        if index is None:
+            index = self._names[key] = len(self._names)
+            self._new.append(key)
+        return index
+
+    def new_names(self) -> list[tuple[str, int]]:
+        """What the batch must bring beside its events."""
+        new, self._new = self._new, []
+        return new
+
+    def chain(self, chain: Sequence[int]) -> tuple[bytes, bytes]:
+        """Head and tail, as told; the chain counts as told from now on."""
+        known = self._told_of(chain)
+        tail = chain[known:]
+        self._hashes.update(tail)
+        return pack_hashes(chain[known - 1 : known]) if known else b"", pack_hashes(tail)
+
+    def _told_of(self, chain: Sequence[int]) -> int:
+        """Leading hashes that were told before."""
+        hashes, low, high = self._hashes, 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if chain[middle - 1] in hashes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+class Heard:
+    """The listener's side, of one speaker."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        self._names: list[tuple[str, int]] = []
+
+    def add_names(self, names: Sequence[tuple[str, int]]) -> None:
+        self._names.extend(names[: max(0, MOST_NAMES * 2 - len(self._names))])
+
+    def name(self, index: int) -> tuple[str, int] | None:
+        """None: nobody told it."""
+        return self._names[index] if 0 <= index < len(self._names) else None
+
+    def chain(self, head: bytes, tail: bytes) -> list[int] | None:
+        """The whole chain; None where its head is unknown. MalformedError."""
+        hashes = unpack_hashes(tail)
+        if not head:
+            self._learn(0, hashes)
+            return hashes
+        at = int.from_bytes(head, "little")
+        whole = self._back_from(at)
+        if whole is None or len(head) != HASH_BYTES:
+            return None
+        self._learn(at, hashes)
+        whole += hashes
+        return whole
+
+    def _learn(self, parent: int, hashes: list[int]) -> None:
+        if len(self._parents) <= 2 * MOST_HASHES + _MOST_CHUNKS:
+            self._parents.update(zip(hashes, chained((parent,), hashes), strict=False))
+
+    def _back_from(self, at: int) -> list[int] | None:
+        """The chain that ends in a hash, by its parents; 0 is before the first."""
+        parents = self._parents
+        whole: list[int] = []
+        while at:
+            if len(whole) > _MOST_CHUNKS:
+                return None
+            whole.append(at)
+            parent = parents.get(at)
+            if parent is None:
+                return None
+            at = parent
+        whole.reverse()
+        return whole

@@ -1,0 +1,87 @@
+"""One picker's side of the sharing: what to say next, and what was said. Pure; the simulator runs it as the service does.
+
+Callers: `epp.sharing.service` over Redis or a local socket, the simulator over a delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from epp.journal import Journal
+from epp.picker import Picker
+from epp.prefix.hashing import ChunkSchedule
+from epp.sharing.listener import Listener
+from epp.sharing.speaker import Speaker
+from epp.sharing.storing import TableWriter
+from epp.sharing.wire import channel_of
+
+LIFE_SIGN_S: Final = 1.0
+"""A picker that has nothing to say says so this often."""
+
+
+class Exchange:
+    """Between one picker and its peers. `me` is random, another one after each start."""
+
+    def __init__(
+        self, picker: Picker, journal: Journal, *, me: bytes, outbox_bytes: int, peer_timeout_s: float
+    ) -> None:
+        self._picker = picker
+        self._journal = journal
+        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes)
+        self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s)
+        self._hello_told = 0
+        self._said_at = float("-inf")
+
+    def channel(self, pool: str) -> str:
+        """Where its peers are; changes with the policy's chunks."""
+        chunks = self._picker.policy.spec.chunks
+        schedule = ChunkSchedule(
+            chunk_bytes=chunks.size_bytes,
+            later_chunk_bytes=chunks.later_size_bytes,
+            later_from_bytes=chunks.later_from_bytes,
+        )
+        return channel_of(pool, schedule)
+
+    def gather(self) -> None:
+        """Take in what the picker did; to be called whether or not anybody can be told."""
+        self.speaker.gather(self._journal)
+
+    def next_batch(self, *, now: float, flags: int = 0) -> bytes | None:
+        """What to say now; None: nothing, and a sign of life is not due."""
+        listener = self.listener
+        if listener.start_anew:
+            listener.start_anew = False
+            self.speaker.start_anew()
+        due = self.speaker.waiting or flags or listener.hello != self._hello_told
+        if not due and now - self._said_at < LIFE_SIGN_S:
+            return None
+        self._said_at = now
+        self._hello_told = listener.hello
+        return self.speaker.batch(now=now, hello=listener.hello, flags=flags)
+
+    def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
+        """A batch from the channel, of anybody. MalformedError."""
+        self.listener.hear(data, now=now, age_s=age_s)
+
+    def expire(self, *, now: float) -> None:
+        """Forget peers that have gone silent."""
+        self.listener.expire(now=now)
+
+    def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
+        """A stored table, in portions. MalformedError."""
+        return self.listener.load(data, now=now, age_s=age_s)
+
+    def writer(self) -> TableWriter:
+        """To store this picker's table."""
+        return TableWriter(self._picker)
+
+    def leave(self, *, now: float) -> None:
+        """The channel is another one from now on."""
+        self.listener.forget_all(now=now)
+        self.speaker.start_anew()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of both sides."""
+        self.speaker.check_integrity()
+        self.listener.check_integrity()

@@ -1,0 +1,314 @@
+"""What other pickers tell, applied to this one's table and loads.
+
+Owns, for every other picker heard of, what its batches refer to and which of its requests are open. Invariants: an open
+request of another picker holds exactly one booking here, released when it ends, when that picker says to forget, when
+one of its batches is missing (its end may have been in it), or when nothing was heard of it for the timeout; nothing
+told of a time before an endpoint lost its cache enters the table.
+
+Pure: `now` is the caller's monotonic time, `age_s` how long a batch has been under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from epp.endpoints.backlog import Booking
+from epp.endpoints.state import EndpointState
+from epp.picker import Picker
+from epp.prefix.table import PrefixTable, Recorded
+from epp.sharing.dictionary import Heard
+from epp.sharing.speaker import identity_of
+from epp.sharing.wire import (
+    Batch,
+    Began,
+    Charged,
+    Event,
+    Flag,
+    Held,
+    Kept,
+    Moved,
+    Over,
+    Restarted,
+    Sized,
+    decode_batch,
+    decode_table,
+)
+from epp.types import ChunkHash, EndpointName
+
+_MOST_OPEN: Final = 100_000
+"""Requests of one other picker; more are not believed."""
+_MOST_TOKENS: Final = 2**31
+_SAME_RESTART_S: Final = 5.0
+"""Word of a restart within so long of our own is of the same one: pickers scrape at different moments."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request that another picker has under way."""
+
+    state: EndpointState
+    process: int
+    booking: Booking
+    chain: list[ChunkHash]
+    table: PrefixTable
+    recorded: Recorded | None
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """Another picker."""
+
+    heard_at: float
+    number: int = 0
+    hello: int = 0
+    synced: bool = False
+    """Nothing is missing since its last fresh batch."""
+    asked: bool = False
+    """To start anew, since it is not synced."""
+    heard: Heard = field(default_factory=Heard)
+    open: dict[int, _Open] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HeardCounts:
+    """For metrics and tests."""
+
+    batches: int = 0
+    events: int = 0
+    """Applied."""
+    unresolved: int = 0
+    """Events left out since they refer to what was missed."""
+    stale: int = 0
+    """Chains left out since their endpoint has lost its cache after they were told, or is another process by now."""
+    strangers: int = 0
+    """Events left out since they are about endpoints that this picker does not know."""
+    gaps: int = 0
+    """Times at which batches of another picker were missing."""
+
+
+class Listener:
+    def __init__(self, picker: Picker, *, me: bytes, timeout_s: float) -> None:
+        self._picker = picker
+        self._me = me
+        self._timeout_s = timeout_s
+        self._peers: dict[bytes, _Peer] = {}
+        self._floors: dict[EndpointName, float] = {}
+        """Counters of prompt tokens when a stored table was made, until the endpoint's own was seen."""
+        self.counts = HeardCounts()
+        self.hello = 0
+        """To be told in every batch; changes when this picker has missed something."""
+        self.start_anew = False
+        """Somebody joined or missed something: the speaker is to start anew. Whoever sees to it takes it back."""
+        self.joining = False
+        """The last batch was of one who waits for a table. Whoever sees to it takes it back."""
+        self.stored = False
+        """Another picker has stored its table. Whoever sees to it takes it back."""
+
+    @property
+    def peers(self) -> int:
+        """Other pickers that are alive."""
+        return len(self._peers)
+
+    def forget_all(self, *, now: float) -> None:
+        """The channel is another one now, or was lost for long: nothing that was told before counts."""
+        for peer in self._peers.values():
+            self._release_all(peer, now=now)
+        self._peers.clear()
+
+    def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
+        """One batch, this picker's own included, which is passed over. MalformedError."""
+        batch = decode_batch(data)
+        if batch.speaker == self._me:
+            return
+        peer = self._peers.get(batch.speaker)
+        if peer is None:
+            peer = self._peers[batch.speaker] = _Peer(heard_at=now - age_s, hello=batch.hello)
+            self.start_anew = True
+        elif batch.number <= peer.number:
+            return  # a sender that could not tell whether it was heard says it again
+        elif batch.number != peer.number + 1:
+            self.counts.gaps += 1
+            peer.synced = peer.asked = False
+            self._release_all(peer, now=now)
+        self._follow(peer, batch, now=now, age_s=age_s)
+        books = age_s < self._timeout_s
+        for event in batch.events:
+            self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books)
+
+    def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
+        """A stored table, a portion at each step, so that others may have their turn between. MalformedError."""
+        reader = _Peer(heard_at=now)
+        for portion in decode_table(data).batches:
+            batch = decode_batch(portion)
+            if batch.flags & Flag.FRESH:
+                reader.heard = Heard()
+            reader.heard.add_names(batch.names)
+            for event in batch.events:
+                if isinstance(event, Held | Charged | Sized):
+                    self._apply(reader, 0, event, made_at=now - age_s, now=now, books=False)
+            yield
+
+    def expire(self, *, now: float) -> None:
+        """Forget pickers that are silent; compare counters with those in the table that was loaded."""
+        for who in [w for w, peer in self._peers.items() if now - peer.heard_at > self._timeout_s]:
+            self._release_all(self._peers.pop(who), now=now)
+        for name, floor in list(self._floors.items()):
+            state = self._picker.fleet.get(name)
+            computed = state.metrics.prompt_tokens if state is not None and state.metrics else None
+            if state is None or computed is not None:
+                del self._floors[name]
+            if computed is not None and computed < floor:
+                self._picker.table.clear_endpoint(name)
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, peer: _Peer, batch: Batch, *, now: float, age_s: float) -> None:
+        """What a batch says beside its events."""
+        self.counts.batches += 1
+        peer.number = batch.number
+        peer.heard_at = max(peer.heard_at, now - age_s)
+        if batch.flags & Flag.FRESH:
+            peer.heard, peer.synced, peer.asked = Heard(), True, False
+        elif not peer.synced and not peer.asked:
+            peer.asked = True
+            self.hello += 1
+        if batch.flags & Flag.FORGET:
+            self._release_all(peer, now=now)
+        if batch.hello != peer.hello:
+            peer.hello = batch.hello
+            self.start_anew = True
+        self.joining |= bool(batch.flags & Flag.JOINING)
+        self.stored |= bool(batch.flags & Flag.STORED)
+        peer.heard.add_names(batch.names)
+
+    def _apply(
+        self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
+    ) -> None:
+        """books: whether requests of this picker still count as load."""
+        if isinstance(event, Over):
+            self._over(peer, newest - event.ago, event, at=made_at - event.age_ms / 1000, now=now)
+            return
+        known = peer.heard.name(event.endpoint)
+        if known is None:
+            self.counts.unresolved += 1
+            return
+        name = EndpointName(known[0])
+        state = self._picker.fleet.get(name)
+        if state is None:
+            self.counts.strangers += 1
+            return
+        if known[1] != identity_of(state):
+            self.counts.stale += 1
+            return
+        self.counts.events += 1
+        if isinstance(event, Began | Moved):
+            self._began(
+                peer, newest - event.ago, event, state, at=made_at - event.age_ms / 1000, now=now, books=books
+            )
+        elif isinstance(event, Held):
+            self._record(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
+        elif isinstance(event, Charged):
+            self._picker.table.charge(name, size_bytes=event.size_bytes, now=now)
+        elif isinstance(event, Restarted):
+            self._restarted(state, at=made_at - event.age_ms / 1000)
+        else:
+            self._sized(state, event)
+
+    def _began(
+        self,
+        peer: _Peer,
+        number: int,
+        event: Began | Moved,
+        state: EndpointState,
+        *,
+        at: float,
+        now: float,
+        books: bool,
+    ) -> None:
+        chain = self._chain(peer, event)
+        before = peer.open.pop(number, None)
+        if before is not None:
+            self._close(before, kept=Kept.LOST, at=at, now=now)
+        recorded = self._record(state, chain, at=at, now=now)
+        if event.adapter and at >= state.cold_at:
+            adapter = peer.heard.name(event.adapter - 1)
+            if adapter is not None:
+                state.use_adapter(adapter[0], spec=self._picker.policy.spec, now=now)
+        if not books or len(peer.open) >= _MOST_OPEN:
+            return
+        booking = Booking(tokens=max(0, min(event.tokens, _MOST_TOKENS)), booked_at=at)
+        state.book_peers(booking, at=at, now=now)
+        peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
+
+    def _chain(self, peer: _Peer, event: Began | Moved | Held) -> list[ChunkHash]:
+        """Empty where its head is unknown."""
+        chain = peer.heard.chain(event.head, event.tail)
+        if chain is None:
+            self.counts.unresolved += 1
+            return []
+        return cast("list[ChunkHash]", chain)
+
+    def _record(
+        self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float
+    ) -> Recorded | None:
+        if not chain:
+            return None
+        if at < state.cold_at:
+            self.counts.stale += 1
+            return None
+        return self._picker.table.record(state.endpoint.name, chain, now=now)
+
+    def _over(self, peer: _Peer, number: int, event: Over, *, at: float, now: float) -> None:
+        request = peer.open.pop(number, None)
+        if request is not None:  # else it began before this picker listened
+            self.counts.events += 1
+            self._close(request, kept=event.kept, at=at, now=now)
+
+    def _close(self, request: _Open, *, kept: int, at: float, now: float) -> None:
+        """Release the booking; touch or take back the chain, if the table still has it for the same server."""
+        state = request.state
+        if kept == Kept.DETACHED:
+            state.detach_peers(at=at)
+        else:
+            state.release_peers(request.booking, computed=kept == Kept.COMPUTED, at=at, now=now)
+        table, name = self._picker.table, state.endpoint.name
+        same_server = self._picker.fleet.get(name) is state and state.process == request.process
+        if request.recorded is None or request.table is not table or not same_server:
+            return
+        if kept == Kept.LOST:
+            table.undo(request.recorded)
+        else:
+            table.touch(name, request.chain, now=now)
+
+    def _release_all(self, peer: _Peer, *, now: float) -> None:
+        """Whatever became of its requests: they hold nothing any more."""
+        for request in peer.open.values():
+            request.state.release_peers(request.booking, computed=False, at=now, now=now)
+        peer.open.clear()
+
+    def _restarted(self, state: EndpointState, *, at: float) -> None:
+        """Another picker saw an endpoint's counters go back. Its metrics stay: our own scrape will tell."""
+        if at > state.cold_at + _SAME_RESTART_S:
+            state.cold_at = at
+            state.process += 1
+            state.adapters.clear()
+            self._picker.table.clear_endpoint(state.endpoint.name)
+
+    def _sized(self, state: EndpointState, event: Sized) -> None:
+        """Room for what follows, until the endpoint itself has told its size."""
+        name = state.endpoint.name
+        if state.metrics is None:
+            self._picker.table.resize(name, capacity_bytes=max(0, event.capacity_bytes))
+            if event.prompt_tokens is not None:
+                self._floors[name] = event.prompt_tokens
+
+    def check_integrity(self) -> None:
+        """Assert the invariants named in the module's docstring."""
+        held: dict[int, int] = {}
+        for peer in self._peers.values():
+            for request in peer.open.values():
+                held[id(request.state)] = held.get(id(request.state), 0) + 1
+        for state in self._picker.fleet.states():
+            assert state.peers_in_flight >= held.get(id(state), 0)

@@ -1,0 +1,207 @@
+"""What this picker tells the others: its journal, turned into events, kept in a bounded row, cut into batches.
+
+Nothing here waits or is waited for. When the link is slow or away the row grows to its limit; from there on the oldest
+events go, counted, and the next batch says that requests told of before are to be forgotten, since their ends may be gone.
+
+Invariants: `_bytes` is the sum of what the events in the row are worth; a request has a number from its first event
+until its last.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from xxhash import xxh3_64_intdigest
+
+from epp.endpoints.state import EndpointState
+from epp.journal import Journal, Work
+from epp.sharing.dictionary import Told
+from epp.sharing.wire import (
+    HASH_BYTES,
+    Batch,
+    Began,
+    Event,
+    Flag,
+    Held,
+    Kept,
+    Moved,
+    Over,
+    Restarted,
+    age_ms,
+    encode,
+)
+
+_EVENT_BYTES: Final = 64
+"""What an event is counted for beside its hashes."""
+_BATCH_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One event that waits. Plain values: the request may change or go meanwhile."""
+
+    kind: Literal["began", "moved", "over", "held", "restarted"]
+    at: float
+    number: int = 0
+    name: str = ""
+    identity: int = 0
+    tokens: int = 0
+    adapter: str = ""
+    kept: Kept = Kept.LOST
+    chain: array[int] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return _EVENT_BYTES + HASH_BYTES * len(self.chain or ())
+
+
+def identity_of(state: EndpointState) -> int:
+    """Which process of its name an endpoint is, as far as the source tells: 32 bits, equal on all pickers."""
+    endpoint = state.endpoint
+    return (
+        xxh3_64_intdigest(f"{endpoint.incarnation}\0{endpoint.model}".encode("utf-8", "surrogatepass")) >> 32
+    )
+
+
+class Speaker:
+    def __init__(self, *, speaker: bytes, limit_bytes: int) -> None:
+        self._speaker = speaker
+        self._limit_bytes = limit_bytes
+        self._rows: deque[_Row] = deque()
+        self._bytes = 0
+        self._numbers: dict[Work, int] = {}
+        self._newest = 0
+        self._batches = 0
+        self._told = Told()
+        self._fresh = self._forget = True
+        self.dropped = 0
+        """Events that the row had no room for."""
+        self.told = 0
+        """Events that went into batches."""
+
+    @property
+    def waiting(self) -> int:
+        """Events in the row."""
+        return len(self._rows)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._bytes
+
+    def start_anew(self) -> None:
+        """Somebody joined or missed a batch: the next one refers to nothing before it."""
+        self._fresh = True
+
+    def gather(self, journal: Journal) -> None:
+        """Take the journal's entries into the row; the journal is empty then."""
+        for entry in journal:
+            if entry[0] == "grew":
+                self._add(_row_of("held", entry[1], entry[2], chain=array("Q", entry[3])))
+            elif entry[0] == "restarted":
+                self._add(_row_of("restarted", entry[1], entry[2]))
+            else:
+                self._add_work(entry[0], entry[1], entry[2])
+        journal.clear()
+        while self._bytes > self._limit_bytes:
+            self._bytes -= self._rows.popleft().size_bytes
+            self.dropped += 1
+            self._forget = True
+
+    def _add_work(self, kind: Literal["began", "moved", "over"], at: float, work: Work) -> None:
+        if kind == "over":
+            number = self._numbers.pop(work, 0)
+            self._add(_Row(kind=kind, at=at, number=number, kept=_kept(work)))
+            return
+        if kind == "began":
+            self._newest += 1
+            self._numbers[work] = self._newest
+        chain = array("Q", () if work.prefix_lost else work.chain)
+        row = _row_of(kind, at, work.state, chain=chain)
+        row.number = self._numbers.get(work, 0)
+        row.tokens, row.adapter = work.booking.tokens, work.decision.adapter
+        self._add(row)
+
+    def _add(self, row: _Row) -> None:
+        self._rows.append(row)
+        self._bytes += row.size_bytes
+
+    def batch(self, *, now: float, hello: int = 0, flags: int = 0) -> bytes:
+        """The next batch, of as many events as one may hold; without any, a sign of life."""
+        if self._told.full:
+            self._fresh = True
+        if self._fresh:
+            self._told = Told()
+            flags |= Flag.FRESH
+        if self._forget:
+            flags |= Flag.FORGET
+        self._fresh = self._forget = False
+        events: list[Event] = []
+        taken = 0
+        while self._rows and taken < _BATCH_BYTES:
+            row = self._rows.popleft()
+            taken += row.size_bytes
+            events.append(self._event(row, now=now))
+        self._bytes -= taken
+        self.told += len(events)
+        self._batches += 1
+        return encode(
+            Batch(
+                speaker=self._speaker,
+                number=self._batches,
+                hello=hello,
+                flags=flags,
+                newest=self._newest,
+                names=self._told.new_names(),
+                events=events,
+            )
+        )
+
+    def _event(self, row: _Row, *, now: float) -> Event:
+        age = age_ms(now, row.at)
+        if row.kind == "over":
+            return Over(ago=self._newest - row.number, age_ms=age, kept=int(row.kept))
+        endpoint = self._told.name(row.name, row.identity)
+        if row.kind == "restarted":
+            return Restarted(age_ms=age, endpoint=endpoint)
+        head, tail = self._told.chain(row.chain or ())
+        if row.kind == "held":
+            return Held(age_ms=age, endpoint=endpoint, head=head, tail=tail)
+        made = Began if row.kind == "began" else Moved
+        return made(
+            ago=self._newest - row.number,
+            age_ms=age,
+            endpoint=endpoint,
+            tokens=row.tokens,
+            adapter=self._told.name(row.adapter, 0) + 1 if row.adapter else 0,
+            head=head,
+            tail=tail,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert the invariants named in the module's docstring."""
+        assert self._bytes == sum(row.size_bytes for row in self._rows)
+        assert self._bytes <= self._limit_bytes
+        assert all(0 < number <= self._newest for number in self._numbers.values())
+
+
+def _row_of(
+    kind: Literal["began", "moved", "held", "restarted"],
+    at: float,
+    state: EndpointState,
+    *,
+    chain: array[int] | None = None,
+) -> _Row:
+    return _Row(kind=kind, at=at, name=state.endpoint.name, identity=identity_of(state), chain=chain)
+
+
+def _kept(work: Work) -> Kept:
+    decision = work.decision
+    if decision.outcome == "detached":
+        return Kept.DETACHED
+    if work.prefix_lost:
+        return Kept.LOST
+    served = decision.outcome == "ended" and decision.status is not None and decision.status < 400
+    return Kept.COMPUTED if served else Kept.ABORTED

@@ -1,0 +1,66 @@
+"""A picker's table as bytes, for those who join: every endpoint's chains from the least to the most recently used.
+
+Made in portions, so that picks go on between them; each endpoint's part is one consistent moment. Heads of chains are
+told once, as between live pickers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from epp.picker import Picker
+from epp.sharing.dictionary import Told
+from epp.sharing.speaker import identity_of
+from epp.sharing.wire import Batch, Charged, Event, Flag, Held, Sized, StoredTable, encode
+
+_PORTION: Final = 200
+"""Chains of one portion: a few milliseconds, to make and to load."""
+
+
+class TableWriter:
+    """Iterate to the end, then take the bytes."""
+
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._portions: list[bytes] = []
+        self._told = Told()
+        self._fresh = True
+
+    def portions(self) -> Iterator[None]:
+        """One step for each portion."""
+        for state in list(self._picker.fleet.states()):
+            name = state.endpoint.name
+            if self._picker.fleet.get(name) is not state:
+                continue
+            table = self._picker.table
+            counter = state.metrics.prompt_tokens if state.metrics else None
+            index = self._told.name(name, identity_of(state))
+            events: list[Event] = [
+                Sized(endpoint=index, capacity_bytes=table.capacity_bytes(name), prompt_tokens=counter)
+            ]
+            for chain, size_bytes in table.uses(name):
+                if len(events) >= _PORTION:
+                    self._cut(events)
+                    yield
+                    index = self._told.name(name, identity_of(state))
+                    events = []
+                if chain:
+                    head, tail = self._told.chain(chain)
+                    events.append(Held(age_ms=0, endpoint=index, head=head, tail=tail))
+                else:
+                    events.append(Charged(endpoint=index, size_bytes=size_bytes))
+            self._cut(events)
+            yield
+
+    def data(self) -> bytes:
+        return encode(StoredTable(batches=self._portions))
+
+    def _cut(self, events: list[Event]) -> None:
+        flags, names = int(Flag.FRESH if self._fresh else 0), self._told.new_names()
+        self._portions.append(
+            encode(Batch(speaker=b"", number=0, hello=0, flags=flags, newest=0, names=names, events=events))
+        )
+        self._fresh = self._told.full
+        if self._fresh:
+            self._told = Told()

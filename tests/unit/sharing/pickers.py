@@ -1,0 +1,100 @@
+"""Several real pickers with an exchange each, and a channel between them that the test controls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from epp.decision import Pick, PickRequest
+from epp.journal import Journal
+from epp.picker import Outcome, Picker
+from epp.policy import DEFAULT_POLICY, Policy
+from epp.sharing.exchange import Exchange
+from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+
+TIMEOUT_S = 5.0
+
+
+def endpoints(names: str = "ab", *, incarnation: str = "") -> list[Endpoint]:
+    return [
+        Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000), model="m", incarnation=incarnation)
+        for i, n in enumerate(names, start=1)
+    ]
+
+
+def text(name: str, size: int = 8000) -> bytes:
+    """Another text for every name."""
+    return random.Random(name).randbytes(size // 2).hex().encode()
+
+
+class Replica:
+    """One picker and its exchange."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        on: Sequence[Endpoint] = (),
+        outbox_bytes: int = 2**24,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
+        journal: Journal = []
+        self.picker = Picker(policy, rng=random.Random(number), journal=journal)
+        self.picker.set_endpoints(on or endpoints(), now=0.0)
+        self.exchange = Exchange(
+            self.picker,
+            journal,
+            me=number.to_bytes(8, "little"),
+            outbox_bytes=outbox_bytes,
+            peer_timeout_s=TIMEOUT_S,
+        )
+
+    def pick(self, prompt: bytes, *, now: float, model: str = "m") -> Pick:
+        inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
+        return self.picker.pick(PickRequest(request_id="r", inference=inference), now=now)
+
+    def end(self, pick: Pick, *, now: float, outcome: Outcome = "ended", status: int = 200) -> None:
+        self.picker.on_response_headers(pick, status=status, served=None, now=now)
+        self.picker.end(pick, outcome=outcome, now=now)
+
+    def say(self, *, now: float, flags: int = 0) -> list[bytes]:
+        """All that it has to say now."""
+        self.exchange.gather()
+        said = []
+        while (batch := self.exchange.next_batch(now=now, flags=flags)) is not None:
+            said.append(batch)
+            flags = 0
+        return said
+
+    def hear(self, said: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:
+        for batch in said:
+            self.exchange.hear(batch, now=now, age_s=age_s)
+        self.check()
+
+    def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:
+        """Tokens of the prompt that each endpoint is believed to hold; nothing is left behind by asking."""
+        probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy)
+        chain = probe.picker._chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
+        return self.picker.table.match(chain)
+
+    def in_flight_of_peers(self) -> dict[str, int]:
+        return {s.endpoint.name: s.peers_in_flight for s in self.picker.fleet.states() if s.peers_in_flight}
+
+    def undone(self, *, now: float) -> float:
+        """Prompt tokens that all servers have yet to compute, as this picker sees it."""
+        return sum(s.backlog.undone_tokens(now=now, rate=0.0) for s in self.picker.fleet.states())
+
+    def check(self) -> None:
+        self.picker.table.check_integrity()
+        self.picker.fleet.check_integrity()
+        self.exchange.check_integrity()
+
+
+def meet(replicas: Sequence[Replica], *, now: float, rounds: int = 3) -> None:
+    """Everybody says everything and hears everybody, until nobody refers to what another missed."""
+    for _ in range(rounds):
+        for speaker in replicas:
+            said = speaker.say(now=now)
+            for listener in replicas:
+                listener.hear(said, now=now)
+        now += 1.0

@@ -1,0 +1,274 @@
+"""What pickers learn from each other: holdings, bookings, and what happens when words are lost, late or out of date."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from epp.policy import DEFAULT_POLICY, Chunks, Policy
+from epp.sharing.wire import Flag, MalformedError, decode_batch
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
+
+
+def two() -> tuple[Replica, Replica]:
+    one, other = Replica(1), Replica(2)
+    meet([one, other], now=0.0)
+    return one, other
+
+
+def test_a_pick_is_known_to_the_others_with_its_work() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.05), now=10.1)
+    chosen = pick.decision.chosen
+    assert other.matched(text("p"), now=10.1) == one.matched(text("p"), now=10.1) == {chosen: 31}
+    assert other.in_flight_of_peers() == {chosen: 1}
+    assert other.undone(now=10.1) == pick.decision.prompt_tokens
+    assert other.pick(text("p"), now=10.2).decision.chosen == chosen
+
+
+def test_the_end_of_a_request_releases_its_booking_and_keeps_its_prefix() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    one.end(pick, now=11.0)
+    other.hear(one.say(now=11.0), now=11.0)
+    assert other.in_flight_of_peers() == {}
+    assert other.undone(now=11.0) == 0
+    assert other.matched(text("p"), now=11.0)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_request_that_failed_leaves_nothing_behind(*, together: bool) -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    if not together:
+        other.hear(one.say(now=10.0), now=10.0)
+    one.end(pick, now=11.0, status=500)
+    other.hear(one.say(now=11.0), now=11.0)
+    assert other.in_flight_of_peers() == {}
+    assert other.matched(text("p"), now=11.0) == {}
+
+
+def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    served = next(e for e in endpoints() if e.address != pick.destinations[0])
+    one.picker.on_response_headers(pick, status=200, served=served.address, now=11.0)
+    other.hear(one.say(now=11.0), now=11.0)
+    assert other.in_flight_of_peers() == {served.name: 1}
+    assert set(other.matched(text("p"), now=11.0)) == {served.name}
+
+
+def test_a_request_that_is_let_go_counts_by_scrapes_and_its_work_drains() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    one.picker.detach(pick, now=10.5)
+    other.hear(one.say(now=11.0), now=11.0)
+    assert other.in_flight_of_peers() == {}
+    assert other.undone(now=11.0) > 0
+
+
+def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
+    on = [replace(e, adapters=frozenset({"sql"})) for e in endpoints()]
+    one, other = Replica(1, on=on), Replica(2, on=on)
+    meet([one, other], now=0.0)
+    pick = one.pick(text("p"), now=1.0, model="sql")
+    other.hear(one.say(now=1.0), now=1.0)
+    state = other.picker.fleet.get(pick.decision.chosen)
+    assert state is not None
+    assert list(state.adapters) == ["sql"]
+
+
+def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    other.exchange.expire(now=10.0 + TIMEOUT_S)
+    assert other.in_flight_of_peers() != {}
+    other.exchange.expire(now=10.1 + TIMEOUT_S)
+    assert other.in_flight_of_peers() == {}
+    assert other.undone(now=16.0) == 0
+    assert other.exchange.listener.peers == 0
+    assert other.matched(text("p"), now=16.0), "the server computed it all the same"
+
+
+def test_an_idle_picker_gives_a_sign_of_life_once_a_second() -> None:
+    one, _ = two()
+    assert one.say(now=10.0)
+    assert one.say(now=10.5) == []
+    assert one.say(now=11.0)
+
+
+def test_a_chain_is_told_from_where_it_leaves_what_was_told_before() -> None:
+    one, other = two()
+    turn = text("p", 40_000)
+    one.pick(turn, now=10.0)
+    first = one.say(now=10.0)
+    one.pick(turn + text("q", 8_000), now=11.0)
+    second = one.say(now=11.0)
+    one.pick(turn[:20_000] + text("r", 1_000), now=12.0)
+    third = one.say(now=12.0)
+    for said in (first, second, third):
+        other.hear(said, now=12.0)
+    assert [len(b"".join(said)) // 100 for said in (first, second, third)] == [7, 0, 0]
+    assert other.exchange.listener.counts.unresolved == 0
+    for prompt in (turn + text("q", 8_000), turn[:20_000] + text("r", 1_000)):
+        assert other.matched(prompt, now=12.0) == one.matched(prompt, now=12.0)
+
+
+def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew() -> None:
+    one, other = two()
+    turn = text("p", 40_000)
+    one.pick(text("s"), now=9.0)
+    other.hear(one.say(now=9.0), now=9.0)
+    one.pick(turn, now=10.0)
+    one.say(now=10.0)
+    one.pick(turn + text("q"), now=11.0)
+    other.hear(one.say(now=11.0), now=11.0)
+    counts = other.exchange.listener.counts
+    assert (counts.gaps, counts.unresolved) == (1, 1)
+    assert sum(other.in_flight_of_peers().values()) == 1, "only of the batch that was heard"
+    one.hear(other.say(now=11.1), now=11.1)
+    one.pick(turn + text("r"), now=12.0)
+    other.hear(one.say(now=12.0), now=12.0)
+    assert (counts.gaps, counts.unresolved) == (1, 1)
+    assert other.matched(turn + text("r"), now=12.0) == one.matched(turn + text("r"), now=12.0)
+
+
+def test_a_batch_that_is_said_twice_counts_once() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    said = one.say(now=10.0)
+    other.hear(said + said, now=10.0)
+    assert sum(other.in_flight_of_peers().values()) == 1
+
+
+def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> None:
+    one, other = Replica(1, outbox_bytes=2000), Replica(2)
+    meet([one, other], now=0.0)
+    one.pick(text("told"), now=1.0)
+    other.hear(one.say(now=1.0), now=1.0)
+    for n in range(20):
+        one.pick(text(str(n)), now=2.0)
+        one.exchange.gather()
+    one.check()
+    speaker = one.exchange.speaker
+    assert speaker.waiting_bytes <= 2000
+    assert speaker.dropped + speaker.waiting == 20
+    other.hear(one.say(now=3.0), now=3.0)
+    assert sum(other.in_flight_of_peers().values()) == 20 - speaker.dropped, (
+        "also the one told of before is forgotten"
+    )
+
+
+def test_news_from_before_a_restart_do_not_bring_back_what_the_server_has_lost() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    said = one.say(now=10.0)
+    restarted(other, pick.decision.chosen, now=10.2)
+    other.hear(said, now=10.3, age_s=0.3)
+    assert other.matched(text("p"), now=10.3) == {}
+    assert other.exchange.listener.counts.stale == 1
+    one.pick(text("p"), now=10.4)
+    other.hear(one.say(now=10.45), now=10.5, age_s=0.05)
+    assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
+
+
+def test_news_of_another_process_of_the_same_name_are_passed_over() -> None:
+    one, other = two()
+    other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
+    one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    assert other.matched(text("p"), now=10.0) == {}
+    assert other.exchange.listener.counts.stale == 1
+
+
+def test_a_restart_that_one_sees_from_counters_clears_the_others_tables_once() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    restarted(one, pick.decision.chosen, now=20.0)
+    said = one.say(now=20.0)
+    other.hear(said, now=20.0)
+    assert other.matched(text("p"), now=20.0) == {}
+    again = other.pick(text("p"), now=20.5)
+    other.end(again, now=21.0)
+    third = Replica(3)
+    restarted(third, pick.decision.chosen, now=21.0)
+    other.hear(third.say(now=21.0), now=21.0)
+    assert other.matched(text("p"), now=21.0), "a second word of the same restart"
+
+
+def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> None:
+    one, other = Replica(1, on=endpoints("abc")), Replica(2, on=endpoints("a"))
+    meet([one, other], now=0.0)
+    for n in range(6):
+        pick = one.pick(text(str(n)), now=1.0)
+        one.end(pick, now=2.0)
+    other.hear(one.say(now=2.0), now=2.0)
+    assert other.exchange.listener.counts.strangers > 0
+    assert other.in_flight_of_peers() == {}
+
+
+def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    other.picker.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
+    one.end(pick, now=11.0)
+    other.hear(one.say(now=11.0), now=11.0)
+    assert other.undone(now=11.0) == 0
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
+def test_bytes_that_are_no_batch_are_one_typed_error(data: bytes) -> None:
+    one, _ = two()
+    with pytest.raises(MalformedError, match="not a batch"):
+        one.exchange.hear(data, now=1.0)
+    one.check()
+
+
+def test_a_batch_says_nothing_of_prompts_but_hashes() -> None:
+    one, _ = two()
+    one.pick(b"secret words " * 100, now=1.0)
+    said = b"".join(one.say(now=1.0))
+    assert b"secret" not in said
+
+
+def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
+    one = Replica(1)
+    spec = replace_chunks(Chunks(size_bytes=512))
+    finer = Replica(2, policy=spec)
+    assert one.exchange.channel("a") != one.exchange.channel("b")
+    assert one.exchange.channel("a") != finer.exchange.channel("a")
+    before = one.exchange.channel("a")
+    one.picker.set_policy(spec, now=1.0)
+    assert one.exchange.channel("a") == finer.exchange.channel("a") != before
+    assert one.exchange.channel("a").count("{") == 1
+
+
+def test_one_who_leaves_the_channel_holds_nothing_of_it() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    other.hear(one.say(now=10.0), now=10.0)
+    other.exchange.leave(now=10.5)
+    assert other.in_flight_of_peers() == {}
+    assert decode_batch(other.say(now=12.0)[0]).flags & Flag.FRESH
+
+
+def replace_chunks(chunks: Chunks) -> Policy:
+    return msgspec.structs.replace(
+        DEFAULT_POLICY, spec=msgspec.structs.replace(DEFAULT_POLICY.spec, chunks=chunks)
+    )
+
+
+def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
+    """Its picker sees the endpoint's counters go back."""
+    for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
+        page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
+        replica.picker.observe(name, page, now=at)

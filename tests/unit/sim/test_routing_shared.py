@@ -1,0 +1,38 @@
+"""Replicas that share, in the simulator: they find what one finds, spread load as one does, and say little."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench.routing.bench import Run, Setting, calibrate, simulate
+from tests.bench.routing.measure import Row
+
+SCALE = 0.15
+
+
+def row(
+    workload: str, capacity: tuple[float, float], *, replicas: int, share_delay_s: float | None = None
+) -> Row:
+    setting = Setting(scale=SCALE, replicas=replicas, share_delay_s=share_delay_s)
+    run = Run(
+        workload=workload,
+        rule="least-cost",
+        load=0.9,
+        seed=1,
+        setting=setting,
+        capacity_per_s=capacity[0],
+        unloaded_s=capacity[1],
+    )
+    return simulate(run).row
+
+
+@pytest.mark.parametrize("workload", ["b2b", "chat"])
+def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(workload: str) -> None:
+    capacity = calibrate(workload, Setting(scale=SCALE))
+    one = row(workload, capacity, replicas=1)
+    four = row(workload, capacity, replicas=4, share_delay_s=0.05)
+    alone = row(workload, capacity, replicas=4)
+    assert four.hit_ratio >= 0.97 * one.hit_ratio
+    assert four.load_cov <= 1.1 * one.load_cov
+    assert four.completed >= one.completed - 0.01, "what is still under way at the end is not completed"
+    assert alone.hit_ratio < 0.9 * one.hit_ratio, "or the workload shows nothing"
