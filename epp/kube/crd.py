@@ -128,7 +128,8 @@ def _field(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
     if refers:
         made = _object(refers[0].rsplit("/", 1)[1], definitions)
         if "required" not in made:
-            made["default"] = {}  # so that the defaults of what is inside are filled in
+            # Written out: the API server tries the rules on a default before it fills in those of the fields inside.
+            made["default"] = schema["default"]
         return made
     made = {"description": schema["description"]} if "description" in schema else {}
     made |= {key: schema[key] for key in _COPIED if key in schema}

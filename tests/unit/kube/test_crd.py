@@ -61,7 +61,7 @@ def test_the_spec_has_the_fields_defaults_and_bounds_of_the_policy_file(schema: 
     for name, default in written.items():
         node = spec["properties"][name]
         if isinstance(default, dict):
-            assert node["default"] == {}
+            assert node["default"] == default
             assert {field: inner["default"] for field, inner in node["properties"].items()} == default
         elif name != "targetRef":
             assert node["default"] == default
