@@ -1,0 +1,243 @@
+"""The kubelet of one node: `python -m tests.harness.kubelet --config FILE`, started by `running`.
+
+Registers the node as system:node:NAME, renews its lease, follows the pods bound to it, and answers a test on a unix
+socket (what runs, its use of CPU and memory, a signal for a container). FILE's folder is where all its files go. Must be process 1 of PID and mount namespaces of
+its own: its end is then the end of every container, by the kernel's hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from tests.harness.kubelet.api import Api, ApiError
+from tests.harness.kubelet.images import ImageTable
+from tests.harness.kubelet.namespaces import NetworkNamespace, link
+from tests.harness.kubelet.pod import Pod
+from tests.harness.kubelet.services import Services
+
+_BRIDGE: Final = "pods"
+_LEASE_S: Final = 10
+_RETRY_S: Final = 1.0
+_LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_CAPACITY: Final = {"cpu": "64", "memory": "512Gi", "pods": "500", "ephemeral-storage": "100Gi"}
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class KubeletConfig(msgspec.Struct, frozen=True):
+    """What `running` writes for it."""
+
+    node: str
+    node_kubeconfig: str
+    proxy_kubeconfig: str
+    images: ImageTable
+    labels: dict[str, str] = {}
+
+
+class Kubelet:
+    """The node: its network, its pods, and what it tells the API server of itself."""
+
+    def __init__(self, config: KubeletConfig, *, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.images = config.images
+        self.api = Api(Path(config.node_kubeconfig))
+        self.network = NetworkNamespace()
+        self.address = "10.244.0.1"
+        self._proxy_api = Api(Path(config.proxy_kubeconfig))
+        server = urlsplit(self.api.url)
+        assert server.hostname is not None
+        assert server.port is not None
+        self._services = Services(
+            self._proxy_api,
+            network=self.network,
+            api_server=(server.hostname, server.port),
+            names_changed=self._write_hosts,
+        )
+        self._pods: dict[str, Pod] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._plugged = 0
+
+    async def run(self) -> None:
+        """For ever."""
+        self.network.ip(
+            "link set lo up",
+            f"link add {_BRIDGE} type bridge",
+            f"address add {self.address}/16 dev {_BRIDGE}",
+            f"link set {_BRIDGE} up",
+        )
+        (self.folder / "logs").mkdir(exist_ok=True)
+        await self._register()
+        await self._serve_control()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._services.run(), name="services")
+            tasks.create_task(self._keep_lease(), name="lease")
+            tasks.create_task(self._follow_pods(), name="pods")
+
+    def hosts(self, namespace: str) -> str:
+        return self._services.hosts(namespace)
+
+    def plug(self, pod: NetworkNamespace) -> str:
+        self._plugged += 1
+        number = self._plugged + 255  # 10.244.1.0 and on
+        address = f"10.244.{number >> 8}.{number & 255}"
+        link(self.network, pod, name=f"pod{self._plugged}", address=f"{address}/16", bridge=_BRIDGE)
+        pod.ip(f"route add default via {self.address}")
+        # As container runtimes set it, so that who is not root can listen on port 80.
+        pod.set("net/ipv4/ip_unprivileged_port_start", "0")
+        return address
+
+    async def _register(self) -> None:
+        name = self.config.node
+        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **self.config.labels}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        with contextlib.suppress(ApiError):  # it may be there, of an earlier life
+            await self.api.create("/api/v1/nodes", node)
+        stamp = _micro_time().partition(".")[0] + "Z"
+        good = {"reason": "KubeletReady", "lastHeartbeatTime": stamp, "lastTransitionTime": stamp}
+        kinds = {"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
+        status = {
+            "capacity": _CAPACITY,
+            "allocatable": _CAPACITY,
+            "addresses": [
+                {"type": "InternalIP", "address": self.address},
+                {"type": "Hostname", "address": name},
+            ],
+            "conditions": [{"type": kind, "status": value, **good} for kind, value in kinds.items()],
+            "nodeInfo": {"kubeletVersion": "v1.36.3", "operatingSystem": "linux", "architecture": "amd64"}
+            | dict.fromkeys(
+                ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"),
+                "",
+            )
+            | {"kubeProxyVersion": ""},
+        }
+        await self.api.merge(f"/api/v1/nodes/{name}/status", {"status": status})
+
+    async def _keep_lease(self) -> None:
+        name = self.config.node
+        while True:
+            spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _micro_time()}
+            try:
+                await self.api.merge(f"{_LEASES}/{name}", {"spec": spec})
+            except ApiError as error:
+                if error.status == 404:
+                    lease = {"metadata": {"name": name}, "spec": spec}
+                    with contextlib.suppress(ApiError):
+                        await self.api.create(_LEASES, lease)
+                else:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+            await asyncio.sleep(_LEASE_S)
+
+    async def _follow_pods(self) -> None:
+        selector = f"spec.nodeName={self.config.node}"
+        async for known in self.api.follow("/api/v1/pods", fieldSelector=selector):
+            for uid, document in known.items():
+                if uid in self._pods:
+                    self._pods[uid].update(document)
+                elif document["status"].get("phase") not in {"Succeeded", "Failed"}:
+                    self._start(uid, Pod(document, node=self, folder=self._folder(uid), logs=self._logs))
+                    self._pods[uid].update(document)
+                elif document["metadata"].get("deletionTimestamp"):
+                    await self._forget(document["metadata"]["namespace"], document["metadata"]["name"])
+            for uid in self._pods.keys() - known.keys():
+                self._tasks[uid].cancel()
+
+    def _start(self, uid: str, pod: Pod) -> None:
+        self._pods[uid] = pod
+        task = self._tasks[uid] = asyncio.create_task(pod.run(), name=pod.name)
+
+        def over(ended: asyncio.Task[None]) -> None:
+            del self._pods[uid], self._tasks[uid]
+            if not ended.cancelled() and (error := ended.exception()):
+                print(f"{pod.name}: {error!r}", file=sys.stderr, flush=True)
+
+        task.add_done_callback(over)
+
+    async def _forget(self, namespace: str, name: str) -> None:
+        """Of an earlier life of this node."""
+        with contextlib.suppress(ApiError):
+            await self.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
+
+    def _folder(self, uid: str) -> Path:
+        return self.folder / "pods" / uid
+
+    @property
+    def _logs(self) -> Path:
+        return self.folder / "logs"
+
+    def _write_hosts(self) -> None:
+        for pod in self._pods.values():
+            pod.write_hosts()
+
+    async def _serve_control(self) -> None:
+        app = web.Application()
+        app.add_routes([web.get("/", self._show), web.post("/signal", self._signal)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        # By rename: who sees it can connect to it.
+        await web.UnixSite(runner, "control.part").start()
+        (self.folder / "control.part").rename(self.folder / "control.sock")
+
+    async def _show(self, request: web.Request) -> web.Response:
+        pods = {
+            pod.name: {c.name: _usage(c.pid) for c in pod.containers if c.pid is not None}
+            for pod in self._pods.values()
+        }
+        return web.json_response({"network_fd": self.network.fd, "pods": pods})
+
+    async def _signal(self, request: web.Request) -> web.Response:
+        wanted = request.query
+        for pod in self._pods.values():
+            for container in pod.containers:
+                if (pod.name, container.name) == (wanted["pod"], wanted["container"]) and container.pid:
+                    container.kill(int(wanted["number"]))
+                    return web.Response(text=str(container.pid))
+        raise web.HTTPNotFound(text=f"{wanted['container']} of {wanted['pod']} does not run")
+
+
+def _usage(pid: int) -> dict[str, float]:
+    """CPU and memory of a container's first process and of those it started."""
+    cpu_s, rss_bytes = 0.0, 0
+    pending = [pid]
+    while pending:
+        current = pending.pop()
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
+            cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
+            rss_bytes += int(fields[21]) * _PAGE_BYTES
+            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
+    return {"pid": pid, "cpu_s": cpu_s, "rss_bytes": rss_bytes}
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+async def _main(config: KubeletConfig, *, folder: Path) -> None:
+    await Kubelet(config, folder=folder).run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    path: Path = parser.parse_args().config
+    config = msgspec.json.decode(path.read_bytes(), type=KubeletConfig)
+    os.chdir(path.parent)  # a socket's name may have 107 bytes only, and this folder's may be long
+    asyncio.run(_main(config, folder=path.parent))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Network namespaces and the links between them, by the kernel's own calls and `ip`.
+
+A socket belongs for life to the namespace that its thread was in when it was made. So a thread that entered a
+namespace can make sockets for an event loop that never did. Called by the kubelet and by tests that talk to pods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
+from socket import socket as Socket  # noqa: N812 - `socket` is a method here
+from typing import Final
+
+_NEW_NETWORK: Final = 0x40000000
+_THIS_NETWORK: Final = "/proc/thread-self/ns/net"
+
+
+class NetworkNamespace:
+    """A namespace that lives as long as this object or anything in it, with a thread that has entered it."""
+
+    def __init__(self, *, existing: Path | None = None) -> None:
+        """A new one, or the one that `existing` (a file of /proc) names."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="network-namespace")
+        self.fd: Final = self._thread.submit(_enter, existing).result()
+
+    def socket(self, family: int = AF_INET, kind: int = SOCK_STREAM) -> Socket:
+        """A socket in the namespace, not blocking."""
+        made = self._thread.submit(Socket, family, kind).result()
+        made.setblocking(False)
+        return made
+
+    def listen(self, host: str, port: int) -> Socket:
+        """A listening socket in the namespace."""
+        made = self.socket()
+        try:
+            made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            made.bind((host, port))
+            made.listen(1024)
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    def ip(self, *commands: str) -> None:
+        """Run commands of `ip` in the namespace, all of them or an error."""
+        finished = subprocess.run(
+            ["nsenter", f"--net=/proc/self/fd/{self.fd}", "ip", "-batch", "-"],
+            input="".join(f"{command}\n" for command in commands).encode(),
+            check=False,
+            capture_output=True,
+            pass_fds=(self.fd,),
+        )
+        if finished.returncode:
+            raise OSError(f"ip: {finished.stderr.decode().strip()} of {commands}")
+
+    def set(self, name: str, value: str) -> None:
+        """Write a kernel setting of the namespace, such as net/ipv4/ip_forward."""
+        self._thread.submit(Path("/proc/sys", name).write_text, value).result()
+
+    def close(self) -> None:
+        """Let go of it; its sockets and processes keep it alive."""
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        self._thread.shutdown()
+
+
+def link(node: NetworkNamespace, pod: NetworkNamespace, *, name: str, address: str, bridge: str) -> None:
+    """Plug the pod's namespace into the node's bridge; `address` has its prefix length."""
+    inherited = f"/proc/{os.getpid()}/fd/{pod.fd}"
+    node.ip(
+        f"link add {name} type veth peer name eth0 netns {inherited}",
+        f"link set {name} master {bridge}",
+        f"link set {name} up",
+    )
+    pod.ip("link set lo up", f"address add {address} dev eth0", "link set eth0 up")
+
+
+def _enter(existing: Path | None) -> int:
+    library = ctypes.CDLL(None, use_errno=True)
+    if existing is None:
+        result = library.unshare(_NEW_NETWORK)
+    else:
+        fd = os.open(existing, os.O_RDONLY)
+        result = library.setns(fd, _NEW_NETWORK)
+        os.close(fd)
+    if result:
+        raise OSError(
+            ctypes.get_errno(), f"cannot enter a network namespace: {os.strerror(ctypes.get_errno())}"
+        )
+    return os.open(_THIS_NETWORK, os.O_RDONLY)

@@ -1,0 +1,381 @@
+"""One pod of the node: its place in the network, its containers in their order, and what is reported of it.
+
+Order as Kubernetes has it: init containers one after another; one with restartPolicy Always (a sidecar) only has to
+have started before the next; then the others together. The end runs backwards: the others together, then the sidecars
+from the last to the first, all within one grace period. Called by the node, which runs `run` as a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tests.harness.kubelet import probes, variables
+from tests.harness.kubelet.api import Api, ApiError, JsonObject
+from tests.harness.kubelet.container import Container, Surroundings, now
+from tests.harness.kubelet.images import Image, ImageTable
+from tests.harness.kubelet.namespaces import NetworkNamespace
+from tests.harness.kubelet.variables import ConfigError, Sources
+from tests.harness.kubelet.volumes import PodVolumes
+
+_OUR_CONDITIONS: Final = ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+_REFRESH_S: Final = 1.0
+_RETRY_S: Final = 1.0
+_SIDECAR_GRACE_S: Final = 2.0
+_DEFAULT_GRACE_S: Final = 30.0
+
+
+class Node(Protocol):
+    """What a pod asks of its node."""
+
+    api: Api
+    images: ImageTable
+    network: NetworkNamespace
+    address: str
+
+    def hosts(self, namespace: str) -> str: ...
+
+    def plug(self, pod: NetworkNamespace) -> str:
+        """Connect a pod's namespace; its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """ConfigMaps and Secrets of the pod's namespace."""
+
+    api: Api
+    namespace: str
+
+    async def config_map(self, name: str) -> Mapping[str, bytes] | None:
+        document = await self._get("configmaps", name)
+        return None if document is None else variables.plain(document)
+
+    async def secret(self, name: str) -> Mapping[str, bytes] | None:
+        document = await self._get("secrets", name)
+        return None if document is None else variables.decoded(document)
+
+    async def _get(self, kind: str, name: str) -> JsonObject | None:
+        try:
+            return await self.api.get(f"/api/v1/namespaces/{self.namespace}/{kind}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise ConfigError(f"{kind} {name}: {error}") from error
+
+
+class Pod:
+    """One pod from its binding to its end."""
+
+    def __init__(self, document: JsonObject, *, node: Node, folder: Path, logs: Path) -> None:
+        self.document = document
+        self._node = node
+        self._folder = folder
+        self._logs = logs
+        self._network = NetworkNamespace()
+        self._address = ""
+        self._sources: Final[Sources] = _Objects(node.api, document["metadata"]["namespace"])
+        self._volumes = PodVolumes(folder / "volumes", pod=document, api=node.api, sources=self._sources)
+        spec = document["spec"]
+        policy = spec.get("restartPolicy", "Always")
+        self._init = [
+            self._container(entry, restart=entry.get("restartPolicy") or _of_init(policy))
+            for entry in spec.get("initContainers", [])
+        ]
+        self._main = [self._container(entry, restart=policy) for entry in spec["containers"]]
+        self._sidecars = [c for c in self._init if c.spec.get("restartPolicy") == "Always"]
+        self._conditions: dict[str, JsonObject] = {}
+        self._started_at = now()
+        self._changes = 0
+        self._changed = asyncio.Event()
+        self._terminating = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.document['metadata']['namespace']}/{self.document['metadata']['name']}"
+
+    @property
+    def containers(self) -> list[Container]:
+        return [*self._init, *self._main]
+
+    def update(self, document: JsonObject) -> None:
+        """What the API server says of it now."""
+        self.document = document
+        self._volumes.changed(self._described())
+        if document["metadata"].get("deletionTimestamp"):
+            self._terminating.set()
+
+    async def run(self) -> None:
+        """Until it is deleted and over. Cancelled: it has vanished from the API server, and is killed."""
+        self._address = self._node.plug(self._network)
+        self.write_hosts()
+        helpers = [
+            asyncio.create_task(self._report(), name=f"status of {self.name}"),
+            asyncio.create_task(self._refresh(), name=f"volumes of {self.name}"),
+        ]
+        running = asyncio.create_task(self._run_containers(), name=f"containers of {self.name}")
+        try:
+            await self._terminating.wait()
+            await self._terminate(running)
+            await self._remove()
+        finally:
+            for task in (*helpers, running, *self._tasks):
+                task.cancel()
+            for container in self.containers:
+                container.kill(9)
+            await asyncio.gather(*helpers, running, *self._tasks, return_exceptions=True)
+            self._network.close()
+
+    def write_hosts(self) -> None:
+        """In place: the containers see this very file."""
+        metadata = self.document["metadata"]
+        text = f"127.0.0.1 localhost\n{self._address} {metadata['name']}\n{self._node.hosts(metadata['namespace'])}"
+        path = self._folder / "hosts"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+") as file:
+            file.write(text)
+            file.truncate()
+
+    async def _run_containers(self) -> None:
+        await self._prepare_volumes()
+        for container in self._init:
+            self._spawn(container)
+            seen = self._changes
+            while not (container.started if container in self._sidecars else container.over.is_set()):
+                seen = await self._change_since(seen)
+            if container not in self._sidecars and container.exit_code != 0:
+                return  # the pod has failed
+        for container in self._main:
+            self._spawn(container)
+        for container in self._main:
+            await container.over.wait()
+        if not self._terminating.is_set():  # a pod that ran to its end takes its sidecars along
+            await self._stop_sidecars(until=time.monotonic() + self._grace_s())
+
+    async def _prepare_volumes(self) -> None:
+        while True:
+            try:
+                return await self._volumes.prepare()
+            except (ConfigError, ApiError):
+                await asyncio.sleep(_RETRY_S)
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            if any(container.pid for container in self.containers):
+                try:
+                    await self._volumes.prepare()
+                except (ConfigError, ApiError):
+                    continue  # what is there stays, as with a kubelet
+
+    async def _terminate(self, running: asyncio.Task[None]) -> None:
+        until = time.monotonic() + self._grace_s()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        begun = {container for container in self.containers if container.name in self._spawned()}
+        mains = [c for c in self.containers if c in begun and c not in self._sidecars]
+        await asyncio.gather(*(container.stop(until=until) for container in mains))
+        await self._stop_sidecars(until=until, among=begun)
+
+    async def _stop_sidecars(self, *, until: float, among: set[Container] | None = None) -> None:
+        for container in reversed(self._sidecars):
+            if among is None or container in among:
+                await container.stop(until=max(until, time.monotonic() + _SIDECAR_GRACE_S))
+
+    async def _remove(self) -> None:
+        metadata = self.document["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+        while True:
+            try:
+                return await self._node.api.delete(path, options)
+            except ApiError as error:
+                if error.status in {404, 409}:
+                    return None
+                await asyncio.sleep(_RETRY_S)
+
+    async def _report(self) -> None:
+        """Write the status after each change; what could not be written is written later."""
+        metadata = self.document["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+        written: JsonObject = {}
+        while True:
+            seen = self._changes
+            status = self.status()
+            if status != written:
+                try:
+                    await self._node.api.merge(path, {"metadata": {"uid": metadata["uid"]}, "status": status})
+                    written = status
+                except ApiError as error:
+                    if error.status == 404:
+                        return
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+            await self._change_since(seen)
+
+    def status(self) -> JsonObject:
+        """As a kubelet reports it."""
+        phase = self._phase()
+        initialized = all(c.started if c in self._sidecars else c.exit_code == 0 for c in self._init)
+        ready = initialized and phase == "Running" and all(c.ready for c in [*self._main, *self._sidecars])
+        values = {
+            "PodReadyToStartContainers": True,
+            "Initialized": initialized,
+            "ContainersReady": ready,
+            "Ready": ready,
+        }
+        for kind, value in values.items():
+            self._set_condition(kind, value=value, completed=phase == "Succeeded")
+        others = [
+            c for c in self.document["status"].get("conditions", []) if c["type"] not in _OUR_CONDITIONS
+        ]
+        return {
+            "phase": phase,
+            "hostIP": self._node.address,
+            "hostIPs": [{"ip": self._node.address}],
+            "podIP": self._address,
+            "podIPs": [{"ip": self._address}],
+            "startTime": self._started_at,
+            "conditions": [*others, *self._conditions.values()],
+            "initContainerStatuses": [container.status() for container in self._init],
+            "containerStatuses": [container.status() for container in self._main],
+        }
+
+    def _set_condition(self, kind: str, *, value: bool, completed: bool) -> None:
+        text = "True" if value else "False"
+        if self._conditions.get(kind, {}).get("status") != text:
+            reason = {} if value else {"reason": "PodCompleted" if completed else "ContainersNotReady"}
+            self._conditions[kind] = {"type": kind, "status": text, "lastTransitionTime": now(), **reason}
+
+    def _phase(self) -> str:
+        failed_init = any(
+            c.over.is_set() and c.exit_code != 0 and c not in self._sidecars for c in self._init
+        )
+        if failed_init:
+            return "Failed"
+        if all(c.over.is_set() for c in self._main):
+            return "Succeeded" if all(c.exit_code == 0 for c in self._main) else "Failed"
+        return "Running" if any(c.pid or c.exit_code is not None for c in self._main) else "Pending"
+
+    def _spawn(self, container: Container) -> None:
+        self._tasks.append(asyncio.create_task(container.run(), name=container.name))
+
+    def _spawned(self) -> set[str]:
+        return {task.get_name() for task in self._tasks}
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change_since(self, seen: int) -> int:
+        """Wait where nothing has changed since the count was `seen`; the count now."""
+        if self._changes == seen:
+            await self._changed.wait()
+        return self._changes
+
+    def _grace_s(self) -> float:
+        metadata, spec = self.document["metadata"], self.document["spec"]
+        chosen = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))
+        return _DEFAULT_GRACE_S if chosen is None else float(chosen)
+
+    def _described(self) -> JsonObject:
+        """The document with the addresses that the API server may not have yet."""
+        addresses = {
+            "hostIP": self._node.address,
+            "podIP": self._address,
+            "podIPs": [{"ip": self._address}],
+        }
+        return {**self.document, "status": {**self.document["status"], **addresses}}
+
+    def _container(self, entry: JsonObject, *, restart: str) -> Container:
+        image = self._node.images.pull(entry["image"])
+        metadata = self.document["metadata"]
+
+        def target(execute: Any) -> probes.Target:
+            ports = {p["name"]: p["containerPort"] for p in entry.get("ports", []) if "name" in p}
+            return probes.Target(self._node.network, self._address, ports, execute)
+
+        async def plan() -> dict[str, Any]:
+            assert image is not None
+            return await self._plan(entry, image)
+
+        surroundings = Surroundings(
+            folder=self._folder / "containers" / entry["name"],
+            log=self._logs / f"{metadata['namespace']}_{metadata['name']}_{entry['name']}.log",
+            image=image,
+            image_name=entry["image"],
+            plan=plan,
+            target=target,
+            changed=self._note_change,
+            grace_s=self._grace_s(),
+        )
+        return Container(entry, surroundings, restart=restart)
+
+    async def _plan(self, entry: JsonObject, image: Image) -> dict[str, Any]:
+        await self._volumes.prepare()
+        pod = self._described()
+        given = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/tmp",
+            "HOSTNAME": pod["metadata"]["name"],
+            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "KUBERNETES_SERVICE_PORT": "443",
+            **image.variables,
+        }
+        resolved = await variables.resolve(entry, pod=pod, sources=self._sources, given=given)
+        security = {**pod["spec"].get("securityContext", {}), **entry.get("securityContext", {})}
+        uid = security.get("runAsUser", image.uid)
+        if security.get("runAsNonRoot") and uid == 0:
+            raise ConfigError("container has runAsNonRoot and image will run as root")
+        groups = [
+            *security.get("supplementalGroups", []),
+            *([security["fsGroup"]] if "fsGroup" in security else []),
+        ]
+        return {
+            "network_fd": self._network.fd,
+            "host_name": pod["metadata"]["name"],
+            "binds": [
+                *({"source": f, "target": f, "read_only": True} for f in image.folders),
+                {"source": str(self._folder / "hosts"), "target": "/etc/hosts", "read_only": True},
+                *(self._bind(mount) for mount in entry.get("volumeMounts", [])),
+            ],
+            "read_only_root": bool(security.get("readOnlyRootFilesystem")),
+            "uid": uid,
+            "gid": security.get("runAsGroup", 0 if uid == 0 else image.uid),
+            "groups": groups,
+            "capabilities": []
+            if "ALL" in security.get("capabilities", {}).get("drop", [])
+            else list(range(41)),
+            "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
+            "directory": entry.get("workingDir", "/"),
+            "variables": resolved,
+            "command": _command(entry, image, resolved),
+        }
+
+    def _bind(self, mount: JsonObject) -> JsonObject:
+        source = self._volumes.path(mount["name"])
+        if mount.get("subPath"):
+            source /= mount["subPath"]
+            source = source.resolve()
+        written = {v["name"] for v in self.document["spec"].get("volumes", []) if "emptyDir" in v}
+        read_only = bool(mount.get("readOnly")) or mount["name"] not in written
+        return {"source": str(source), "target": mount["mountPath"], "read_only": read_only}
+
+
+def _of_init(policy: str) -> str:
+    """An init container that failed is run again unless the pod's policy is Never."""
+    return "Never" if policy == "Never" else "OnFailure"
+
+
+def _command(entry: JsonObject, image: Image, resolved: Mapping[str, str]) -> list[str]:
+    """The pod's command replaces the image's entrypoint and arguments; its args replace the arguments only."""
+    command: Sequence[str] = entry.get("command") or []
+    arguments: Sequence[str] = entry.get("args") or []
+    chosen = [*command, *arguments] if command else [*image.entrypoint, *(arguments or image.command)]
+    return [variables.expand(part, resolved) for part in chosen]

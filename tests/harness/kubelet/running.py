@@ -1,0 +1,184 @@
+"""Start a node from a test, talk to its pods, and harm them: `with running_node(plane, ...) as node`.
+
+Invariant: whatever becomes of the test run, the kernel ends all that the node started: the kubelet is process 1 of a PID
+namespace and dies with this process; its mounts and networks are in namespaces that nothing else holds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from tests.cluster_env.control_plane import ControlPlane
+from tests.demo.tether import tethered
+from tests.harness.kubelet.images import REPOSITORY, Image
+from tests.harness.kubelet.namespaces import NetworkNamespace
+
+START_TIMEOUT_S: Final = 120.0
+_POLL_S: Final = 0.05
+
+
+class NodeError(Exception):
+    """The kubelet did not start, or died; the message ends with its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of one container: its first process and all that this started."""
+
+    pid: int
+    cpu_s: float
+    rss_bytes: int
+
+
+class RunningNode:
+    """A node that runs. Made by `running_node`."""
+
+    def __init__(self, name: str, *, folder: Path, network: NetworkNamespace) -> None:
+        self.name = name
+        self.folder = folder
+        self._network = network
+
+    def connector(self, **options: Any) -> aiohttp.TCPConnector:
+        """For an aiohttp session that reaches pods and ClusterIPs, as a client in the cluster would."""
+        return aiohttp.TCPConnector(
+            socket_factory=lambda info: self._network.socket(info[0], info[1]), **options
+        )
+
+    def socket(self) -> socket.socket:
+        """A TCP socket in the node's network, not blocking."""
+        return self._network.socket()
+
+    def usage(self, pod: str, container: str) -> Usage:
+        """`pod`: namespace/name. KeyError where it does not run."""
+        return msgspec.convert(_control(self.folder, "GET", "/")["pods"][pod][container], Usage)
+
+    def running(self) -> dict[str, list[str]]:
+        """Containers with a process, by namespace/name of their pod."""
+        return {
+            pod: sorted(containers) for pod, containers in _control(self.folder, "GET", "/")["pods"].items()
+        }
+
+    def signal(self, pod: str, container: str, number: int) -> None:
+        """To the first process of a container of namespace/name, from outside of it."""
+        query = urlencode({"pod": pod, "container": container, "number": number})
+        _control(self.folder, "POST", f"/signal?{query}")
+
+    def log(self, pod: str, container: str) -> str:
+        """What a container of namespace/name wrote, all its runs."""
+        path = self.folder / "logs" / f"{pod.replace('/', '_')}_{container}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        # Relative to its folder: a socket's name may have 107 bytes only.
+        folder = os.open(self._path.parent, os.O_PATH)
+        try:
+            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def running_node(
+    plane: ControlPlane,
+    *,
+    images: Mapping[str, Image],
+    folder: Path,
+    name: str = "node-1",
+    labels: Mapping[str, str] | None = None,
+) -> Iterator[RunningNode]:
+    """A node of `plane` until the block ends; `folder` receives logs and the pods' files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "node": name,
+        "node_kubeconfig": str(plane.kubeconfig_for_node(name)),
+        "proxy_kubeconfig": str(plane.kubeconfig_for_proxy()),
+        "images": {"images": dict(images)},
+        "labels": dict(labels or {}),
+    }
+    (folder / "kubelet.json").write_bytes(msgspec.json.encode(config))
+    kubelet = [sys.executable, "-m", "tests.harness.kubelet", "--config", str(folder / "kubelet.json")]
+    own_namespaces = [
+        "unshare",
+        "--fork",
+        "--kill-child",
+        "--pid",
+        "--mount-proc",
+        "--propagation",
+        "private",
+    ]
+    with (folder / "kubelet.log").open("ab") as log:
+        process = subprocess.Popen(
+            tethered([*own_namespaces, "--", *kubelet]),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=REPOSITORY,
+            start_new_session=True,
+        )
+    network: NetworkNamespace | None = None
+    try:
+        _wait((folder / "control.sock").exists, process=process, folder=folder)
+        network = _network_of(process.pid, folder)
+        yield RunningNode(name, folder=folder, network=network)
+        if process.poll() is not None:
+            raise NodeError(
+                f"the kubelet ended with {process.returncode} while it was needed\n{_log_tail(folder)}"
+            )
+    finally:
+        process.kill()
+        process.wait()
+        if network is not None:
+            network.close()
+
+
+def _network_of(unshare_pid: int, folder: Path) -> NetworkNamespace:
+    (kubelet,) = Path(f"/proc/{unshare_pid}/task/{unshare_pid}/children").read_text().split()
+    fd = _control(folder, "GET", "/")["network_fd"]
+    return NetworkNamespace(existing=Path(f"/proc/{kubelet}/fd/{fd}"))
+
+
+def _control(folder: Path, method: str, path: str) -> Any:
+    connection = _UnixConnection(folder / "control.sock")
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        body = response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise KeyError(body.decode())
+    return json.loads(body) if method == "GET" else None
+
+
+def _wait(condition: Callable[[], bool], *, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise NodeError(f"the kubelet is not ready (status {process.returncode})\n{_log_tail(folder)}")
+        time.sleep(_POLL_S)
+
+
+def _log_tail(folder: Path) -> str:
+    return (folder / "kubelet.log").read_text(errors="replace")[-4000:]
