@@ -1,0 +1,39 @@
+"""vLLM's preStop hook: what it is answering is finished before it is told to end. Only the standard library.
+
+    drain.py PORT AT-LEAST-SECONDS AT-MOST-SECONDS
+
+For AT-LEAST-SECONDS requests still come, from gateways that have not yet heard that the pod goes. Then it waits until the server says,
+twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all.
+"""
+
+import re
+import sys
+import time
+import urllib.request
+
+LOAD = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
+
+
+def unfinished(port: int) -> float | None:
+    """Requests that run or wait; None where the server does not answer any more."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return sum(float(value) for value in LOAD.findall(answer.read().decode()))
+    except OSError:
+        return None
+
+
+def main(port: int, at_least_s: int, at_most_s: int) -> None:
+    started = time.monotonic()
+    time.sleep(at_least_s)
+    quiet = 0
+    while time.monotonic() - started < at_most_s and quiet < 2:
+        left = unfinished(port)
+        if left is None:
+            return
+        quiet = quiet + 1 if left == 0 else 0
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))

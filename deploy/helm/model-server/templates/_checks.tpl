@@ -1,0 +1,71 @@
+{{/*
+What a profile may not say, because routing would go wrong without an error anywhere. The rules are those of `model-server profile`
+(docs/vllm-pods.md has the reasons), and a test holds the two together; what concerns one field alone stands in values.schema.json.
+*/}}
+{{- define "server.check" -}}
+{{- $profile := .Values.profile }}
+{{- $names := $profile.servedNames | default (list $profile.model) }}
+{{- $pools := include "server.pools" . | fromYamlArray }}
+{{- $events := $profile.kvEvents }}
+{{- $ports := dict (toString (int ($profile.port | default 8000))) "port" }}
+{{- if kindIs "map" $events }}
+{{- range $field, $address := dict "endpoint" ($events.endpoint | default "tcp://*:5557") "replayEndpoint" $events.replayEndpoint }}
+{{- $port := include "server.tcpPort" ($address | default "") }}
+{{- if and $port (or (lt (int $port) 1) (gt (int $port) 65535)) }}
+{{- fail (printf "profile.kvEvents.%s: port %s is known to nobody before the pod runs; write a port from 1 to 65535" $field $port) }}
+{{- end }}
+{{- if and $port (hasKey $ports $port) }}
+{{- fail (printf "profile.kvEvents.%s: port %s is that of %s too, and the server would not start; write another" $field $port (get $ports $port)) }}
+{{- end }}
+{{- if $port }}{{ $_ := set $ports $port $field }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $seen := dict }}
+{{- range $pool := $pools }}
+{{- if hasKey $seen $pool.name }}{{ fail (printf "profile.pools: %s stands there twice" $pool.name) }}{{ end }}
+{{- $_ := set $seen $pool.name true }}
+{{- $own := include "server.ofPool" (list $profile $pool) | fromYaml }}
+{{- if kindIs "map" $events }}
+{{- if not (hasKey $own "hashSeed") }}{{ fail "profile.hashSeed: KV events name blocks by hashes that start from it; write hashSeed: 0" }}{{ end }}
+{{- if not (hasKey $own "blockSizeTokens") }}{{ fail "profile.blockSizeTokens: whoever reads KV events must know it; write the number, 16 on most GPUs" }}{{ end }}
+{{- $first := include "server.ofPool" (list $profile (first $pools)) | fromYaml }}
+{{- range $field := list "hashSeed" "blockSizeTokens" "hashAlgorithm" }}
+{{- if ne (toString (get $own $field)) (toString (get $first $field)) }}
+{{- fail (printf "profile.pools: %s differs between pools, so the same prompt has different block hashes on them; write one at the top of the profile" $field) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $profile.exactRouting (ne (include "server.hashAlgorithm" $own) "sha256_cbor") }}
+{{- fail "profile.hashAlgorithm: another program can compute only sha256_cbor, and exactRouting means that one does" }}
+{{- end }}
+{{- range $arg := $own.extraArgs }}
+{{- $flag := regexReplaceAll "=.*" $arg "" | replace "_" "-" }}
+{{- if has $flag (list "--model" "--served-model-name" "--port" "--max-model-len" "--block-size" "--enable-prefix-caching" "--no-enable-prefix-caching" "--prefix-caching-hash-algo" "--enable-prompt-tokens-details" "--no-enable-prompt-tokens-details" "--kv-events-config" "--enable-lora" "--no-enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules") }}
+{{- fail (printf "profile.extraArgs: %s is what the profile writes; use its field" $flag) }}
+{{- end }}
+{{- if eq $flag "--disable-log-stats" }}
+{{- fail "profile.extraArgs: --disable-log-stats empties /metrics, and the server looks idle for ever; leave it out" }}
+{{- end }}
+{{- end }}
+{{- range $name := list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING" }}
+{{- if hasKey ($own.extraEnv | default dict) $name }}{{ fail (printf "profile.extraEnv: %s is what the profile writes; use hashSeed or lora.runtimeUpdates" $name) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if and $profile.exactRouting (not (kindIs "map" $events)) }}{{ fail "profile.exactRouting: follows KV events, and none are published; write kvEvents: {}" }}{{ end }}
+{{- if ne (len $names) (len (uniq $names)) }}{{ fail "profile.servedNames: a name stands there twice" }}{{ end }}
+{{- with $profile.lora }}
+{{- if and (hasKey . "maxCpuLoras") (lt (int .maxCpuLoras) (int (.maxLoras | default 1))) }}{{ fail "profile.lora.maxCpuLoras: is under maxLoras, and vLLM does not start so" }}{{ end }}
+{{- $adapters := dict }}
+{{- range .adapters }}
+{{- if hasKey $adapters .name }}{{ fail (printf "profile.lora.adapters: %s stands there twice" .name) }}{{ end }}
+{{- if has .name $names }}{{ fail (printf "profile.lora.adapters: %s is the model's name too, and requests for one would get the other" .name) }}{{ end }}
+{{- $_ := set $adapters .name true }}
+{{- end }}
+{{- end }}
+{{- range $name, $_ := .Values.pools }}
+{{- if not (hasKey $seen $name) }}{{ fail (printf "pools.%s: profile.pools has no pool of that name" $name) }}{{ end }}
+{{- end }}
+{{- if .Values.loraSync.enabled }}
+{{- if not (and $profile.lora $profile.lora.runtimeUpdates) }}{{ fail "loraSync.enabled: needs profile.lora.runtimeUpdates: true, without which the server loads nothing while it runs" }}{{ end }}
+{{- end }}
+{{- end }}

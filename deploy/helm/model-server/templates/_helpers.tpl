@@ -1,0 +1,60 @@
+{{- define "server.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "server.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains (include "server.name" .) .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "server.name" .) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "server.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "server.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "server.labels" -}}
+{{ include "server.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: prefix-gateway
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Of `server.image (list IMAGE DEFAULT-TAG)`. */}}
+{{- define "server.image" -}}
+{{- $image := index . 0 }}
+{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
+{{- else }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- end }}
+{{- end }}
+
+{{/* The pools of the profile, as a YAML list; one without a name where the profile has none. */}}
+{{- define "server.pools" -}}
+{{- toYaml (.Values.profile.pools | default (list (dict "name" ""))) }}
+{{- end }}
+
+{{/* Of `server.ofPool (list PROFILE POOL)`: the profile with one pool's differences. */}}
+{{- define "server.ofPool" -}}
+{{- $profile := omit (deepCopy (index . 0)) "pools" }}
+{{- $pool := index . 1 }}
+{{- range $field := list "blockSizeTokens" "hashAlgorithm" "hashSeed" }}
+{{- if hasKey $pool $field }}{{ $_ := set $profile $field (index $pool $field) }}{{ end }}
+{{- end }}
+{{- $_ := set $profile "extraArgs" (concat ($profile.extraArgs | default list) ($pool.extraArgs | default list)) }}
+{{- $_ := set $profile "extraEnv" (merge (deepCopy ($pool.extraEnv | default dict)) ($profile.extraEnv | default dict)) }}
+{{- toYaml $profile }}
+{{- end }}
+
+{{- define "server.hashAlgorithm" -}}
+{{- .hashAlgorithm | default "sha256_cbor" }}
+{{- end }}
+
+{{/* Port of a tcp:// address. */}}
+{{- define "server.tcpPort" -}}
+{{- if hasPrefix "tcp://" . }}{{ regexFind "[0-9]+$" . }}{{ end }}
+{{- end }}

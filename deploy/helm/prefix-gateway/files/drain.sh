@@ -1,0 +1,35 @@
+#!/bin/bash
+# Envoy's preStop hook: no request is refused while its pod goes. Told to end, Envoy would cut the answers it carries.
+#   drain.sh ADMIN-PORT AT-LEAST-SECONDS AT-MOST-SECONDS
+# 1. The health check fails: not ready any more, and each answer closes its connection, so that clients go elsewhere.
+# 2. New connections are still served AT-LEAST-SECONDS: until every node and load balancer has heard that the pod goes.
+# 3. The port closes. What is in flight finishes, for AT-MOST-SECONDS in all. Then the hook returns and Envoy is told to end.
+# Only bash and sleep: Envoy's image has no curl.
+set -u
+port=$1 at_least=$2 at_most=$3
+
+ask() { # METHOD PATH: the answer's lines; fails when Envoy is not there
+  local line
+  exec 3<>"/dev/tcp/127.0.0.1/$port" || return 1
+  printf '%s %s HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n' "$1" "$2" >&3
+  while IFS= read -r -t 5 line <&3; do printf '%s\n' "${line%$'\r'}"; done
+  exec 3>&-
+}
+
+in_flight() { # requests that clients wait for; empty when Envoy does not say
+  ask GET '/stats?filter=http.gateway.downstream_rq_active' | while IFS= read -r line; do
+    [[ $line == http.gateway.downstream_rq_active:* ]] && printf '%s' "${line##* }"
+  done
+}
+
+{ ask POST /healthcheck/fail || exit 0; } >/dev/null 2>&1
+sleep "$at_least"
+ask POST '/drain_listeners?inboundonly' >/dev/null 2>&1
+quiet=0
+while ((SECONDS < at_most && quiet < 2)); do # twice: a request may have arrived while the port closed
+  left=$(in_flight 2>/dev/null)
+  [[ -z $left ]] && exit 0 # Envoy has ended by itself
+  if ((left == 0)); then quiet=$((quiet + 1)); else quiet=0; fi
+  sleep 0.5
+done
+exit 0

@@ -1,0 +1,57 @@
+"""`helm test`: asks the gateway for its models, and for a completion where MODEL names one. Only the standard library."""
+
+import json
+import os
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+
+URL = os.environ["GATEWAY_URL"]
+MODEL = os.environ.get("MODEL", "")
+PATIENCE_S = float(os.environ.get("PATIENCE_S", "60"))
+# Whether it answers is the question; its certificate names the outside world's name for it.
+TRUST = ssl.create_default_context()
+TRUST.check_hostname = False
+TRUST.verify_mode = ssl.CERT_NONE
+
+
+def ask(path: str, body: object) -> tuple[int, str]:
+    """Status and text; status 0 where nobody answers."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(URL + path, data=data, headers={"content-type": "application/json"})  # noqa: S310 - the chart's own address
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=TRUST) as answer:  # noqa: S310 - the same
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def succeeds(what: str, path: str, body: object) -> bool:
+    """Try until it works: pods may have become ready this moment."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        status, text = ask(path, body)
+        if status == 200:
+            print(f"ok: {what}: {text[:300]}")
+            return True
+        if time.monotonic() > deadline:
+            print(f"FAILED: {what}: {URL}{path} answered {status or 'nothing'}: {text[:500]}")
+            return False
+        time.sleep(1)
+
+
+def main() -> int:
+    good = succeeds("models", "/v1/models", None)
+    if MODEL:
+        good &= succeeds(
+            "a completion", "/v1/completions", {"model": MODEL, "prompt": "Hello", "max_tokens": 4}
+        )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

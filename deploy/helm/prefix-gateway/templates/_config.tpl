@@ -1,0 +1,59 @@
+{{/*
+The program's configuration: what this chart works out, and over it all of `config` of the values.
+*/}}
+{{- define "gateway.config" -}}
+{{- $own := include "gateway.ownEnvoy" . }}
+{{- $bind := .Values.bindAddress }}
+{{- $kubernetes := dict "pool" (include "gateway.pool" .) }}
+{{- if and $own (eq .Values.pool.follow "pods") }}
+{{- $_ := set $kubernetes "selector" (include "gateway.selector" . | fromYaml) }}
+{{- $_ := set $kubernetes "targetPorts" .Values.pool.targetPorts }}
+{{- end }}
+{{- $base := dict
+  "kubernetes" $kubernetes
+  "policyFile" "/etc/prefix-gateway/policy/policy.yaml"
+  "admin" (dict "address" (printf "%s:9090" $bind))
+}}
+{{- if $own }}
+{{- /* Envoy is gone when the picker is told to stop: there is nothing to wait for. */}}
+{{- $_ := set $base "drainSeconds" 5 }}
+{{- $_ := set $base "listen" (dict "address" "unix:/run/prefix-gateway/picker.sock") }}
+{{- $envoy := dict
+  "listen" (printf "%s:8080" $bind)
+  "status" (printf "%s:9902" $bind)
+  "admin" "127.0.0.1:9901"
+  "edsFile" "/run/prefix-gateway/eds.json"
+}}
+{{- if .Values.tls.secretName }}
+{{- $tls := dict "certFile" "/etc/prefix-gateway/tls/tls.crt" "keyFile" "/etc/prefix-gateway/tls/tls.key" }}
+{{- if .Values.tls.requireClientCertificate }}
+{{- $_ := set $tls "clientCaFile" "/etc/prefix-gateway/tls/ca.crt" }}
+{{- end }}
+{{- $_ := set $envoy "tls" $tls }}
+{{- end }}
+{{- $_ := set $base "envoy" $envoy }}
+{{- else }}
+{{- $_ := set $base "drainSeconds" (int .Values.longestAnswerSeconds) }}
+{{- $tls := dict "certFile" "/etc/prefix-gateway/tls/tls.crt" "keyFile" "/etc/prefix-gateway/tls/tls.key" }}
+{{- $_ := set $base "listen" (dict "address" (printf "%s:%s" $bind (include "gateway.extProcPort" .)) "tls" $tls) }}
+{{- if eq .Values.gateway.failureMode "FailClose" }}
+{{- $_ := set $base "holdStreams" false }}
+{{- end }}
+{{- end }}
+{{- if .Values.sharing.enabled }}
+{{- $redis := dict "url" (.Values.sharing.url | default (printf "redis://%s-valkey:6379/0" (include "gateway.fullname" .))) }}
+{{- if include "gateway.passwordSecret" . }}
+{{- $_ := set $redis "passwordFile" "/etc/prefix-gateway/redis/password" }}
+{{- end }}
+{{- $_ := set $base "sharing" (dict "pool" (printf "%s/%s" .Release.Namespace (include "gateway.pool" .)) "redis" $redis) }}
+{{- end }}
+{{- toYaml (mergeOverwrite $base (deepCopy .Values.config)) }}
+{{- end }}
+
+{{- define "gateway.policy" -}}
+apiVersion: prefix-gateway.dev/v1alpha1
+kind: PrefixRoutingPolicy
+metadata:
+  name: {{ include "gateway.fullname" . }}-default
+spec: {{- if .Values.policy }}{{ toYaml .Values.policy | nindent 2 }}{{ else }} {}{{ end }}
+{{- end }}

@@ -1,0 +1,121 @@
+{{- define "gateway.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of everything; short enough for the longest suffix, `-valkey`, and for an InferencePool's lease. */}}
+{{- define "gateway.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
+{{- else if contains (include "gateway.name" .) .Release.Name }}
+{{- .Release.Name | trunc 48 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "gateway.name" .) | trunc 48 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "gateway.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "gateway.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gateway.labels" -}}
+{{ include "gateway.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: prefix-gateway
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Of `gateway.image (list IMAGE DEFAULT-TAG)`. */}}
+{{- define "gateway.image" -}}
+{{- $image := index . 0 }}
+{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
+{{- else }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- end }}
+{{- end }}
+
+{{- define "gateway.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- .Values.serviceAccount.name | default (include "gateway.fullname" .) }}
+{{- else }}
+{{- .Values.serviceAccount.name | default "default" }}
+{{- end }}
+{{- end }}
+
+{{- define "gateway.pool" -}}
+{{- .Values.pool.name | default (include "gateway.fullname" .) }}
+{{- end }}
+
+{{/* Labels of the model servers' pods. Its default stands here: helm would merge one of values.yaml into the user's. */}}
+{{- define "gateway.selector" -}}
+{{- toYaml (.Values.pool.selector | default (dict "prefix-gateway.dev/pool" "default")) }}
+{{- end }}
+
+{{- define "gateway.ownEnvoy" -}}
+{{- if eq .Values.shape "own-envoy" }}true{{ end }}
+{{- end }}
+
+{{- define "gateway.valkeyBundled" -}}
+{{- if and .Values.sharing.enabled (not .Values.sharing.url) }}true{{ end }}
+{{- end }}
+
+{{/* The Secret that holds the password of Redis; empty: none is sent. */}}
+{{- define "gateway.passwordSecret" -}}
+{{- if include "gateway.valkeyBundled" . }}{{ include "gateway.fullname" . }}-valkey
+{{- else if .Values.sharing.enabled }}{{ .Values.sharing.existingSecret }}
+{{- end }}
+{{- end }}
+
+{{- define "gateway.pickerTlsSecret" -}}
+{{- .Values.gateway.tls.secretName | default (printf "%s-picker-tls" (include "gateway.fullname" .)) }}
+{{- end }}
+
+{{- define "gateway.servicePort" -}}
+{{- if and .Values.tls.secretName (eq (int .Values.service.port) 80) }}443{{ else }}{{ int .Values.service.port }}{{ end }}
+{{- end }}
+
+{{/* Port on which the picker takes ext_proc, in shape `gateway`. */}}
+{{- define "gateway.extProcPort" -}}9002{{- end }}
+
+{{/* What a container may do: nothing that a program which only serves needs not. */}}
+{{- define "gateway.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "gateway.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* Refusals that a schema cannot say. */}}
+{{- define "gateway.check" -}}
+{{- $config := .Values.config }}
+{{- range $field := list "endpointsFile" "policyFile" }}
+{{- if hasKey $config $field }}
+{{- fail (printf "config.%s: the chart's pods take endpoints from `pool` and the policy from `policy`; remove it" $field) }}
+{{- end }}
+{{- end }}
+{{- if and (eq .Values.shape "gateway") .Values.tls.secretName }}
+{{- fail "tls.secretName: in shape `gateway` clients talk to your Gateway, which has TLS of its own; remove it" }}
+{{- end }}
+{{- if and (eq .Values.shape "gateway") (gt (int (dig "workers" 1 $config)) 1) }}
+{{- fail "config.workers: an InferencePool names one port of the picker; in shape `gateway` add replicas instead" }}
+{{- end }}
+{{- if and (eq .Values.shape "gateway") .Values.gateway.httpRoute.enabled (not .Values.gateway.httpRoute.parentRefs) }}
+{{- fail "gateway.httpRoute.parentRefs: name the Gateway that the route belongs to, or set enabled to false" }}
+{{- end }}
+{{- if and .Values.tls.requireClientCertificate (not .Values.tls.secretName) }}
+{{- fail "tls.requireClientCertificate: needs tls.secretName, the Secret with tls.crt, tls.key and ca.crt" }}
+{{- end }}
+{{- if and .Values.sharing.existingSecret (not .Values.sharing.url) }}
+{{- fail "sharing.existingSecret: is the password for sharing.url, which is empty; the bundled Valkey has a password of its own" }}
+{{- end }}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
+{{- fail "autoscaling.minReplicas: is above autoscaling.maxReplicas" }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,63 @@
+{{/* The picker's container: a sidecar of Envoy, or alone in its pod. */}}
+{{- define "gateway.picker" -}}
+{{- $own := include "gateway.ownEnvoy" . -}}
+- name: picker
+  image: {{ include "gateway.image" (list .Values.image .Chart.AppVersion) }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  {{- if $own }}
+  restartPolicy: Always
+  {{- end }}
+  command: [epp, serve]
+  args: [--config, /etc/prefix-gateway/config/config.yaml]
+  {{- with .Values.picker.extraEnv }}
+  env: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  ports:
+    {{- if not $own }}
+    - {name: grpc, containerPort: {{ include "gateway.extProcPort" . }}}
+    {{- end }}
+    {{- range $n := until (int (dig "workers" 1 .Values.config)) }}
+    - {name: {{ include "gateway.metricsPortName" $n }}, containerPort: {{ add 9090 $n }}}
+    {{- end }}
+  startupProbe:
+    httpGet: {path: /readyz, port: metrics}
+    periodSeconds: 1
+    failureThreshold: 60
+  {{- if not $own }}
+  readinessProbe:
+    httpGet: {path: /readyz, port: metrics}
+    periodSeconds: 2
+    failureThreshold: 2
+  {{- end }}
+  livenessProbe:
+    httpGet: {path: /healthz, port: metrics}
+    periodSeconds: 10
+    timeoutSeconds: 3
+    failureThreshold: 3
+  {{- if not $own }}
+  lifecycle:
+    preStop:
+      # Gateways still send requests here until they have heard that it is going.
+      sleep: {seconds: {{ .Values.drain.settleSeconds }}}
+  {{- end }}
+  securityContext: {{- include "gateway.containerSecurity" . | nindent 4 }}
+  resources: {{- toYaml .Values.picker.resources | nindent 4 }}
+  volumeMounts:
+    - {name: config, mountPath: /etc/prefix-gateway/config, readOnly: true}
+    - {name: policy, mountPath: /etc/prefix-gateway/policy, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+    {{- if $own }}
+    - {name: run, mountPath: /run/prefix-gateway}
+    {{- else }}
+    - {name: tls, mountPath: /etc/prefix-gateway/tls, readOnly: true}
+    {{- end }}
+    {{- if include "gateway.passwordSecret" . }}
+    - {name: redis, mountPath: /etc/prefix-gateway/redis, readOnly: true}
+    {{- end }}
+    {{- with .Values.picker.volumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
+{{- end }}
+
+{{/* Each worker has a port of its own. */}}
+{{- define "gateway.metricsPortName" -}}
+{{- if . }}metrics-{{ . }}{{ else }}metrics{{ end }}
+{{- end }}

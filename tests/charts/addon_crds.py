@@ -1,0 +1,83 @@
+"""CRDs that the charts use and a bare control plane lacks: Gateway API's HTTPRoute, and the Prometheus operator's.
+
+Read from the Go modules of their projects, at the versions and hashes below, into the user's cache. Called by the fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.cluster_env import environment
+from tests.harness.cached_builds import (
+    BuildFailedError,
+    built_elsewhere,
+    cache_folder,
+    content_key,
+    only_builder,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A Go module and the files in it that are wanted."""
+
+    name: str
+    go_sum: str
+    files: tuple[str, ...]
+
+
+MODULES: Final = (
+    Module(
+        "sigs.k8s.io/gateway-api@v1.4.0",
+        "h1:ZwlNM6zOHq0h3WUX2gfByPs2yAEsy/EenYJB78jpQfQ=",
+        ("config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",),
+    ),
+    Module(
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
+        (
+            "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+            "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+        ),
+    ),
+)
+
+
+def fetch(*, progress: Callable[[str], None]) -> Path:
+    """A folder of YAML; at once where it is in the cache. BuildFailedError where it cannot be had."""
+    folder = cache_folder() / f"chart-crds-{content_key(repr(MODULES).encode())}"
+    if folder.is_dir():
+        return folder
+    with only_builder("cluster", progress=progress):
+        if not folder.is_dir():
+            go = environment._go(progress)
+            with built_elsewhere(folder) as unfinished:
+                for module in MODULES:
+                    progress(f"reading CRDs from {module.name}")
+                    _copy(module, go=go, folder=unfinished)
+    return folder
+
+
+def _copy(module: Module, *, go: Path, folder: Path) -> None:
+    done = subprocess.run(
+        [str(go), "mod", "download", "-json", module.name],
+        check=False,
+        stdout=subprocess.PIPE,
+        cwd=tempfile.gettempdir(),
+        env={**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"},
+    )
+    said = json.loads(done.stdout or b"{}")
+    if done.returncode or said.get("Sum") != module.go_sum:
+        raise BuildFailedError(
+            f"{module.name} could not be had as pinned: {said.get('Error') or said.get('Sum')}"
+        )
+    for name in module.files:
+        shutil.copyfile(Path(said["Dir"]) / name, folder / Path(name).name)

@@ -1,0 +1,26 @@
+"""Fixtures over the charts, for `pytest_plugins = ["tests.charts.fixtures"]`; helm comes with the cluster's tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts import addon_crds
+from tests.charts.rendering import Helm
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.environment import ClusterTools
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+
+
+@pytest.fixture(scope="session")
+def helm(cluster_tools: ClusterTools) -> Helm:
+    return Helm(cluster_tools.helm)
+
+
+@pytest.fixture(scope="session")
+def cluster_with_addons(cluster: ControlPlane) -> ControlPlane:
+    """The shared control plane, with every CRD that a chart can use but our own."""
+    crds = addon_crds.fetch(progress=print)
+    cluster.kubectl("apply", "--server-side", "-f", crds)
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", crds)
+    return cluster

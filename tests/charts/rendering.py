@@ -1,0 +1,173 @@
+"""The charts as helm renders them, and the handful of value sets that the tests of this folder share."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+REPOSITORY: Final = Path(__file__).parents[2]
+GATEWAY: Final = REPOSITORY / "deploy" / "helm" / "prefix-gateway"
+MODEL_SERVER: Final = REPOSITORY / "deploy" / "helm" / "model-server"
+
+NAMESPACE: Final = "llm"
+
+Manifest = dict[str, Any]
+"""One Kubernetes object."""
+
+
+class HelmError(AssertionError):
+    """helm refused; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSet:
+    """One way to install a chart, as a user would write it."""
+
+    name: str
+    chart: Path
+    values: Mapping[str, Any]
+
+    @property
+    def release(self) -> str:
+        return "gateway" if self.chart == GATEWAY else "servers"
+
+
+VALUE_SETS: Final = (
+    ValueSet("gateway-default", GATEWAY, {}),
+    ValueSet(
+        "gateway-production",
+        GATEWAY,
+        {
+            "image": {
+                "repository": "registry.example.com/prefix-gateway/picker",
+                "digest": "sha256:" + "0a" * 32,
+            },
+            "pool": {
+                "name": "llama",
+                "selector": {"app": "vllm", "model": "llama"},
+                "targetPorts": [8000, 8001],
+            },
+            "policy": {"rule": "least-cost", "gain": {"minMatchTokens": 128}},
+            "config": {"workers": 2, "envoy": {"maxBodyBytes": 67108864}, "log": {"level": "warning"}},
+            "autoscaling": {"enabled": False},
+            "replicas": 3,
+            "service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
+            "tls": {"secretName": "gateway-tls", "requireClientCertificate": True},
+            "sharing": {"url": "rediss://redis.example.com:6380/0", "existingSecret": "redis-password"},
+            "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},
+            "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}]},
+            "test": {"model": "llama"},
+        },
+    ),
+    ValueSet(
+        "gateway-shape",
+        GATEWAY,
+        {
+            "shape": "gateway",
+            "gateway": {
+                "failureMode": "FailClose",
+                "tls": {"secretName": "picker-tls"},
+                "httpRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "inference"}],
+                    "hostnames": ["llm.example.com"],
+                },
+            },
+            "sharing": {"enabled": False},
+        },
+    ),
+    ValueSet(
+        "servers-vllm",
+        MODEL_SERVER,
+        {
+            "profile": {
+                "model": "org/llama",
+                "servedNames": ["llama"],
+                "blockSizeTokens": 16,
+                "hashSeed": 0,
+                "kvEvents": {"replayEndpoint": "tcp://*:5558"},
+                "lora": {"maxLoras": 2, "runtimeUpdates": True},
+                "extraArgs": ["--gpu-memory-utilization", "0.9"],
+                "pools": [{"name": "a100"}, {"name": "h100", "extraArgs": ["--max-num-seqs", "512"]}],
+            },
+            "pools": {"h100": {"replicas": 4, "nodeSelector": {"gpu": "h100"}}},
+            "vllm": {"huggingFaceSecret": "hugging-face", "cache": {"claimName": "models"}},
+            "loraSync": {"enabled": True, "adapters": [{"name": "sql", "path": "/adapters/sql"}]},
+            "volumes": [{"name": "adapters", "persistentVolumeClaim": {"claimName": "adapters"}}],
+            "volumeMounts": [{"name": "adapters", "mountPath": "/adapters", "readOnly": True}],
+        },
+    ),
+    ValueSet("servers-simulated", MODEL_SERVER, {"engine": "simulated", "replicas": 3}),
+)
+
+
+def value_set(name: str) -> ValueSet:
+    return next(each for each in VALUE_SETS if each.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Helm:
+    """The helm binary, without a cluster."""
+
+    binary: Path
+
+    def run(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        """What it prints. HelmError where it fails."""
+        done = subprocess.run(
+            [str(self.binary), *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode:
+            raise HelmError(done.stderr + done.stdout)
+        return done.stdout
+
+    def text(self, chart: Path, values: Mapping[str, Any] | None = None, *, release: str = "gateway") -> str:
+        """The rendered chart."""
+        return self.run(
+            "template",
+            release,
+            chart,
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            "-",
+            stdin=yaml.safe_dump(dict(values or {})),
+        )
+
+    def render(
+        self, chart: Path, values: Mapping[str, Any] | None = None, *, release: str = "gateway"
+    ) -> list[Manifest]:
+        """The objects of the rendered chart."""
+        return [o for o in yaml.safe_load_all(self.text(chart, values, release=release)) if o]
+
+    def render_set(self, wanted: ValueSet) -> list[Manifest]:
+        return self.render(wanted.chart, wanted.values, release=wanted.release)
+
+
+def of_kind(objects: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
+    """The one object of this kind, or of this kind and name."""
+    (found,) = [o for o in objects if o["kind"] == kind and (not name or o["metadata"]["name"] == name)]
+    return found
+
+
+def pod_specs(objects: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    """Name and spec of every pod that the objects would make."""
+    for each in objects:
+        if each["kind"] == "Pod":
+            yield each["metadata"]["name"], each["spec"]
+        elif "template" in each.get("spec", {}):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def containers(spec: Manifest) -> Iterator[Manifest]:
+    yield from spec.get("initContainers", ())
+    yield from spec["containers"]

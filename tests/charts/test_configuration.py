@@ -1,0 +1,227 @@
+"""The configuration that the charts write is one that the programs take: read by them, not compared with a text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from epp.config import Config, load_config
+from epp.envoy import sds
+from epp.envoy.bootstrap import bootstrap
+from epp.errors import ConfigError
+from epp.policy import load_policy
+from model_server.cli import _parser, _settings
+from model_server.sync.files import read_adapters
+from model_server.vllm.checks import problems
+from model_server.vllm.errors import ProfileError
+from model_server.vllm.profile import of_pool, pod_patch, read
+from tests.charts.rendering import (
+    GATEWAY,
+    MODEL_SERVER,
+    VALUE_SETS,
+    Helm,
+    HelmError,
+    Manifest,
+    ValueSet,
+    of_kind,
+    value_set,
+)
+from tests.unit.model_server.vllm.test_profile import SOUND
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+GATEWAYS = pytest.mark.parametrize(
+    "wanted", [each for each in VALUE_SETS if each.chart == GATEWAY], ids=lambda each: each.name
+)
+
+
+def config_of(objects: list[Manifest], directory: Path) -> Config:
+    text = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
+    path = directory / "config.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+@GATEWAYS
+def test_the_picker_takes_its_configuration_and_its_policy(
+    helm: Helm, wanted: ValueSet, tmp_path: Path
+) -> None:
+    objects = helm.render_set(wanted)
+    config = config_of(objects, tmp_path)
+    assert config.kubernetes is not None
+    policy = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-policy")["data"]["policy.yaml"]
+    load_policy(policy.encode(), source="policy.yaml")
+
+
+def test_the_shape_decides_what_the_picker_listens_on(helm: Helm, tmp_path: Path) -> None:
+    own = config_of(helm.render_set(value_set("gateway-default")), tmp_path)
+    assert own.listen.address.startswith("unix:")
+    assert own.hold_streams
+    behind = config_of(helm.render_set(value_set("gateway-shape")), tmp_path)
+    assert behind.listen.tls is not None
+    assert not behind.hold_streams, "the gateway fails closed: a dead picker must cut no answer"
+    assert behind.kubernetes is not None
+    assert not behind.kubernetes.selector, "the InferencePool says which pods"
+
+
+@pytest.mark.envoy
+def test_envoy_comes_up_with_what_the_init_container_makes_of_it(helm: Helm, tmp_path: Path) -> None:
+    config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)
+    document = json.loads(bootstrap(config, output="json"))
+    ports = [
+        each["address"]["socket_address"]["port_value"] for each in document["static_resources"]["listeners"]
+    ]
+    spec = of_kind(helm.render_set(value_set("gateway-production")), "Deployment")["spec"]["template"]["spec"]
+    assert [port["containerPort"] for port in spec["containers"][0]["ports"]] == ports
+    assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
+    for name in (sds.GATEWAY_IDENTITY, sds.CLIENT_TRUST):
+        assert sds.path(config, name).startswith("/run/prefix-gateway/"), "where both containers see it"
+
+
+def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> None:
+    values = {"config": {"envoy": {"maxBodyBytes": 70000}, "admin": {"keepDecisions": 5}, "drainSeconds": 1}}
+    config = config_of(helm.render(GATEWAY, values), tmp_path)
+    assert (config.envoy.max_body_bytes, config.admin.keep_decisions, config.drain_seconds) == (70000, 5, 1)
+    assert config.envoy.eds_file == "/run/prefix-gateway/eds.json", "what was not set stays"
+
+
+def test_a_field_that_the_program_lacks_is_found_by_its_own_check(helm: Helm, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="maxBodySize"):
+        config_of(helm.render(GATEWAY, {"config": {"envoy": {"maxBodySize": 1}}}), tmp_path)
+
+
+# -- model servers ---------------------------------------------------------------------------------------------------
+
+POOLS = [{"name": "a"}, {"name": "b", "extraArgs": ["--tensor-parallel-size", "2"], "extraEnv": {"X": "1"}}]
+PROFILES: dict[str, dict[str, Any]] = {
+    "least": {"model": "org/llama"},
+    "sound": SOUND,
+    "pools": {**SOUND, "pools": POOLS},
+    "numbers": {
+        "model": "m",
+        "port": 8123,
+        "hashSeed": 4294967295,
+        "maxModelLenTokens": 1048576,
+        "blockSizeTokens": 32,
+    },
+    "events": {"model": "m", "blockSizeTokens": 16, "hashSeed": 0, "kvEvents": {}},
+    "ipc": {
+        "model": "m",
+        "blockSizeTokens": 16,
+        "hashSeed": 0,
+        "kvEvents": {"endpoint": "ipc:///run/x", "topic": "t"},
+    },
+    "lora": {"model": "m", "lora": {"maxCpuLoras": 8, "maxRank": 64}},
+}
+
+
+def server_of(deployment: Manifest) -> Manifest:
+    return next(c for c in deployment["spec"]["template"]["spec"]["containers"] if c["name"] == "server")
+
+
+def as_said(container: Manifest) -> tuple[list[Any], dict[str, str], list[Any]]:
+    """Arguments with JSON read, variables, ports."""
+    arguments = [json.loads(a) if a.startswith("{") else a for a in container["args"]]
+    return arguments, {e["name"]: e["value"] for e in container["env"]}, container["ports"]
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_vllm_starts_as_the_launch_profile_says(helm: Helm, name: str) -> None:
+    profile = read(yaml.safe_dump(PROFILES[name]))
+    objects = helm.render(MODEL_SERVER, {"profile": {"servedNames": None, **PROFILES[name]}}, release="s")
+    for pool in [p.name for p in profile.pools] or [""]:
+        deployment = of_kind(objects, "Deployment", f"s-model-server-{pool}" if pool else "s-model-server")
+        own = of_pool(profile, pool) if pool else profile
+        [patch] = pod_patch(own)["spec"]["template"]["spec"]["containers"]
+        arguments, variables, ports = as_said(server_of(deployment))
+        variables.pop("HF_HOME")
+        assert (arguments, variables, ports) == as_said(patch)
+
+
+REFUSED: list[dict[str, Any]] = [
+    {"prefixCaching": False},
+    {"hashSeed": None},
+    {"hashSeed": -1},
+    {"blockSizeTokens": None},
+    {"hashAlgorithm": "sha256"},
+    {"hashAlgorithm": "md5"},
+    {"kvEvents": None},
+    {"pools": [{"name": "a"}, {"name": "b", "hashSeed": 1}]},
+    {"pools": [{"name": "a", "hashSeed": 3}, {"name": "b"}], "hashSeed": None},
+    {"pools": [{"name": "a"}, {"name": "b", "blockSizeTokens": 32}]},
+    {"pools": [{"name": "a"}, {"name": "b", "hashAlgorithm": "sha256"}], "exactRouting": False},
+    {"pools": [{"name": "a"}, {"name": "a"}]},
+    {"kvEvents": {"endpoint": "tcp://127.0.0.1:5557"}},
+    {"kvEvents": {"replayEndpoint": "tcp://localhost:99"}},
+    {"kvEvents": {"endpoint": "inproc://x"}},
+    {"kvEvents": {"endpoint": "tcp://*:0"}},
+    {"kvEvents": {"endpoint": "tcp://*:8000"}},
+    {"kvEvents": {"endpoint": "tcp://*:70000"}},
+    {"kvEvents": {"endpoint": "tcp://*:5557", "replayEndpoint": "tcp://*:5557"}},
+    {"lora": {"maxLoras": 0}},
+    {"lora": {"maxRank": 24}},
+    {"lora": {"maxLoras": 4, "maxCpuLoras": 2}},
+    {"lora": {"adapters": [{"name": "sql", "path": "adapters/sql"}]}},
+    {"lora": {"adapters": [{"name": "llama", "path": "/a"}]}},
+    {"lora": {"adapters": [{"name": "x", "path": "/a"}, {"name": "x", "path": "/b"}]}},
+    {"lora": {"adapters": [{"name": "a=b", "path": "/a"}]}},
+    {"port": 0},
+    {"model": "-m"},
+    {"servedNames": ["a", "a"]},
+    {"extraArgs": ["--block-size=32"]},
+    {"extraArgs": ["--enable_lora"]},
+    {"extraArgs": ["--disable-log-stats"]},
+    {"extraEnv": {"PYTHONHASHSEED": "1"}},
+    {"pools": [{"name": "a", "extraArgs": ["--port", "1"]}]},
+]
+
+
+@pytest.mark.parametrize("changes", REFUSED, ids=str)
+def test_what_the_profile_command_refuses_helm_refuses_too(helm: Helm, changes: dict[str, Any]) -> None:
+    profile = {k: v for k, v in {**SOUND, **changes}.items() if v is not None}
+    try:
+        unsound = bool(problems(read(yaml.safe_dump(profile))))
+    except ProfileError:
+        unsound = True
+    assert unsound
+    with pytest.raises(HelmError):
+        helm.render(MODEL_SERVER, {"profile": profile})
+
+
+@pytest.mark.parametrize("name", sorted(set(PROFILES) - {"pools"}))
+def test_the_simulated_server_takes_the_same_profile(helm: Helm, name: str) -> None:
+    values = {
+        "engine": "simulated",
+        "profile": PROFILES[name],
+        "simulated": {"args": ["--num-blocks", "2048"]},
+    }
+    container = server_of(of_kind(helm.render(MODEL_SERVER, values, release="s"), "Deployment"))
+    assert container["command"] == ["model-server", "serve"]
+    settings = _settings(_parser().parse_args(["serve", *container["args"]]))
+    profile = read(yaml.safe_dump(PROFILES[name]))
+    assert settings.host == "0.0.0.0"
+    assert (settings.port, settings.model, settings.num_blocks) == (profile.port, profile.model, 2048)
+    assert settings.max_model_len_tokens == profile.max_model_len_tokens
+    assert settings.cache.hash_algorithm == profile.hash_algorithm
+    assert (settings.kv_events is not None) == (profile.kv_events is not None)
+    if profile.lora is not None:
+        assert settings.limits.max_loras == profile.lora.max_loras
+        assert [a.name for a in settings.adapters] == [a.name for a in profile.lora.adapters]
+
+
+def test_the_lora_sidecar_takes_its_flags_and_its_file(helm: Helm, tmp_path: Path) -> None:
+    objects = helm.render_set(value_set("servers-vllm"))
+    path = tmp_path / "adapters.yaml"
+    path.write_text(of_kind(objects, "ConfigMap", "servers-model-server-adapters")["data"]["adapters.yaml"])
+    assert dict(read_adapters(path)) == {"sql": "/adapters/sql"}
+    deployment = of_kind(objects, "Deployment", "servers-model-server-h100")
+    (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
+    args = _parser().parse_args([*shlex.split(sidecar["command"][1]), *sidecar["args"]])
+    assert args.server == "http://127.0.0.1:8000"
+    assert args.status_port == sidecar["ports"][0]["containerPort"]

@@ -1,0 +1,195 @@
+"""What the charts render: snapshots to read, lint, and what every pod of them has in common.
+
+CHART_SNAPSHOTS_REWRITE=1 writes the snapshots anew: read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.rendering import (
+    GATEWAY,
+    MODEL_SERVER,
+    VALUE_SETS,
+    Helm,
+    ValueSet,
+    containers,
+    of_kind,
+    pod_specs,
+    value_set,
+)
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
+RANDOM = re.compile(r"(password: |requirepass )\"?[A-Za-z0-9]{32}\"?")
+
+
+class _Blocks(yaml.SafeDumper):
+    """Texts of several lines as such."""
+
+
+_Blocks.add_representer(
+    str, lambda d, t: d.represent_scalar("tag:yaml.org,2002:str", t, style="|" if "\n" in t else None)
+)
+
+
+def readable(manifest: dict[str, Any]) -> str:
+    """One object without what is the same everywhere, and without the text of files that lie in the chart."""
+    manifest["metadata"].pop("labels", None)
+    manifest["metadata"].pop("namespace", None)
+    if manifest["kind"] == "CustomResourceDefinition":
+        manifest = {"kind": manifest["kind"], "metadata": {"name": manifest["metadata"]["name"]}}
+    for name in manifest.get("data", {}):
+        if name.endswith((".sh", ".py", ".json")):
+            manifest["data"][name] = f"(files/{name})"
+    if manifest["kind"] == "PrometheusRule":
+        manifest["spec"]["groups"] = "(files/alerts.yaml)"
+    if manifest["kind"] == "Pod":
+        manifest["spec"]["containers"][0]["args"] = ["(files/smoke.py)"]
+    text: str = yaml.dump(manifest, Dumper=_Blocks, sort_keys=False, width=130)
+    return re.sub(r"checksum/config: .*", "checksum/config: (sha256)", RANDOM.sub(r"\1(random)", text))
+
+
+@BY_NAME
+def test_the_rendered_chart_is_the_one_of_the_snapshot(helm: Helm, wanted: ValueSet) -> None:
+    texts = [readable(each) for each in helm.render_set(wanted)]
+    if wanted.chart == GATEWAY and wanted.name != "gateway-default":
+        usual = {readable(each) for each in helm.render_set(value_set("gateway-default"))}
+        texts = [
+            f"# {len(texts)} objects; those that are as in gateway-default are left out.\n",
+            *(t for t in texts if t not in usual),
+        ]
+    found = "---\n".join(texts)
+    path = SNAPSHOTS / f"{wanted.name}.yaml"
+    if os.environ.get("CHART_SNAPSHOTS_REWRITE") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+@BY_NAME
+def test_helm_lint_has_no_complaint(helm: Helm, wanted: ValueSet, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(dict(wanted.values)))
+    helm.run("lint", "--strict", wanted.chart, "--values", values)
+
+
+@BY_NAME
+def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> None:
+    for name, spec in pod_specs(helm.render_set(wanted)):
+        of_vllm = wanted.name == "servers-vllm"
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in containers(spec):
+            where = f"{name}/{container['name']}"
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, where
+            assert security["capabilities"] == {"drop": ["ALL"]}, where
+            assert container["resources"]["requests"], where
+            assert container["resources"]["limits"], where
+            if of_vllm and container["name"] == "server":
+                continue  # its image is not ours; values.yaml says so
+            assert security["readOnlyRootFilesystem"] is True, where
+            assert {**spec["securityContext"], **security}["runAsNonRoot"] is True, where
+            assert {**spec["securityContext"], **security}["runAsUser"] > 0, where
+
+
+@BY_NAME
+def test_only_the_picker_gets_a_token_of_the_cluster(helm: Helm, wanted: ValueSet) -> None:
+    for name, spec in pod_specs(helm.render_set(wanted)):
+        if name == "gateway-prefix-gateway":
+            assert spec["serviceAccountName"] == name
+        else:
+            assert spec["automountServiceAccountToken"] is False, name
+
+
+@BY_NAME
+def test_ports_and_volumes_that_are_named_exist(helm: Helm, wanted: ValueSet) -> None:
+    objects = helm.render_set(wanted)
+    for name, spec in pod_specs(objects):
+        volumes = {volume["name"] for volume in spec.get("volumes", ())}
+        for container in containers(spec):
+            ports = {port["name"] for port in container.get("ports", ())}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                for action in container.get(probe, {}).values():
+                    if isinstance(action, dict):
+                        assert action["port"] in ports, f"{name}: {probe}"
+            for mount in container.get("volumeMounts", ()):
+                assert mount["name"] in volumes, name
+    selected = [
+        (
+            labels,
+            {
+                port["name"]
+                for c in containers(each["spec"]["template"]["spec"])
+                for port in c.get("ports", ())
+            },
+        )
+        for each in objects
+        if each["kind"] == "Deployment" and (labels := each["spec"]["template"]["metadata"]["labels"])
+    ]
+    for service in (each for each in objects if each["kind"] == "Service"):
+        selector = service["spec"]["selector"].items()
+        ports = set().union(*(ports for labels, ports in selected if selector <= labels.items()))
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports, service["metadata"]["name"]
+
+
+def test_the_picker_outlives_envoy_and_both_the_longest_answer(helm: Helm) -> None:
+    objects = helm.render(GATEWAY, {"longestAnswerSeconds": 1200, "drain": {"settleSeconds": 10}})
+    spec = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    (envoy,) = spec["containers"]
+    config_maker, picker = spec["initContainers"]
+    assert envoy["lifecycle"]["preStop"]["exec"]["command"][-2:] == ["10", "1210"]
+    assert spec["terminationGracePeriodSeconds"] >= 1210 + 10, "time is left for both processes to end"
+    assert picker["restartPolicy"] == "Always", "a sidecar: started before Envoy, stopped after it"
+    assert "restartPolicy" not in config_maker, "done before the picker starts"
+
+
+def test_a_changed_configuration_restarts_the_pods_and_a_changed_policy_does_not(helm: Helm) -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        deployment = of_kind(helm.render(GATEWAY, values), "Deployment", "gateway-prefix-gateway")
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum({"policy": {"rule": "affinity"}}) == checksum({})
+    assert checksum({"config": {"log": {"level": "debug"}}}) != checksum({})
+
+
+def test_a_replica_count_is_left_to_whoever_scales(helm: Helm) -> None:
+    scaled = of_kind(helm.render(GATEWAY), "Deployment", "gateway-prefix-gateway")
+    assert "replicas" not in scaled["spec"], "helm upgrade would undo the autoscaler's work"
+    fixed = helm.render(GATEWAY, {"autoscaling": {"enabled": False}, "replicas": 5})
+    assert of_kind(fixed, "Deployment", "gateway-prefix-gateway")["spec"]["replicas"] == 5
+    assert not [each for each in fixed if each["kind"] == "HorizontalPodAutoscaler"]
+
+
+def test_the_two_charts_find_each_other_without_a_value(helm: Helm) -> None:
+    pods = of_kind(helm.render_set(value_set("servers-simulated")), "Deployment")["spec"]["template"]
+    config = yaml.safe_load(
+        of_kind(helm.render(GATEWAY), "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
+    )
+    followed = config["kubernetes"]
+    assert followed["selector"].items() <= pods["metadata"]["labels"].items()
+    (server,) = pods["spec"]["containers"]
+    assert followed["targetPorts"] == [port["containerPort"] for port in server["ports"]]
+    allowed = of_kind(helm.render(MODEL_SERVER), "NetworkPolicy")["spec"]["ingress"][0]["from"][0]
+    gateway_pods = of_kind(helm.render(GATEWAY), "Deployment", "gateway-prefix-gateway")["spec"]["template"]
+    assert allowed["podSelector"]["matchLabels"].items() <= gateway_pods["metadata"]["labels"].items()
+
+
+def test_replicas_share_one_table_unless_told_otherwise(helm: Helm) -> None:
+    objects = helm.render(GATEWAY)
+    config = yaml.safe_load(
+        of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
+    )
+    service = of_kind(objects, "Service", "gateway-prefix-gateway-valkey")
+    assert config["sharing"]["redis"]["url"] == f"redis://{service['metadata']['name']}:6379/0"
+    without = helm.render(GATEWAY, {"sharing": {"enabled": False}})
+    assert not [each for each in without if each["metadata"]["name"].endswith("-valkey")]

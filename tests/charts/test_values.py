@@ -1,0 +1,123 @@
+"""Values: each is explained, each is in the schema, and what makes no sense is refused with what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, of_kind
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+CHARTS = pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=lambda chart: chart.name)
+
+
+def differences(values: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+    """Where the schema says nothing of a value, or the values nothing of what the schema allows."""
+    properties = schema.get("properties")
+    if schema.get("additionalProperties") is not False or not isinstance(values, dict) or properties is None:
+        return []
+    found = [f"{path}.{name}: not in the schema" for name in values.keys() - properties.keys()]
+    found += [f"{path}.{name}: not in values.yaml" for name in properties.keys() - values.keys() - {"global"}]
+    for name in values.keys() & properties.keys():
+        found += differences(values[name], properties[name], f"{path}.{name}")
+    return found
+
+
+@CHARTS
+def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None:
+    text = (chart / "values.yaml").read_text()
+    assert len(text.splitlines()) < 200
+    schema = json.loads((chart / "values.schema.json").read_text())
+    schema["properties"].pop("profile", None)  # its fields are optional, and shown in comments
+    values = yaml.safe_load(text)
+    values.pop("profile", None)
+    assert differences(values, schema) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"shape": "sidecar"}, "/shape"),
+        ({"replicaCount": 3}, "replicaCount"),
+        ({"replicas": "3"}, "/replicas"),
+        ({"pool": {"targetPorts": [0]}}, "/pool/targetPorts"),
+        ({"pool": {"targetPorts": []}}, "/pool/targetPorts"),
+        ({"pool": {"name": "My Pool"}}, "/pool/name"),
+        ({"policy": {"spec": {"rule": "affinity"}}}, "/policy"),
+        ({"policy": {"targetRef": {"name": "x"}}}, "/policy"),
+        ({"longestAnswerSeconds": 0}, "/longestAnswerSeconds"),
+        ({"drain": {"settleSeconds": 0}}, "/drain/settleSeconds"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"image": {"repository": "Bad Name"}}, "/image/repository"),
+        ({"envoy": {"logLevel": "verbose"}}, "/envoy/logLevel"),
+        ({"service": {"type": "ExternalName"}}, "/service/type"),
+        ({"gateway": {"failureMode": "Open"}}, "/gateway/failureMode"),
+        ({"sharing": {"url": "redis://user:secret@redis:6379/0"}}, "/sharing/url"),
+        ({"sharing": {"url": "redis.example.com:6379"}}, "/sharing/url"),
+        ({"autoscaling": {"pickerCpu": "lots"}}, "/autoscaling/pickerCpu"),
+        ({"bindAddress": "localhost"}, "/bindAddress"),
+        ({"config": {"workers": 0}}, "/config/workers"),
+        (
+            {"config": {"endpointsFile": "/e.yaml"}},
+            "config.endpointsFile: the chart's pods take endpoints from `pool`",
+        ),
+        ({"config": {"policyFile": "/p.yaml"}}, "config.policyFile"),
+        ({"shape": "gateway", "tls": {"secretName": "x"}}, "tls.secretName: in shape `gateway`"),
+        (
+            {"shape": "gateway", "gateway": {"httpRoute": {"enabled": True}}},
+            "gateway.httpRoute.parentRefs: name the Gateway",
+        ),
+        ({"shape": "gateway", "config": {"workers": 2}}, "config.workers: an InferencePool names one port"),
+        ({"tls": {"requireClientCertificate": True}}, "tls.requireClientCertificate: needs tls.secretName"),
+        ({"sharing": {"existingSecret": "x"}}, "sharing.existingSecret: is the password for sharing.url"),
+        ({"autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas"),
+    ],
+)
+def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        helm.render(GATEWAY, values)
+    assert field in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"engine": "tgi"}, "/engine"),
+        ({"pool": "my pool"}, "/pool"),
+        ({"profile": {"prefixCaching": False}}, "/profile/prefixCaching"),
+        ({"profile": {"tensorParallel": 2}}, "tensorParallel"),
+        ({"pools": {"h100": {"replicas": 2}}}, "pools.h100: profile.pools has no pool"),
+        ({"loraSync": {"enabled": True}}, "loraSync.enabled: needs profile.lora.runtimeUpdates"),
+        ({"profile": {"pools": [{"name": "Big"}]}}, "/profile/pools/0/name"),
+        ({"simulated": {"args": "--num-blocks 4"}}, "/simulated/args"),
+    ],
+)
+def test_the_model_servers_refuse(helm: Helm, values: dict[str, Any], field: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        helm.render(MODEL_SERVER, values)
+    assert field in str(refused.value)
+
+
+def test_both_are_subcharts_of_others(helm: Helm) -> None:
+    for chart in (GATEWAY, MODEL_SERVER):
+        assert helm.render(chart, {"global": {"anything": 1}}), "helm hands `global` to every subchart"
+
+
+def test_long_release_names_stay_within_the_limits_of_kubernetes(helm: Helm) -> None:
+    for chart in (GATEWAY, MODEL_SERVER):
+        values = {"profile": {"pools": [{"name": "a" * 20}]}} if chart == MODEL_SERVER else {}
+        for each in helm.render(chart, values, release="r" * 53):
+            assert len(each["metadata"]["name"]) <= 63 or each["kind"] == "CustomResourceDefinition"
+
+
+def test_digests_win_over_tags(helm: Helm) -> None:
+    digest = "sha256:" + "1" * 64
+    objects = helm.render(GATEWAY, {"image": {"repository": "r/picker", "tag": "v9", "digest": digest}})
+    spec = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    assert {c["image"] for c in spec["initContainers"]} == {f"r/picker@{digest}"}
