@@ -1,13 +1,17 @@
 """Undone prefill work at one server, in prompt tokens: the B of the least-cost rule.
 
-Each pick books the tokens that the server will have to compute. The server computes in order of arrival, so work done
+Each pick books the tokens that the server will have to compute. The server computes in order of arrival, so what is done
 is taken from the oldest booking first. Between scrapes the backlog drains at the server's prefill rate, as an estimate;
-a scrape's counters then confirm what was really computed, and the estimate keeps only what cannot have been counted
+a scrape's counters then confirm what was really done, and the estimate keeps only what cannot have been counted
 yet: servers count a prompt when its prefill has finished, so at most the oldest booking is half done and uncounted.
-A request that was computed and released between two scrapes is in the later scrape's counters too; what it held is
-remembered until then, or its tokens would be taken a second time, from requests that still wait.
 
-Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`; 0 <= `_uncounted`.
+Best counted are first tokens (`begun`): each ends one booking, however much of it was found in the cache against expectation
+and however wrong its size was guessed. A server that counts only tokens has them taken off (`confirm`); one that counts
+nothing is believed to be as fast as estimated (`settle`).
+A request that was computed and released between two scrapes is in the later scrape's counters too; it is
+remembered until then, or it would be counted a second time, against requests that still wait.
+
+Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`; 0 <= `_uncounted`, `_unbegun`.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ class Booking:
 class Backlog:
     """Bookings of one server, oldest first."""
 
-    __slots__ = ("_at", "_bookings", "_drained", "_total", "_uncounted")
+    __slots__ = ("_at", "_bookings", "_drained", "_total", "_unbegun", "_uncounted")
 
     def __init__(self, *, now: float) -> None:
         self._bookings: OrderedDict[Booking, None] = OrderedDict()
@@ -35,6 +39,8 @@ class Backlog:
         self._drained = 0.0
         self._uncounted = 0
         """Tokens computed and released since the last scrape, which its counters will show."""
+        self._unbegun = 0
+        """Requests likewise."""
         self._at = now
 
     def __len__(self) -> int:
@@ -62,42 +68,51 @@ class Backlog:
         if booking in self._bookings:
             if computed:
                 self._uncounted += booking.tokens
+                self._unbegun += 1
             # A drain estimate was made against the oldest booking first; if that is this one, it goes along.
             if next(iter(self._bookings)) is booking:
                 self._drained = max(0.0, self._drained - booking.tokens)
             self._drop(booking)
             self._drained = min(self._drained, float(self._total))
 
+    def begun(self, requests: int, *, now: float, rate: float) -> None:
+        """The server's counters say that so many requests got their first token since the last call."""
+        self._advance(now, rate)
+        left = requests - self._unbegun
+        while left > 0 and self._bookings:
+            self._drop_oldest()
+            left -= 1
+        self._unbegun = max(0, -left)
+        self._uncounted = 0
+        self._keep_oldest_half_done()
+
     def confirm(self, tokens: float, *, now: float, rate: float) -> None:
         """The server's counters say it computed `tokens` since the last call."""
         self._advance(now, rate)
         tokens = max(0.0, tokens - self._uncounted)
-        self._uncounted = 0
+        self.baseline()
         self._drained = max(0.0, self._drained - tokens)
         self._take(tokens)
-        oldest = next(iter(self._bookings), None)
-        self._drained = min(self._drained, oldest.tokens if oldest else 0.0)
+        self._keep_oldest_half_done()
 
     def baseline(self) -> None:
         """The first counters of a server: all that was released until now is already in them."""
-        self._uncounted = 0
+        self._uncounted = self._unbegun = 0
 
     def settle(self, *, now: float, rate: float) -> None:
         """No counters to confirm with: believe the drain estimate."""
         self._advance(now, rate)
         self._take(self._drained)
         self._drained = 0.0
-        self._uncounted = 0
+        self.baseline()
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
         """Everything booked before `when` is done: the server was idle then, or the booking is long lost."""
         self._advance(now, rate)
         while self._bookings:
-            oldest = next(iter(self._bookings))
-            if oldest.booked_at >= when:
+            if next(iter(self._bookings)).booked_at >= when:
                 break
-            self._drained = max(0.0, self._drained - oldest.tokens)  # the estimate was made against it first
-            self._drop(oldest)
+            self._drop_oldest()
         self._drained = min(self._drained, float(self._total))
 
     def _advance(self, now: float, rate: float) -> None:
@@ -115,6 +130,15 @@ class Backlog:
             left -= oldest.tokens
             self._drop(oldest)
 
+    def _keep_oldest_half_done(self) -> None:
+        oldest = next(iter(self._bookings), None)
+        self._drained = min(self._drained, oldest.tokens if oldest else 0.0)
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._bookings))
+        self._drained = max(0.0, self._drained - oldest.tokens)  # the estimate was made against it first
+        self._drop(oldest)
+
     def _drop(self, booking: Booking) -> None:
         del self._bookings[booking]
         self._total -= booking.tokens
@@ -126,3 +150,4 @@ class Backlog:
         assert 0 <= self._drained <= self._total
         assert all(b.tokens >= 0 for b in self._bookings)
         assert self._uncounted >= 0
+        assert self._unbegun >= 0

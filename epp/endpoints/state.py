@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from epp.endpoints.backlog import Backlog, Booking
-from epp.endpoints.growth import computed_growth
+from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.learning import CounterWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.policy import PolicySpec
@@ -38,6 +38,8 @@ class EndpointState:
     """Requests that other pickers say they have open there."""
     picks_since_scrape: int = 0
     ends_since_scrape: int = 0
+    surplus: float | None = None
+    """Most first tokens over ended and present requests on a page: see `_all_begun`."""
     process: int = 0
     """Counts the processes seen to serve under this name: each starts with a cold cache."""
     cold_at: float = -math.inf
@@ -92,21 +94,37 @@ class EndpointState:
         before, rate = self.metrics, self.rate.tokens_per_s
         if before is not None:
             self.rate.observe(before, after)
-        if after.prompt_tokens is None:
+        if after.ttft_count is None and after.prompt_tokens is None:
             self.backlog.settle(now=now, rate=rate)
         elif before is None:
             self.backlog.baseline()
+        elif after.ttft_count is not None:
+            self.backlog.begun(int(growth(before.ttft_count, after.ttft_count)), now=now, rate=rate)
         else:
             self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
-        idle = after.running == 0 and after.waiting == 0
         # A request can be on its way to the server while the page is written: only what the scrape before this one
         # could have seen is known to be done.
-        done_before = before.scraped_at if idle and before is not None else now - _LOST_BOOKING_S
+        all_begun = self._all_begun(after)
+        done_before = before.scraped_at if all_begun and before is not None else now - _LOST_BOOKING_S
         self.backlog.clear_before(done_before, now=now, rate=rate)
         self.metrics = after
         self.failures = 0
         self.picks_since_scrape = 0
         self.ends_since_scrape = 0
+
+    def _all_begun(self, after: EndpointMetrics) -> bool:
+        """Whether every request in there has its first token, as far as this page can tell.
+
+        First tokens less ended requests are those that decode, but for a constant: requests that ended without a first
+        token, and what was counted before. So it is the page with the most of them over what is inside that has no prefill.
+        """
+        inside = after.running + after.waiting
+        if after.ttft_count is None or after.finished is None:
+            return inside == 0
+        surplus = after.ttft_count - after.finished - inside
+        if inside == 0 or self.surplus is None or surplus > self.surplus:
+            self.surplus = surplus
+        return surplus == self.surplus
 
     def scrape_failed(self, *, now: float) -> None:
         """No page, or none that could be read. Bookings of streams that were let go must not pile up meanwhile."""
@@ -160,5 +178,6 @@ class EndpointState:
         self.cold_at = now
         self.metrics = None
         self.adapters.clear()
+        self.surplus = None
         self.window = CounterWindow()
         self.backlog.clear_before(now, now=now, rate=self.rate.tokens_per_s)

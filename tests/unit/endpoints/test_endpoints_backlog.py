@@ -101,6 +101,50 @@ def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
     assert undone(backlog, now=0.0) == 4900
 
 
+def test_each_first_token_ends_the_oldest_booking_whatever_it_held() -> None:
+    backlog = Backlog(now=0.0)
+    for tokens in (5000, 10, 300):
+        booked(backlog, tokens, now=0.0)
+    backlog.begun(2, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 300
+
+
+def test_after_first_tokens_only_the_prompt_in_turn_can_be_half_done() -> None:
+    backlog = Backlog(now=0.0)
+    for tokens in (100, 200, 400):
+        booked(backlog, tokens, now=0.0)
+    # By the estimate 500 are done; the server began one answer, so of the rest at most the 200 in turn can be under way.
+    backlog.begun(1, now=5.0, rate=RATE)
+    assert undone(backlog, now=5.0) == 400
+
+
+def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_booking() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=0.0, rate=RATE)
+    backlog.begun(1, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 5000
+
+
+def test_a_page_older_than_an_end_leaves_its_first_token_to_the_next_page() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=0.0, rate=RATE)
+    backlog.begun(0, now=0.0, rate=RATE)
+    backlog.begun(1, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 5000
+
+
+def test_first_tokens_of_somebody_elses_requests_are_not_saved_up() -> None:
+    backlog = Backlog(now=0.0)
+    backlog.begun(7, now=0.0, rate=RATE)
+    booked(backlog, 300, now=0.0)
+    backlog.begun(0, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 300
+
+
 def test_the_first_counters_already_hold_what_was_released_before() -> None:
     backlog = Backlog(now=0.0)
     backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
@@ -144,6 +188,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         self.over: list[Booking] = []
         self.drained = 0.0
         self.uncounted = 0
+        self.unbegun = 0
 
     def total(self) -> int:
         return sum(cell[0] for _, cell in self.pairs)
@@ -180,6 +225,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         self.over.append(booking)
         self.backlog.release(booking, computed=computed, now=self.now, rate=RATE)
         self.uncounted += cell[0] if computed else 0
+        self.unbegun += computed
         if index == 0:
             self.drained = max(0.0, self.drained - cell[0])
         self.drained = min(self.drained, self.total())
@@ -194,9 +240,22 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     def confirm(self, tokens: int) -> None:
         self.backlog.confirm(float(tokens), now=self.now, rate=RATE)
         tokens = max(0, tokens - self.uncounted)
-        self.uncounted = 0
+        self.uncounted = self.unbegun = 0
         self.drained = max(0.0, self.drained - tokens)
         self.model_take(tokens)
+        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
+
+    @rule(requests=st.integers(0, 6))
+    def begun(self, requests: int) -> None:
+        self.backlog.begun(requests, now=self.now, rate=RATE)
+        for _ in range(requests):
+            if self.unbegun:
+                self.unbegun -= 1
+            elif self.pairs:
+                booking, cell = self.pairs.pop(0)
+                self.over.append(booking)
+                self.drained = max(0.0, self.drained - cell[0])
+        self.uncounted = 0
         self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
 
     @rule()
@@ -204,7 +263,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         before = self.backlog.undone_tokens(now=self.now, rate=RATE)
         self.backlog.settle(now=self.now, rate=RATE)
         assert abs(self.backlog.undone_tokens(now=self.now, rate=RATE) - before) < 1.001  # part of a token
-        self.uncounted = 0
+        self.uncounted = self.unbegun = 0
         # The model follows the product's whole tokens, or a rounding at the edge would be told as a fault.
         taken = self.total() - sum(b.tokens for b, _ in self.pairs)
         assert abs(taken - self.drained) < 1.001

@@ -26,9 +26,22 @@ def book(state: EndpointState, tokens: int, *, now: float) -> Booking:
 
 
 def page(
-    at: float, *, running: int = 0, waiting: int = 0, prompt_tokens: float | None = None
+    at: float,
+    *,
+    running: int = 0,
+    waiting: int = 0,
+    prompt_tokens: float | None = None,
+    begun: float | None = None,
+    finished: float | None = None,
 ) -> EndpointMetrics:
-    return EndpointMetrics(scraped_at=at, running=running, waiting=waiting, prompt_tokens=prompt_tokens)
+    return EndpointMetrics(
+        scraped_at=at,
+        running=running,
+        waiting=waiting,
+        prompt_tokens=prompt_tokens,
+        ttft_count=begun,
+        finished=finished,
+    )
 
 
 def test_without_metrics_load_is_what_we_have_in_flight() -> None:
@@ -112,6 +125,43 @@ def test_work_counted_by_the_server_leaves_the_backlog() -> None:
     state.observe(page(0.1, running=2, prompt_tokens=300.0), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
     assert len(state.backlog) == 1
+
+
+def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() -> None:
+    state = a_state()
+    state.observe(page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
+    book(state, 4000, now=0.0)
+    book(state, 5000, now=0.0)
+    # All but 100 tokens of the first were in the cache, against expectation.
+    state.observe(page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
+    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
+    assert len(state.backlog) == 1
+
+
+def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
+    """Bookings from before the first page, whose first tokens no growth will ever show, end there."""
+    state = a_state()
+    book(state, 4000, now=0.0)
+    state.observe(page(1.0, running=1, begun=51, finished=50), now=1.0)
+    book(state, 900, now=1.5)
+    state.observe(page(2.0, running=2, begun=51, finished=50), now=2.0)
+    assert len(state.backlog) == 2  # one of the two inside has no first token yet: which one cannot be told
+    book(state, 700, now=2.5)
+    state.observe(page(3.0, running=2, begun=52, finished=50), now=3.0)
+    assert len(state.backlog) == 1
+    assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
+
+
+def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_busy_for_good() -> None:
+    state = a_state()
+    state.observe(page(1.0, running=2, begun=10, finished=8), now=1.0)
+    state.observe(page(2.0, begun=10, finished=13), now=2.0)  # idle; three were aborted in their prefill
+    book(state, 4000, now=2.5)
+    state.observe(page(3.0, running=1, begun=10, finished=13), now=3.0)
+    state.observe(page(4.0, running=1, begun=10, finished=13), now=4.0)
+    assert len(state.backlog) == 1
+    state.observe(page(5.0, running=1, begun=11, finished=13), now=5.0)
+    assert len(state.backlog) == 0
 
 
 def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -> None:
