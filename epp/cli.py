@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from epp import app, process, reference
+from epp import process, reference
 from epp.config import Config, load_config
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
@@ -97,6 +97,8 @@ def _hand_out(text: str, file: Path | None) -> int:
 
 def _check(config: Config) -> int:
     """Print the configuration as it would run, defaults filled in."""
+    from epp import app  # noqa: PLC0415 - see `_serve`
+
     inputs = app.load_inputs(config)
     endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.endpoints]
     shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
@@ -107,6 +109,9 @@ def _check(config: Config) -> int:
 
 
 def _serve(config: Config, path: Path, *, worker: int | None) -> int:
+    process.choose_grpc()
+    from epp import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
+
     if worker is None and config.workers > 1:
         app.load_inputs(config)  # say what is wrong once, not once a worker
         setup_logging(config.log)
