@@ -77,6 +77,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* Port on which the picker takes ext_proc, in shape `gateway`. */}}
 {{- define "gateway.extProcPort" -}}9002{{- end }}
 
+{{/* Whether this release installs the CRD: `true`, or who does instead. */}}
+{{- define "gateway.crdIsOurs" -}}
+{{- if eq .Values.crd.install "always" }}true
+{{- else if eq .Values.crd.install "never" }}somebody else
+{{- else }}
+{{- $old := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "prefixroutingpolicies.prefix-gateway.dev" | default dict }}
+{{- $name := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $old }}
+{{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $old }}
+{{- if or (not $old) (and (eq $name .Release.Name) (eq $namespace .Release.Namespace)) }}true
+{{- else if $name }}release {{ $name }} in namespace {{ $namespace }}
+{{- else }}somebody without helm
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What a container may do: nothing that a program which only serves needs not. */}}
 {{- define "gateway.containerSecurity" -}}
 allowPrivilegeEscalation: false

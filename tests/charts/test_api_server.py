@@ -1,0 +1,226 @@
+"""The charts against a real API server: every object validated by it; install, upgrade, rollback and uninstall by the real helm."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet
+from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
+CRD = "prefixroutingpolicies.prefix-gateway.dev"
+OF_THE_CLUSTER = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+"""What every namespace has."""
+
+
+def values_file(directory: Path, values: Any) -> Path:
+    path = directory / "values.yaml"
+    path.write_text(yaml.safe_dump(dict(values)))
+    return path
+
+
+def listed(plane: ControlPlane, namespace: str) -> set[str]:
+    """Every object of the namespace, `kind/name`, but for events."""
+    kinds = plane.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
+    kinds = [k for k in kinds if not k.startswith(("events", "pods.metrics"))]
+    text = plane.kubectl(
+        "get", ",".join(kinds), "--namespace", namespace, "--output=name", "--ignore-not-found"
+    )
+    return {re.sub(r"\..*?/", "/", line) for line in text.split()}
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    await wait_until(condition, what=what, timeout_s=120)
+
+
+@BY_NAME
+def test_the_api_server_accepts_every_object(
+    cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, tmp_path: Path
+) -> None:
+    plane = cluster_with_addons
+    values = values_file(tmp_path, wanted.values)
+    command = ("template", wanted.release, wanted.chart, "--namespace", namespace, "--values", values)
+    rendered = plane.helm(*command)
+    count = len([each for each in yaml.safe_load_all(rendered) if each])
+    strictly = ("apply", "--dry-run=server", "--validate=strict", "--namespace", namespace, "-f", "-")
+    accepted = plane.kubectl(*strictly, stdin=rendered)
+    assert len(accepted.splitlines()) == count
+    assert "warning" not in accepted.lower()
+
+
+@BY_NAME
+def test_helm_would_install_it(
+    cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, tmp_path: Path
+) -> None:
+    values = values_file(tmp_path, wanted.values)
+    text = cluster_with_addons.helm(
+        *(
+            "install",
+            wanted.release,
+            wanted.chart,
+            "--namespace",
+            namespace,
+            "--values",
+            values,
+            "--dry-run=server",
+        )
+    )
+    assert "NOTES:" in text
+
+
+async def test_an_upgrade_changes_what_was_asked_for_and_a_rollback_takes_it_back(
+    cluster: ControlPlane, namespace: str
+) -> None:
+    where = ("--namespace", namespace)
+    deployment = ("deployment/gateway-prefix-gateway", *where)
+
+    def template() -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get(*deployment)["spec"]["template"]
+        return found
+
+    def secret() -> Any:
+        return cluster.get("secret/gateway-prefix-gateway-valkey", *where)["data"]
+
+    def replicas() -> int:
+        return int(cluster.get(*deployment)["spec"]["replicas"])
+
+    never = ("--set", "crd.install=never")
+    cluster.helm("install", "gateway", GATEWAY, *where, *never)
+    await eventually(lambda: replicas() == 2, "the autoscaler brings up its least number of replicas")
+    first, password = template(), secret()
+    cluster.kubectl("scale", "--replicas=4", *deployment)
+
+    cluster.helm("upgrade", "gateway", GATEWAY, *where, *never, "--set", "config.log.level=debug")
+    assert template()["metadata"]["annotations"] != first["metadata"]["annotations"], (
+        "new pods read the new file"
+    )
+    assert secret() == password, "the old pods still know the password"
+    assert replicas() == 4, "an upgrade does not undo what was scaled"
+    config = cluster.get("configmap/gateway-prefix-gateway-config", *where)["data"]["config.yaml"]
+    assert yaml.safe_load(config)["log"] == {"level": "debug"}
+
+    cluster.helm("rollback", "gateway", "1", *where)
+    assert template() == first
+    assert secret() == password
+    assert replicas() == 4
+
+    cluster.helm("uninstall", "gateway", *where, "--wait")
+    await eventually(lambda: listed(cluster, namespace) == OF_THE_CLUSTER, "nothing is left in the namespace")
+
+
+async def test_a_picker_certificate_made_by_the_chart_is_kept_on_upgrade(
+    cluster_with_addons: ControlPlane, namespace: str
+) -> None:
+    plane, where = cluster_with_addons, ("--namespace", namespace)
+    flags = ("--set", "shape=gateway", "--set", "crd.install=never")
+    plane.helm("install", "gateway", GATEWAY, *where, *flags)
+    made = plane.get("secret/gateway-prefix-gateway-picker-tls", *where)["data"]
+    plane.helm("upgrade", "gateway", GATEWAY, *where, *flags, "--set", "longestAnswerSeconds=60")
+    assert plane.get("secret/gateway-prefix-gateway-picker-tls", *where)["data"] == made
+    pool = plane.get("inferencepool/gateway-prefix-gateway", *where)["spec"]
+    service = plane.get(f"service/{pool['endpointPickerRef']['name']}", *where)["spec"]
+    assert pool["endpointPickerRef"]["port"]["number"] == service["ports"][0]["port"]
+    plane.helm("uninstall", "gateway", *where, "--wait")
+    await eventually(lambda: listed(plane, namespace) == OF_THE_CLUSTER, "nothing is left in the namespace")
+
+
+async def test_model_servers_come_and_go(cluster: ControlPlane, namespace: str) -> None:
+    where = ("--namespace", namespace)
+    cluster.helm("install", "servers", MODEL_SERVER, *where, "--set", "engine=simulated,replicas=3")
+
+    def pods() -> list[Any]:
+        selector = "--selector=prefix-gateway.dev/pool=default"
+        return list(cluster.get("pods", *where, selector)["items"])
+
+    await eventually(lambda: len(pods()) == 3, "three pods with the label that the gateway follows")
+    cluster.helm("upgrade", "servers", MODEL_SERVER, *where, "--set", "engine=simulated,replicas=1")
+    await eventually(lambda: len(pods()) == 1, "one pod")
+    cluster.helm("rollback", "servers", "1", *where)
+    await eventually(lambda: len(pods()) == 3, "three pods again")
+    cluster.helm("uninstall", "servers", *where, "--wait")
+    await eventually(lambda: listed(cluster, namespace) == OF_THE_CLUSTER, "nothing is left in the namespace")
+
+
+def test_the_role_is_what_the_picker_needs_and_no_more(
+    cluster_with_addons: ControlPlane, namespace: str
+) -> None:
+    plane, where = cluster_with_addons, ("--namespace", namespace)
+    plane.helm(
+        "install",
+        "gateway",
+        GATEWAY,
+        *where,
+        "--set",
+        "crd.install=never,autoscaling.enabled=false,replicas=0",
+    )
+    user = f"--as=system:serviceaccount:{namespace}:gateway-prefix-gateway"
+
+    def may(*what: str) -> bool:
+        try:
+            return plane.kubectl("auth", "can-i", *what, user, *where).strip() == "yes"
+        except CommandFailedError as error:
+            if "no" in str(error).split():
+                return False
+            raise
+
+    assert may("watch", "pods")
+    assert may("list", "inferencepools.inference.networking.k8s.io/gateway-prefix-gateway")
+    assert may("update", "leases.coordination.k8s.io/prefix-gateway-gateway-prefix-gateway")
+    assert not may("get", "secrets")
+    assert not may("delete", "pods")
+    assert not may("update", "leases.coordination.k8s.io/another")
+    assert not may("watch", "pods", "--all-namespaces")
+    plane.helm("uninstall", "gateway", *where)
+
+
+async def test_the_crd_is_upgraded_with_the_chart_kept_on_uninstall_and_shared_by_releases(
+    own_cluster: ControlPlane, tmp_path: Path
+) -> None:
+    plane = own_cluster
+    for namespace in ("one", "two"):
+        plane.kubectl("create", "namespace", namespace)
+
+    older = tmp_path / "prefix-gateway"
+    shutil.copytree(GATEWAY, older)
+    file = older / "files" / "prefixroutingpolicies.yaml"
+    crd = yaml.safe_load(file.read_text())
+    crd["spec"]["versions"][0].pop("additionalPrinterColumns")
+    file.write_text(yaml.safe_dump(crd))
+    plane.helm("install", "gateway", older, "--namespace", "one")
+    policies = plane.helm("get", "notes", "gateway", "--namespace", "one").split("<<EOF\n")[1].split("EOF")[0]
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD}")
+    plane.kubectl("apply", "--namespace", "one", "-f", "-", stdin=policies)
+    assert (
+        plane.get("prefixroutingpolicies", "--namespace", "one")["items"][0]["spec"]["rule"] == "least-cost"
+    )
+
+    plane.helm("upgrade", "gateway", GATEWAY, "--namespace", "one")
+    assert plane.get("crd", CRD)["spec"]["versions"][0]["additionalPrinterColumns"]
+
+    notes = plane.helm("install", "gateway", GATEWAY, "--namespace", "two")
+    assert "belongs to release gateway in namespace one" in notes, "a second release needs no flag"
+
+    for namespace in ("one", "two"):
+        plane.helm("uninstall", "gateway", "--namespace", namespace, "--wait")
+    await eventually(lambda: listed(plane, "two") == OF_THE_CLUSTER, "nothing is left in the namespace")
+    left = listed(plane, "one") - OF_THE_CLUSTER
+    assert left == {"prefixroutingpolicy/gateway-prefix-gateway"}, (
+        "what the user made stays, and the CRD with it"
+    )
+
+    plane.helm(
+        "install", "other", GATEWAY, "--namespace", "two", "--set", "crd.install=always", "--take-ownership"
+    )
+    owner = plane.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
+    assert owner == "other"
