@@ -19,8 +19,10 @@ from typing import Literal
 from epp.decision import Decision, Pick, PickRequest
 from epp.dry_run import DryRun
 from epp.endpoints.backlog import Booking
+from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import growth, restarted
+from epp.endpoints.learned import Learned
 from epp.endpoints.learning import BytesPerToken
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, SaturatedError
@@ -36,6 +38,10 @@ from epp.views import TOKEN_ID_BYTES, apply_gain, cached_tokens, is_text, prompt
 
 _SHOWN_CHARS = 256
 """Of a model's name in a decision: clients choose it, and decisions are kept."""
+_STATED_SPAN = 1.25
+"""A size that the server states is corrected by this at most, either way: requests that run take their part of it."""
+_ASSUMED_SPAN = 32.0
+"""One that the policy assumes, by this."""
 _RESIZE_RATIO = 0.02
 """A capacity that moved by less than this is left as it is."""
 
@@ -85,7 +91,7 @@ class Picker:
         self._journal = journal
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
-        self._bytes_per_token: dict[str, BytesPerToken] = {}
+        self._learned_of: dict[str, Learned] = {}
         self._apply(policy)
         self._table = self._new_table()
         self._dry_run: DryRun | None = None
@@ -100,6 +106,10 @@ class Picker:
     def fleet(self) -> Fleet:
         """For reading, and for what other pickers say: the state of every endpoint."""
         return self._fleet
+
+    def learned(self, model: str) -> Learned:
+        """For reading: what the servers of a model have taught."""
+        return self._learned(model)
 
     @property
     def table(self) -> PrefixTable:
@@ -159,7 +169,7 @@ class Picker:
             if self._journal is not None:
                 self._journal.append(("restarted", now, state))
         state.observe(metrics, now=now)
-        tokenizer = self._tokenizer(state.endpoint.model)
+        tokenizer = self._learned(state.endpoint.model).tokens
         sample = state.window.observe(metrics)
         if sample:
             tokenizer.learn(*sample)
@@ -167,6 +177,7 @@ class Picker:
             answered = growth(before.generated_tokens, metrics.generated_tokens)
             if answered:
                 self._table.charge(name, size_bytes=int(answered * tokenizer.ratio), now=now)
+        self._learn_size(state, metrics, now=now)
         self._fit_table(state)
 
     def housekeep(self, *, now: float) -> None:
@@ -180,7 +191,8 @@ class Picker:
         inference, spec = request.inference, self._spec
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
         states = self._candidates(request)
-        tokenizer = self._tokenizer(states[0].endpoint.model)
+        learned = self._learned(states[0].endpoint.model)
+        tokenizer = learned.tokens
         prompt_tokens = prompt_tokens_of(inference, tokenizer, body_bytes=request.body_bytes)
         chain = self._chain(inference)
         matches = self._table.match(chain) if chain else {}
@@ -217,6 +229,10 @@ class Picker:
         if adapter:
             state.use_adapter(adapter, spec=spec, now=now)
         recorded = self._table.record(chosen.name, chain, now=now) if chain else None
+        if recorded is not None:
+            learned.cache.predicted(
+                state.hits, tokens=chosen.cached_tokens, others=booking.tokens, unused_s=recorded.unused_s
+            )
         decision = Decision(
             request_id=request.request_id,
             at_unix_s=now + self._unix_offset_s,
@@ -284,7 +300,9 @@ class Picker:
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
         if feedback.prompt_tokens and ticket.is_text:
-            self._tokenizer(ticket.state.endpoint.model).learn(ticket.prompt_bytes, feedback.prompt_tokens)
+            self._learned(ticket.state.endpoint.model).tokens.learn(
+                ticket.prompt_bytes, feedback.prompt_tokens
+            )
         conversation = ticket.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
@@ -345,16 +363,35 @@ class Picker:
         table = self._spec.table
         return PrefixTable(schedule=self._schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds)
 
-    def _tokenizer(self, model: str) -> BytesPerToken:
-        known = self._bytes_per_token.get(model)
+    def _learned(self, model: str) -> Learned:
+        known = self._learned_of.get(model)
         if known is None:
-            known = self._bytes_per_token[model] = BytesPerToken(start=self._spec.table.bytes_per_token)
+            tokens = BytesPerToken(start=self._spec.table.bytes_per_token)
+            known = self._learned_of[model] = Learned(tokens=tokens, cache=CacheSize())
         return known
 
+    def _learn_size(self, state: EndpointState, metrics: EndpointMetrics, *, now: float) -> None:
+        if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
+            return
+        name = state.endpoint.name
+        bounded = self._table.used_bytes(name) > 0.9 * self._table.capacity_bytes(name)
+        span = _STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN
+        self._learned(state.endpoint.model).cache.observe(
+            state.hits,
+            hits=metrics.prefix_hits,
+            waiting=metrics.waiting,
+            bounded=bounded,
+            span=span,
+            now=now,
+        )
+
     def _capacity_bytes(self, state: EndpointState) -> int:
+        model = state.endpoint.model
         stated = state.metrics.capacity_tokens if state.metrics else None
         tokens = stated or self._spec.table.default_capacity_tokens
-        return int(tokens * self._tokenizer(state.endpoint.model).ratio)
+        learned = self._learned(model)
+        factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
+        return int(tokens * factor * learned.tokens.ratio)
 
     def _state(self, name: EndpointName) -> EndpointState:
         state = self._fleet.get(name)
@@ -451,7 +488,7 @@ class Picker:
             ticket.recorded = self._table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
         prompt_tokens = ticket.decision.prompt_tokens
-        ratio = TOKEN_ID_BYTES if ticket.token_ids else self._tokenizer(state.endpoint.model).ratio
+        ratio = TOKEN_ID_BYTES if ticket.token_ids else self._learned(state.endpoint.model).tokens.ratio
         held_bytes = self._schedule.end_bytes(chunks)
         cached = cached_tokens(state, held_bytes / ratio, prompt_tokens) if chunks else 0
         ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)

@@ -135,6 +135,13 @@ class Table(_Spec, frozen=True):
     default_capacity_tokens: Annotated[
         int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say.")
     ] = 200_000
+    learn_capacity: Annotated[
+        bool,
+        Meta(
+            description="Correct each cache's size by what the servers' counters say of the predictions: freely where "
+            "metrics name no size, else by a quarter."
+        ),
+    ] = True
     ttl_seconds: Annotated[
         float, Meta(ge=1, le=10**7, description="An entry unused for so long is forgotten.")
     ] = 3600.0

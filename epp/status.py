@@ -65,7 +65,7 @@ def _endpoint(
     endpoint, table = state.endpoint, picker.table
     name, rate = endpoint.name, state.rate.tokens_per_s
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
-    age = ages.get(name)
+    age, learned = ages.get(name), picker.learned(endpoint.model)
     return EndpointStatus(
         name=name,
         address=endpoint.address,
@@ -80,7 +80,10 @@ def _endpoint(
         kv_usage=metrics.kv_usage if metrics else None,
         prefix_queries_tokens=metrics.prefix_queries if metrics else None,
         prefix_hits_tokens=metrics.prefix_hits if metrics else None,
+        predicted_tokens=state.hits.predicted_tokens,
         capacity_tokens=metrics.capacity_tokens if metrics else None,
+        cache_size_ratio=learned.cache.factor,
+        bytes_per_token=learned.tokens.ratio,
         table_entries=table.entries(name),
         table_bytes=table.used_bytes(name),
         table_capacity_bytes=table.capacity_bytes(name),

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from epp.endpoints.backlog import Backlog, Booking
+from epp.endpoints.cache_size import HitWindow
 from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.learning import CounterWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
@@ -29,6 +30,7 @@ class EndpointState:
     backlog: Backlog
     rate: PrefillRate
     window: CounterWindow
+    hits: HitWindow = field(default_factory=HitWindow)
     metrics: EndpointMetrics | None = None
     failures: int = 0
     """Scrapes failed in a row."""
@@ -180,4 +182,5 @@ class EndpointState:
         self.adapters.clear()
         self.surplus = None
         self.window = CounterWindow()
+        self.hits = HitWindow(predicted_tokens=self.hits.predicted_tokens)
         self.backlog.clear_before(now, now=now, rate=self.rate.tokens_per_s)

@@ -37,6 +37,8 @@ class Recorded:
     """Index of the first chunk that was not there before."""
     added: int
     """Chunks that were not there before; they are the tail of the chain."""
+    unused_s: float
+    """How long the part that was there had not been used; 0 where nothing was there."""
     _mirror: Mirror | None
     _use: Use | None
 
@@ -135,24 +137,26 @@ class PrefixTable:
         """The chain is assumed cached on the server from now on. A server that has left meanwhile is ignored."""
         mirror = self._mirrors.get(name)
         if mirror is None or not chain:
-            return Recorded(first_added=0, added=0, _mirror=None, _use=None)
+            return Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
         runs, covered = self._forest.path(chain)
         whole = self._forest.cut(runs, covered)
         if whole == covered:
             self._forest.grow(runs, chain, covered)
         if not runs:
-            return Recorded(first_added=0, added=0, _mirror=None, _use=None)
-        first_added = runs[-1].end
+            return Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
+        first_added, last_use = runs[-1].end, None
         for run in reversed(runs):
-            if run in mirror.last_use:
+            last_use = mirror.last_use.get(run)
+            if last_use is not None:
                 break
             self._forest.hold(mirror, run)
             first_added = run.start
         added = runs[-1].end - first_added
+        unused_s = now - last_use.at if last_use is not None else 0.0
         use = self._use(mirror, runs, now=now)
         if mirror.used_bytes > mirror.capacity_bytes:
             self._over[mirror] = None
-        return Recorded(first_added=first_added, added=added, _mirror=mirror, _use=use)
+        return Recorded(first_added=first_added, added=added, unused_s=unused_s, _mirror=mirror, _use=use)
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
         """The server used the part of the chain that it still holds. A server that has left is ignored."""

@@ -64,6 +64,12 @@ SAMPLED_CACHED: Final = Spec(
     "Cached tokens by the servers' own account, for the same answers: over epp_sampled_predicted_tokens_total, the "
     "accuracy of the prediction.",
 )
+SAMPLED_TRUE: Final = Spec(
+    "epp_sampled_true_tokens_total",
+    "counter",
+    "The part of both that agrees, answer by answer: over epp_sampled_predicted_tokens_total the precision of the "
+    "prediction, over epp_sampled_cached_tokens_total its recall.",
+)
 SAMPLED_TTFT: Final = Spec(
     "epp_sampled_ttft_seconds",
     "histogram",
@@ -119,6 +125,7 @@ EVENTS: Final = (
     *(
         SAMPLED_PREDICTED,
         SAMPLED_CACHED,
+        SAMPLED_TRUE,
         SAMPLED_TTFT,
         REFUSED,
         MISMATCHES,
@@ -155,6 +162,25 @@ RUNNING: Final = Spec("epp_endpoint_running", "gauge", "Requests running there, 
 WAITING: Final = Spec("epp_endpoint_waiting", "gauge", "Requests waiting there, scraped.", ("endpoint",))
 KV_USAGE: Final = Spec(
     "epp_endpoint_kv_usage_ratio", "gauge", "Share of its KV cache in use, scraped.", ("endpoint",)
+)
+PREDICTED: Final = Spec(
+    "epp_endpoint_predicted_tokens_total",
+    "counter",
+    "Prompt tokens sent there in the belief that it held them: beside epp_endpoint_prefix_hits_tokens_total, which also "
+    "counts what others sent, the error of the prediction.",
+    ("endpoint",),
+)
+CACHE_SIZE: Final = Spec(
+    "epp_endpoint_cache_size_ratio",
+    "gauge",
+    "What its cache is found to keep, over the size that its metrics state or the policy assumes; learned by model.",
+    ("endpoint",),
+)
+BYTES_PER_TOKEN: Final = Spec(
+    "epp_endpoint_bytes_per_token",
+    "gauge",
+    "Bytes of prompt text to a token, learned by model.",
+    ("endpoint",),
 )
 CAPACITY: Final = Spec(
     "epp_endpoint_capacity_tokens", "gauge", "Size of its KV cache, scraped.", ("endpoint",)
@@ -206,7 +232,10 @@ STATE: Final = (
     *(
         PREFIX_QUERIES,
         PREFIX_HITS,
+        PREDICTED,
         CAPACITY,
+        CACHE_SIZE,
+        BYTES_PER_TOKEN,
         SCRAPE_AGE,
         SCRAPE_OK,
         TABLE_ENTRIES,

@@ -67,6 +67,7 @@ class Metrics:
         registry.register(counts)
         self._sampled_predicted = _counter(catalog.SAMPLED_PREDICTED, registry)
         self._sampled_cached = _counter(catalog.SAMPLED_CACHED, registry)
+        self._sampled_true = _counter(catalog.SAMPLED_TRUE, registry)
         self._sampled_ttft = _histogram(catalog.SAMPLED_TTFT, registry)
         self._mismatches = _counter(catalog.MISMATCHES, registry)
         self._picks: dict[tuple[EndpointName, str], int] = {}
@@ -117,6 +118,7 @@ class Metrics:
         if decision.cached_tokens is not None:
             self._sampled_predicted.inc(decision.matched_tokens)
             self._sampled_cached.inc(decision.cached_tokens)
+            self._sampled_true.inc(min(decision.matched_tokens, decision.cached_tokens))
         if decision.ttft_s is not None:
             self._sampled_ttft.observe(decision.ttft_s)
 
@@ -185,7 +187,10 @@ _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...]
     (catalog.KV_USAGE, lambda e: e.kv_usage),
     (catalog.PREFIX_QUERIES, lambda e: e.prefix_queries_tokens),
     (catalog.PREFIX_HITS, lambda e: e.prefix_hits_tokens),
+    (catalog.PREDICTED, lambda e: e.predicted_tokens),
     (catalog.CAPACITY, lambda e: e.capacity_tokens),
+    (catalog.CACHE_SIZE, lambda e: e.cache_size_ratio),
+    (catalog.BYTES_PER_TOKEN, lambda e: e.bytes_per_token),
     (catalog.SCRAPE_AGE, lambda e: e.scrape_age_s),
     (catalog.SCRAPE_OK, lambda e: e.scrape_age_s is not None and not e.scrape_error),
     (catalog.TABLE_ENTRIES, lambda e: e.table_entries),

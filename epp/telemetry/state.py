@@ -34,7 +34,13 @@ class EndpointStatus:
     prefix_queries_tokens: float | None = None
     prefix_hits_tokens: float | None = None
     """The server's own counters: what it looked up in its prefix cache, and what it found."""
+    predicted_tokens: int = 0
+    """Prompt tokens sent there in the belief that it held them."""
     capacity_tokens: int | None = None
+    cache_size_ratio: float = 1.0
+    """Learned: what its cache really keeps, over what is stated or assumed."""
+    bytes_per_token: float | None = None
+    """Learned, of its model."""
     table_entries: int = 0
     table_bytes: int = 0
     """Prompt text that its cache is believed to hold."""

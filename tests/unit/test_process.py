@@ -12,8 +12,9 @@ import resource, sys
 if sys.argv[1] == "tuned":
     from epp import process
     process.tune()
-blocks = [bytes(400_000) for _ in range(4)]
-del blocks
+for _ in range(20):
+    blocks = [bytes(400_000) for _ in range(4)]
+    del blocks
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(50):
     blocks = [bytes(400_000) for _ in range(4)]

@@ -101,6 +101,7 @@ def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Sho
         shown.metrics.ended(made)
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
     assert shown.value("epp_sampled_cached_tokens_total") == 580
+    assert shown.value("epp_sampled_true_tokens_total") == 580
     assert shown.value("epp_sampled_ttft_seconds_count") == 1
 
 

@@ -1,0 +1,145 @@
+"""How much the prefix caches of a model's servers really keep, as a share of what is assumed: learned from their hits.
+
+The mirror of a cache that is larger than the cache believes in prefixes that are gone; one that is smaller forgets what is
+there. Either shows in the predictions that rest on the prefixes longest unused, since those go first. So predictions are told
+apart by how long their prefix had not been used, into the stalest tenth and the rest, and what the servers' own counters say was
+hit is explained as
+
+    hits = a * tokens predicted from fresher prefixes + b * tokens predicted from the stalest + c * tokens not predicted
+
+by weighted least squares over all servers of a model. `b` beside `a` is how true the stalest predictions are; whatever is wrong with
+all predictions alike (an estimate of tokens that is off, chunks cut otherwise than blocks) is in both and cancels, and what
+was hit without being foreseen is in `c`. While the stalest hold, the caches are at least as large as assumed and the assumption
+grows; where they fail it shrinks.
+
+Pure arithmetic; times are monotonic seconds. Callers: the picker, with predictions at picks and counters at scrapes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_STALE_SHARE = 0.1
+"""Of predicted tokens: those count as the stalest."""
+_STALE_START_S = 30.0
+_STALE_STEP = 0.05
+_TRUE_ENOUGH = 0.6
+"""Of the stalest predictions: where the assumed size rests."""
+_GAIN = 0.03
+"""Change of the size's logarithm for each stale prediction that says so in full."""
+_PRIOR = 2.0
+"""Predictions true in full, in requests: what is believed before anything is known."""
+_KEEP = 200.0
+"""Evidence beyond so many stale predictions is scaled down."""
+_WINDOW_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class HitWindow:
+    """Of one server: what was predicted since the last time that predictions and counters met."""
+
+    opened_at: float | None = None
+    hits_before: float = 0.0
+    fresh_tokens: float = 0.0
+    stale_tokens: float = 0.0
+    other_tokens: float = 0.0
+    """Of prompts, not predicted to be cached."""
+    requests: int = 0
+    stale_requests: int = 0
+    predicted_tokens: int = 0
+    """Since the server is known: no part of the window, but counted in the same place."""
+
+
+class CacheSize:
+    """Of all servers of one model. `factor` is the size over what is stated or assumed."""
+
+    __slots__ = ("_evidence", "_moments", "_stale_s", "_typical_tokens", "factor")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._stale_s = _STALE_START_S
+        """Longer unused than this is stale: follows the quantile of predicted tokens."""
+        self._typical_tokens = 0.0
+        """Of a prediction."""
+        self._evidence = 0.0
+        """Stale predictions in the moments."""
+        self._moments = [0.0] * 9
+        """Sums of products, each window's over its requests: xx, xy, xz, yy, yz, zz of fresh x, stale y, others z; then those with hits."""
+
+    def predicted(self, window: HitWindow, *, tokens: int, others: int, unused_s: float) -> None:
+        """A request was sent where so many of its tokens are believed cached, in a prefix unused for so long, and others not."""
+        window.requests += 1
+        window.other_tokens += others
+        if not tokens:
+            return
+        self._typical_tokens += 0.05 * (tokens - self._typical_tokens) if self._typical_tokens else tokens
+        weight = min(1.0, tokens / self._typical_tokens) * _STALE_STEP
+        window.predicted_tokens += tokens
+        if unused_s > self._stale_s:
+            self._stale_s *= 1 + weight * (1 - _STALE_SHARE)
+            window.stale_tokens += tokens
+            window.stale_requests += 1
+        else:
+            self._stale_s = max(1e-3, self._stale_s * (1 - weight * _STALE_SHARE))
+            window.fresh_tokens += tokens
+
+    def observe(
+        self,
+        window: HitWindow,
+        *,
+        hits: float,
+        waiting: int,
+        bounded: bool,
+        span: float,
+        now: float,
+    ) -> None:
+        """A scrape of one server. bounded: its mirror is full, so that a larger one would hold more; span: of the factor."""
+        if window.opened_at is None or hits < window.hits_before:
+            _open(window, hits, now)
+            return
+        if now - window.opened_at < _WINDOW_S or waiting or not window.requests:
+            return  # what waits is predicted and not yet counted
+        self._learn(window, hits - window.hits_before)
+        step = _GAIN * window.stale_requests * (self.truth - _TRUE_ENOUGH) / (1 - _TRUE_ENOUGH)
+        if step < 0 or bounded:
+            self.factor = min(span, max(1 / span, self.factor * math.exp(step)))
+        _open(window, hits, now)
+
+    def _learn(self, window: HitWindow, hits: float) -> None:
+        x, y, z, n = window.fresh_tokens, window.stale_tokens, window.other_tokens, window.requests
+        self._evidence += window.stale_requests
+        keep = min(1.0, _KEEP / self._evidence) if self._evidence else 1.0
+        self._evidence *= keep
+        products = (x * x, x * y, x * z, y * y, y * z, z * z, x * hits, y * hits, z * hits)
+        self._moments = [keep * (m + p / n) for m, p in zip(self._moments, products, strict=True)]
+
+    @property
+    def truth(self) -> float:
+        """How true the stalest predictions are beside the others, 0 to 1."""
+        prior = _PRIOR * max(1.0, self._typical_tokens) ** 2
+        xx, xy, xz, yy, yz, zz, xh, yh, zh = self._moments
+        xx, yy, zz, xh, yh = xx + prior, yy + prior, zz + prior, xh + prior, yh + prior
+        # Cramer's rule: the prior keeps the matrix positive definite, so the common determinant cancels.
+        fresh = _determinant((xh, xy, xz), (yh, yy, yz), (zh, yz, zz))
+        stale = _determinant((xx, xh, xz), (xy, yh, yz), (xz, zh, zz))
+        if fresh <= 0:
+            return 1.0 if stale >= 0 else 0.0
+        return min(1.0, max(0.0, stale / fresh))
+
+
+def _open(window: HitWindow, hits: float, now: float) -> None:
+    window.opened_at, window.hits_before = now, hits
+    window.fresh_tokens = window.stale_tokens = window.other_tokens = 0.0
+    window.requests = window.stale_requests = 0
+
+
+_Row = tuple[float, float, float]
+
+
+def _determinant(a: _Row, b: _Row, c: _Row) -> float:
+    return (
+        a[0] * (b[1] * c[2] - b[2] * c[1])
+        - a[1] * (b[0] * c[2] - b[2] * c[0])
+        + a[2] * (b[0] * c[1] - b[1] * c[0])
+    )

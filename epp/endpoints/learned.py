@@ -1,0 +1,16 @@
+"""What is learned of a model from all of its servers together: the size of its tokens and how far its caches reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epp.endpoints.cache_size import CacheSize
+from epp.endpoints.learning import BytesPerToken
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Of one model. Its prefill rate is kept by the fleet, since each server deviates from it by itself."""
+
+    tokens: BytesPerToken
+    cache: CacheSize

@@ -1,0 +1,75 @@
+"""The picker's mirrors follow what the servers' hit counters say of its predictions."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from epp.policy import PolicySpec, Table
+from epp.types import EndpointMetrics, EndpointName
+from tests.unit.test_picker import a_picker, ask, check, endpoints, serve, text
+
+A = EndpointName("a")
+PROMPT_BYTES = 8000
+
+
+class LruServer:
+    """Keeps the last so many whole prompts, and counts as vLLM does. Without a size on its page unless told one."""
+
+    def __init__(self, prompts: int, *, stated_tokens: int | None = None) -> None:
+        self._prompts = prompts
+        self._stated_tokens = stated_tokens
+        self._held: OrderedDict[str, None] = OrderedDict()
+        self._queries = self._hits = 0.0
+
+    def serve(self, name: str) -> None:
+        self._queries += PROMPT_BYTES / 4
+        if name in self._held:
+            self._hits += PROMPT_BYTES / 4
+            self._held.move_to_end(name)
+        self._held[name] = None
+        while len(self._held) > self._prompts:
+            self._held.popitem(last=False)
+
+    def page(self, now: float) -> EndpointMetrics:
+        return EndpointMetrics(
+            scraped_at=now,
+            capacity_tokens=self._stated_tokens,
+            prompt_tokens=self._queries,
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+        )
+
+
+def believed_prompts(
+    *, at_first: int, really: int, learn: bool = True, stated: int | None = None, seconds: int = 1500
+) -> float:
+    """Prompts that the picker believes the server to keep, after one prompt a second of 200 that are not all alike popular."""
+    table = Table(default_capacity_tokens=at_first * PROMPT_BYTES // 4, learn_capacity=learn)
+    picker = a_picker(PolicySpec(table=table), on=endpoints("a"))
+    server = LruServer(really, stated_tokens=stated * PROMPT_BYTES // 4 if stated else None)
+    rng = random.Random(7)
+    for second in range(seconds):
+        name = f"p{int(200 * rng.random() ** 2)}"
+        serve(picker, ask(text(name, PROMPT_BYTES)), now=float(second))
+        picker.housekeep(now=second + 0.6)
+        server.serve(name)
+        picker.observe(A, server.page(second + 0.9), now=second + 0.9)
+    check(picker)
+    return picker.table.capacity_bytes(A) / PROMPT_BYTES
+
+
+@pytest.mark.parametrize("at_first", [20, 30, 120, 480])
+def test_a_cache_of_unknown_size_is_found_out_from_either_side(at_first: int) -> None:
+    assert 30 <= believed_prompts(at_first=at_first, really=60) <= 120
+
+
+def test_a_size_that_is_stated_is_corrected_by_little() -> None:
+    assert 48 <= believed_prompts(at_first=1, really=15, stated=60) < 55
+    assert 65 < believed_prompts(at_first=1, really=150, stated=60) <= 75
+
+
+def test_a_policy_may_forbid_it() -> None:
+    assert believed_prompts(at_first=30, really=60, learn=False, seconds=200) == 30
