@@ -165,6 +165,8 @@ class LoadRun:
         while self._watching and not self.done:
             asleep_at = time.monotonic()
             gevent.sleep(LOOK_S)
+            if not self._watching:  # what held the loop up was the writing of locust's report
+                return
             health.note_wake(late_s=time.monotonic() - asleep_at - LOOK_S)
             now = _spent()
             if now[0] - window[0] >= 1.0:
@@ -249,6 +251,7 @@ def _init(environment: Environment, **_: Any) -> None:
     LoadUser.run_of_process = run
     environment.events.test_start.add_listener(lambda **_: run.start())
     environment.events.test_stop.add_listener(lambda **_: run.stop())
+    environment.events.quitting.add_listener(lambda **_: run.stop())
     environment.events.report_to_master.add_listener(lambda client_id, data: run.report(data))
     environment.events.worker_report.add_listener(run.hear)
     environment.events.quit.add_listener(lambda exit_code: run.finish())
