@@ -1,0 +1,94 @@
+"""The load test's Job: off by default, accepted by a real API server, and its arguments are ones that the generator takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.charts.rendering import GATEWAY, REPOSITORY, Helm, HelmError, containers, of_kind
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.ports import free_port
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+ON = {"enabled": True, "image": {"repository": "registry.example/load"}}
+
+
+def job(helm: Helm, **values: Any) -> dict[str, Any]:
+    return of_kind(helm.render(GATEWAY, values), "Job")
+
+
+def container(made: dict[str, Any]) -> dict[str, Any]:
+    (found,) = containers(made["spec"]["template"]["spec"])
+    return found
+
+
+def test_there_is_none_unless_it_is_asked_for(helm: Helm) -> None:
+    assert not [each for each in helm.render(GATEWAY) if each["kind"] == "Job"]
+
+
+def test_it_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: Helm) -> None:
+    objects = helm.render(GATEWAY, {"loadTest": ON})
+    made = of_kind(objects, "Job")
+    service = of_kind(objects, "Service", "gateway-prefix-gateway")
+    args = container(made)["args"]
+    assert (
+        args[args.index("--host") + 1]
+        == f"http://gateway-prefix-gateway:{service['spec']['ports'][0]['port']}"
+    )
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    assert not service["spec"]["selector"].items() <= labels.items()
+    tls = container(job(helm, loadTest=ON, tls={"secretName": "certificate"}))["args"]
+    assert "https://gateway-prefix-gateway:443" in tls
+
+
+def test_its_arguments_are_ones_that_the_generator_takes(helm: Helm) -> None:
+    host = f"http://127.0.0.1:{free_port()}"
+    load = {**ON, "host": host, "scenario": "shared", "args": ["--users", "9", "--prefixes", "4"]}
+    made = container(job(helm, loadTest=load))
+    assert made["command"] == ["python", "-m", "tests.load"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.load", *made["args"]],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, f"Nothing answers at {host}" in ended.stderr) == (3, True), ended.stderr
+
+
+@pytest.mark.parametrize(
+    "volume", [{}, {"persistentVolumeClaim": {"claimName": "reports"}}], ids=["emptyDir", "claim"]
+)
+def test_an_api_server_takes_it(
+    helm: Helm, cluster: ControlPlane, namespace: str, volume: dict[str, Any], tmp_path: Path
+) -> None:
+    text = helm.run(
+        *("template", "gateway", GATEWAY, "--namespace", namespace, "--show-only", "templates/loadtest.yaml"),
+        *("--set", "loadTest.enabled=true", "--set", "loadTest.image.repository=registry.example/load"),
+        *(["--set", "loadTest.volume.persistentVolumeClaim.claimName=reports"] if volume else []),
+    )
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    said = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", file)
+    assert "gateway-prefix-gateway-load-1" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"loadTest": {"enabled": True}}, "build deploy/docker/load.Dockerfile"),
+        ({"shape": "gateway", "loadTest": ON}, "write its address here"),
+        ({"loadTest": {**ON, "scenario": "storm"}}, "/loadTest/scenario"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_what_to_do(helm: Helm, values: dict[str, Any], said: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        helm.render(GATEWAY, values)
+    assert said in str(refused.value)
