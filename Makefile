@@ -6,13 +6,16 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up
-	@$(BIN)/python -m tests.demo $(ARGS)
+run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up. MODEL=smollm2: real text
+	@$(BIN)/python -m tests.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+fetch-model: engine-env
+	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
 
 test: check vllm-env cluster-env test-engine ## everything CI runs: format, lint, types, layers, and all tests, on real Envoy, vLLM and Kubernetes
 	PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1 $(PYTEST)

@@ -23,7 +23,7 @@ from model_server.server.serve import ServerSettings, serve
 from model_server.sync import command as lora_sync
 from model_server.vllm import command as vllm_profile
 from model_server.weights.errors import WeightsError
-from model_server.weights.known import SMOLLM2
+from model_server.weights.known import SMOLLM2, find
 
 _ABOUT = """\
 An OpenAI-compatible model server. Block pool, chained block hashes, continuous batching and preemption
@@ -73,6 +73,15 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
+def _fetch(args: argparse.Namespace) -> int:
+    try:
+        print(find(args.model, progress=_say))
+    except WeightsError as error:
+        print(f"model-server: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
@@ -93,6 +102,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.set_defaults(run=_serve)
+    fetch = commands.add_parser(
+        "fetch",
+        help="fetch and convert a model that is known by name now, not when a server first wants it",
+        description="Fetch and convert a model into the cache, and print the folder it is in.",
+    )
+    fetch.set_defaults(run=_fetch)
+    fetch.add_argument("model", metavar="MODEL", help="smollm2 (93 MB to fetch, 275 MB converted)")
     profile = commands.add_parser(
         "profile",
         help="from one YAML file, how to start real vLLM pods that can be routed to; refuses what breaks routing",

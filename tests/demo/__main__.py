@@ -16,7 +16,9 @@ import uvloop
 from epp.policy import RuleName
 from tests.demo.demo import Options, run_demo
 from tests.demo.fleet import DemoError
+from tests.demo.serving import made_up, real
 from tests.harness.envoy import ENVOY
+from tests.vllm_env.environment import VllmEnvironmentError
 
 _ABOUT = """\
 Start a real Envoy, the endpoint picker and some model servers, run the same conversations by one
@@ -27,7 +29,14 @@ _RULES: tuple[RuleName, ...] = get_args(RuleName)
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make run", description=_ABOUT)
-    parser.add_argument("--servers", type=_count, default=4, metavar="N", help="model servers (default 4)")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a real model, computed on this machine: smollm2, or a folder (make run MODEL=...); default: made-up words",
+    )
+    parser.add_argument(
+        "--servers", type=_count, metavar="N", help="model servers (default 4; 2 with a real model)"
+    )
     parser.add_argument(
         "--rules",
         type=_rules,
@@ -36,7 +45,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"rules to compare, in this order (default round-robin,least-cost); any of {', '.join(_RULES)}",
     )
     parser.add_argument(
-        "--requests", type=_count, default=264, metavar="N", help="about so many by each rule (default 264)"
+        "--requests",
+        type=_count,
+        metavar="N",
+        help="about so many by each rule (default 264; 24 with a real model)",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default 1)")
     parser.add_argument(
@@ -88,10 +100,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    try:
+        serving = real(args.model) if args.model else made_up()
+    except VllmEnvironmentError as error:
+        print(f"A real model needs torch: {error}, or use make run MODEL={args.model}", file=sys.stderr)
+        return 1
     options = Options(
-        servers=args.servers,
+        serving=serving,
+        servers=args.servers or serving.servers,
         rules=args.rules,
-        requests=args.requests,
+        requests=args.requests or serving.requests,
         seed=args.seed,
         port=args.port,
         envoy=args.envoy,

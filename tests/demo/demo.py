@@ -21,12 +21,13 @@ import aiohttp
 from epp.policy import RuleName
 from tests.demo.address import Place, announced
 from tests.demo.counters import CpuMeter, scrape
-from tests.demo.fleet import SERVER_CACHE_TOKENS, DemoError, Fleet, running_fleet
-from tests.demo.load import Run, drive
+from tests.demo.fleet import DemoError, Fleet, running_fleet
+from tests.demo.load import Run, ask, drive
 from tests.demo.progress import Progress
 from tests.demo.report import RuleFigures, document, footnotes, table
-from tests.demo.visit import invitation
-from tests.demo.workload import Shape, Workload, make_workload
+from tests.demo.serving import Serving
+from tests.demo.visit import QUESTION, chat_body, invitation
+from tests.demo.workload import Workload, make_workload
 
 _T = TypeVar("_T")
 _SHOWN_FAILURES: Final = 3
@@ -37,6 +38,7 @@ _IDLE_S: Final = 2.0
 class Options:
     """The command line, checked."""
 
+    serving: Serving
     servers: int
     rules: Sequence[RuleName]
     requests: int
@@ -52,9 +54,11 @@ async def run_demo(options: Options) -> None:
     """Until it is cancelled, or with `once` until the table is out. DemoError when it cannot go on."""
     began = time.monotonic()
     with _directory(keep=options.keep_logs) as directory:
-        print(f"Starting {options.servers} model servers, the picker and Envoy ...", flush=True)
+        what = f" with {options.serving.model}" if options.serving.model else ""
+        print(f"Starting {options.servers} model servers{what}, the picker and Envoy ...", flush=True)
         async with running_fleet(
             directory,
+            serving=options.serving,
             servers=options.servers,
             rule=options.rules[0],
             gateway_port=options.port,
@@ -80,7 +84,8 @@ def _place(fleet: Fleet) -> Place:
 
 async def _compare(fleet: Fleet, options: Options) -> str:
     """The same work by each rule, and the table. Id of the last request that was answered."""
-    workload = make_workload(Shape.of(servers=options.servers, requests=options.requests), seed=options.seed)
+    shape = options.serving.shape(servers=options.servers, requests=options.requests)
+    workload = make_workload(shape, seed=options.seed)
     print(_about(workload, options), flush=True)
     meter = CpuMeter(fleet.picker.process.pid)
     await asyncio.sleep(_IDLE_S)
@@ -98,6 +103,9 @@ async def _compare(fleet: Fleet, options: Options) -> str:
     if options.json_file:
         text = json.dumps(document(figures, seed=options.seed, servers=options.servers), indent=2)
         options.json_file.write_text(f"{text}\n")
+    if options.serving.model:
+        answer = await ask(fleet.session, f"{fleet.envoy.url}/v1/chat/completions", chat_body(stream=True))
+        print(f"Through the gateway: {QUESTION}\n  {answer.text or answer.failure}\n", flush=True)
     return last_request_id
 
 
@@ -137,7 +145,7 @@ async def _measure(
 
 def _about(workload: Workload, options: Options) -> str:
     shape = workload.shape
-    cache = SERVER_CACHE_TOKENS
+    cache = options.serving.cache_tokens
     return (
         f"{shape.requests} requests by each rule, seed {options.seed}: {shape.users} users of {shape.tenants} tenants, "
         f"conversations of {shape.turns[0]} to {shape.turns[1]} turns.\n"

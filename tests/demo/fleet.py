@@ -19,25 +19,12 @@ import yaml
 
 from epp.config import Config
 from epp.envoy.bootstrap import bootstrap
+from tests.demo.serving import Serving
 from tests.demo.tether import tethered
 from tests.demo.workload import MODEL
 from tests.harness.envoy import PICKER, EnvoyProcess
 from tests.harness.gateway import PickerProcess, config_in, write_policy
 from tests.harness.processes import ManagedProcess, ProcessFailedError, managed_process, wait_until
-
-_BLOCKS: Final = 2048
-_BLOCK_TOKENS: Final = 16
-SERVER_CACHE_TOKENS: Final = _BLOCKS * _BLOCK_TOKENS
-ADAPTERS: Final = ("sql", "legal", "support", "code", "medical", "travel")
-"""LoRA adapters that every server has, two at a time in one batch: for `make load`."""
-SERVER_FLAGS: Final = (
-    *("--model", MODEL),
-    *("--num-blocks", str(_BLOCKS), "--block-size", str(_BLOCK_TOKENS)),
-    *(flag for name in ADAPTERS for flag in ("--lora", name)),
-    *("--max-loras", "2"),
-    *("--stream-interval", "4"),  # a quarter of the events to write, pass on and read: the cores are shared
-)
-"""All costs are the server's defaults."""
 
 _LONGEST_SOCKET_PATH: Final = 100
 _LOOK_S: Final = 0.5
@@ -102,12 +89,12 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(
-    directory: Path, *, servers: int, rule: str, gateway_port: int, envoy: Path
+    directory: Path, *, serving: Serving, servers: int, rule: str, gateway_port: int, envoy: Path
 ) -> AsyncIterator[Fleet]:
     """Start it all in `directory`, routing by `rule`; end it all with the block. Port 0: any free one."""
     _check(directory, envoy)
     async with AsyncExitStack() as stack:
-        timeout = aiohttp.ClientTimeout(total=60)
+        timeout = aiohttp.ClientTimeout(total=serving.ready_within_s)
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
         try:
@@ -115,6 +102,7 @@ async def running_fleet(
                 stack,
                 directory,
                 session,
+                serving=serving,
                 servers=servers,
                 rule=rule,
                 gateway_port=gateway_port,
@@ -141,6 +129,7 @@ async def _start(
     directory: Path,
     session: aiohttp.ClientSession,
     *,
+    serving: Serving,
     servers: int,
     rule: str,
     gateway_port: int,
@@ -152,8 +141,10 @@ async def _start(
         command = tethered([str(arg) for arg in args])
         return await stack.enter_async_context(managed_process(name, command, directory=directory))
 
-    started = [await start(name, _server_args(directory, name)) for name in _names(servers)]
-    addresses = [await _address(process, directory) for process in started]
+    started = [
+        await start(name, serving.command(port_file=_port_file(directory, name))) for name in _names(servers)
+    ]
+    addresses = [await _address(process, directory, timeout_s=serving.ready_within_s) for process in started]
 
     fields: dict[str, Any] = {"envoy": {"listen": f"127.0.0.1:{gateway_port}"}} if gateway_port else {}
     config = config_in(directory, policyFile=str(directory / "policy.yaml"), **fields)
@@ -189,16 +180,14 @@ def _names(servers: int) -> list[str]:
     return [f"server-{n + 1}" for n in range(servers)]
 
 
-def _server_args(directory: Path, name: str) -> list[str | Path]:
-    """Any free port, written to a file: no other program can take it in between."""
-    where: list[str | Path] = ["--port", "0", "--port-file", directory / f"{name}.port"]
-    return [sys.executable, "-m", "model_server", "serve", *where, *SERVER_FLAGS]
+def _port_file(directory: Path, name: str) -> Path:
+    return directory / f"{name}.port"
 
 
-async def _address(process: ManagedProcess, directory: Path) -> str:
+async def _address(process: ManagedProcess, directory: Path, *, timeout_s: float) -> str:
     """Where a server listens, once it does."""
-    file = directory / f"{process.name}.port"
-    await process.wait_ready(file.exists, timeout_s=_READY_WITHIN_S)
+    file = _port_file(directory, process.name)
+    await process.wait_ready(file.exists, timeout_s=timeout_s)
     return f"127.0.0.1:{file.read_text().strip()}"
 
 

@@ -68,7 +68,8 @@ def _ms(value: float) -> str:
 
 
 def _fine_ms(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value * 1000:.2f} ms"
+    """Below zero: what it takes without requests varied by more than the requests took."""
+    return "-" if math.isnan(value) or value < 0 else f"{value * 1000:.2f} ms"
 
 
 _ROWS: Final = (
@@ -83,7 +84,7 @@ _ROWS: Final = (
 
 
 def _ratio(value: float, base: float) -> str:
-    if not base or math.isnan(value) or math.isnan(base):
+    if not base > 0 or not value >= 0:
         return "-"
     return f"{value / base:.2f}x"
 

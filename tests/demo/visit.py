@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any, Final
 
 from tests.demo.fleet import Fleet
 from tests.demo.workload import MODEL
 
+QUESTION: Final = "What is the capital of France?"
+
+
+def chat_body(*, stream: bool = False) -> bytes:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    if stream:
+        body["stream"] = True
+    return json.dumps(body).encode()
+
 
 def curl_line(url: str) -> str:
     """A chat request, with the answer's headers: they hold the request id."""
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "What does a prefix cache do?"}],
-        "max_tokens": 40,
-    }
     json_type = shlex.quote("content-type: application/json")
-    return f"curl -i {url}/v1/chat/completions -H {json_type} -d {shlex.quote(json.dumps(body))}"
+    return f"curl -i {url}/v1/chat/completions -H {json_type} -d {shlex.quote(chat_body().decode())}"
 
 
 def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:

