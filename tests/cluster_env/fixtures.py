@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,8 @@ from typing import Final
 import pytest
 
 from tests.cluster_env import environment
-from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import create_namespace, install_inference_pool
 
 REQUIRED: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 
@@ -60,24 +60,3 @@ def namespace(cluster: ControlPlane) -> Iterator[str]:
     create_namespace(cluster, name)
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-def install_inference_pool(plane: ControlPlane) -> None:
-    """Apply the CRD of InferencePool and wait until it is served."""
-    plane.kubectl("apply", "--server-side", "-f", plane.tools.crds)
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", plane.tools.crds)
-
-
-def create_namespace(plane: ControlPlane, name: str, *, timeout_s: float = 60.0) -> None:
-    """Return once its default service account is there, without which no pod is admitted."""
-    plane.kubectl("create", "namespace", name)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            plane.kubectl("get", "serviceaccount", "default", "--namespace", name)
-        except CommandFailedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return

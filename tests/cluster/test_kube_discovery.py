@@ -1,0 +1,199 @@
+"""A picker process follows a pool on a real API server: pods that come, go, restart and move, and an API server that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from epp.config import Kubernetes
+from epp.decision import PickRequest
+from epp.kube.api import Api
+from epp.kube.pool import PoolWatch
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.types import ApiKind, EndpointName, InferenceRequest
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import create_namespace, install_inference_pool
+from tests.harness.processes import wait_until
+from tests.harness.simulated_pool import POOL, picker_account, simulated_pool
+from tests.harness.site import Site, admin, running_site
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = [pytest.mark.cluster]
+
+
+def at(site: Site, *numbers: int, port: int = 0) -> list[str]:
+    return [f"{site.servers.host(n)}:{port or site.servers.port}" for n in numbers]
+
+
+async def test_pods_come_go_move_and_change_ports(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=2) as site:
+        await site.wait_addresses(*at(site, 0, 1))
+        assert set(await site.endpoints()) == {
+            f"pod-0000:{site.servers.port}",
+            f"pod-0001:{site.servers.port}",
+        }
+
+        await site.pool.add(site.hosts(1, start=2))
+        await site.wait_addresses(*at(site, 0, 1, 2))
+
+        await site.pool.report(site.hosts(1), ready=False)
+        await site.wait_addresses(*at(site, 1, 2))
+
+        await site.pool.report({"pod-0001": site.servers.host(5)})
+        await site.wait_addresses(*at(site, 5, 2))
+
+        await site.pool.remove(["pod-0002"])
+        await site.wait_addresses(*at(site, 5))
+
+        other = site.servers.port + 1
+        await site.pool.change({"targetPorts": [{"number": site.servers.port}, {"number": other}]})
+        await site.wait_addresses(*at(site, 5), *at(site, 5, port=other))
+
+
+async def test_another_selector_is_another_fleet_and_a_pool_that_is_deleted_is_none(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
+        await site.pool.add(site.hosts(1, start=1), labels={"model": "large"})
+        await site.wait_addresses(*at(site, 0, 1))
+        await site.pool.change({"selector": {"matchLabels": {"app": "vllm", "model": "large"}}})
+        await site.wait_addresses(*at(site, 1))
+        await site.pool.delete()
+        await site.wait_addresses()
+        await site.pool.create(ports=[site.servers.port])
+        await site.wait_addresses(*at(site, 0, 1))
+
+
+async def test_without_the_crd_of_pools_pods_are_found_by_labels_and_ports(
+    own_cluster: ControlPlane, tmp_path: Path
+) -> None:
+    """On a control plane that has no InferencePool at all."""
+    create_namespace(own_cluster, "models")
+    async with running_site(
+        own_cluster,
+        "models",
+        tmp_path,
+        pods=2,
+        pool=False,
+        kubernetes={"selector": {"app": "vllm"}, "targetPorts": [8000, 8001]},
+    ) as site:
+        await site.wait_addresses(*at(site, 0, 1, port=8000), *at(site, 0, 1, port=8001))
+        site.policies.apply("p", rule="affinity")
+        await site.wait_policy("p", rule="affinity")
+
+
+async def test_a_restarted_container_comes_back_with_a_cold_cache(
+    cluster: ControlPlane, namespace: str
+) -> None:
+    """Same name, same address, and never seen not Ready: the table for it is dropped, that of its neighbour stays."""
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    account = picker_account(cluster, namespace)
+    settings = Kubernetes(pool=POOL, kubeconfig=str(account))
+    api = await Api.connect(settings)
+    watch = PoolWatch(
+        api,
+        settings,
+        namespace=namespace,
+        on_endpoints=lambda endpoints: picker.set_endpoints(endpoints, now=0.0),
+        on_pool=lambda: None,
+        on_state=lambda *_: None,
+        rng=random.Random(1),
+    )
+    task = asyncio.create_task(watch.run())
+    try:
+        async with simulated_pool(cluster, namespace) as pool:
+            await pool.create(ports=[8000])
+            await pool.add({"a": "10.0.0.1", "b": "10.0.0.2"})
+            await wait_until(lambda: len(picker.endpoints()) == 2, what="both endpoints")
+            for n in range(20):
+                prompt = random.Random(n).randbytes(2000).hex().encode()
+                inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
+                picker.pick(PickRequest("r", inference), now=0.0)
+            a, b = EndpointName("a:8000"), EndpointName("b:8000")
+            kept = picker.table.entries(b)
+            assert picker.table.entries(a) > 0 < kept
+            await pool.restart("a", "10.0.0.1")
+            await wait_until(lambda: picker.table.entries(a) == 0, what="the table for it is dropped")
+            assert picker.table.entries(b) == kept
+            watch.check_integrity()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+
+
+async def test_two_hundred_pods_and_a_thousand(
+    cluster: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How soon they are found, and what they cost: printed."""
+    figures = []
+    async with running_site(cluster, namespace, tmp_path, servers=1000) as site:
+        known = 0
+        for count in (200, 1000):
+            hosts = site.hosts(count - known, start=known)
+            await site.pool.make(hosts)
+            used = cpu_s(site)
+            began = time.monotonic()
+            await site.pool.report(hosts)
+            reported = time.monotonic()
+
+            async def found(wanted: int = count) -> bool:
+                return len(await site.endpoints()) == wanted
+
+            await wait_until(found, what=f"{count} endpoints", timeout_s=120)
+            done = time.monotonic()
+            figures.append(
+                f"{count - known} more pods reported Ready within {reported - began:.1f} s: all {count} are endpoints "
+                f"{max(0.0, done - reported):.2f} s after the last; {cpu_s(site) - used:.1f} s of CPU, {rss_mib(site):.0f} MiB"
+            )
+            known = count
+            used, began = cpu_s(site), time.monotonic()
+            await asyncio.sleep(5)
+            share = (cpu_s(site) - used) / (time.monotonic() - began)
+            figures.append(f"at rest, with {count} scrapes a second: {100 * share:.0f} % of a core")
+    with capsys.disabled():
+        print("\n" + "\n".join(figures))
+
+
+def cpu_s(site: Site) -> float:
+    fields = Path(f"/proc/{site.picker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def rss_mib(site: Site) -> float:
+    pages = int(Path(f"/proc/{site.picker.process.pid}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+async def test_an_api_server_that_is_away_changes_nothing_and_one_that_returns_is_followed(
+    own_cluster: ControlPlane, tmp_path: Path
+) -> None:
+    install_inference_pool(own_cluster)
+    create_namespace(own_cluster, "models")
+    async with running_site(own_cluster, "models", tmp_path, pods=2) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.wait_policy("p", rule="affinity")
+        own_cluster.kill_api_server()
+
+        async def noticed() -> bool:
+            return await site.picker.metric("epp_kubernetes_followed", resource="pods") == 0
+
+        await wait_until(noticed, what="the picker sees that the API server is away")
+        await site.wait_addresses(*at(site, 0, 1))
+        assert (await admin(site.picker, "policy"))["metadata"]["name"] == "p"
+
+        own_cluster.start_api_server()
+        async with simulated_pool(own_cluster, "models") as pool:
+            await pool.add(site.hosts(1, start=2))
+            await pool.remove(["pod-0000"])
+        await site.wait_addresses(*at(site, 1, 2))
+        assert await site.picker.metric("epp_kubernetes_followed", resource="pods") == 1
+        site.policies.apply("p", rule="random")
+        await site.wait_policy("p", rule="random")

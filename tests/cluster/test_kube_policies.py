@@ -1,0 +1,346 @@
+"""PrefixRoutingPolicies on a real API server: what kubectl is refused, what is applied while requests come, and what status says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from epp.config import Kubernetes
+from epp.kube.api import Api, ApiError
+from epp.kube.crd import PLURAL
+from epp.policy import API_VERSION
+from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.conformance.dataplane import BUFFERED, exchange
+from tests.harness.gateway import PickerProcess
+from tests.harness.processes import wait_until
+from tests.harness.simulated_pool import POOL, install_policy_crd, picker_account, policy_document
+from tests.harness.site import Site, admin, running_site
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = [pytest.mark.cluster]
+
+NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
+    ("rule", {"rule": "fastest"}, "spec.rule: Unsupported value"),
+    ("field", {"load": {"maxWaitng": 3}}, 'unknown field "spec.load.maxWaitng"'),
+    ("kind", {"targetRef": {"name": "p", "kind": "Service"}}, "spec.targetRef.kind: Unsupported value"),
+    ("target", {"targetRef": {}}, "spec.targetRef.name: Required value"),
+    ("name", {"targetRef": {"name": "Pool_1"}}, "spec.targetRef.name: Invalid value"),
+    ("no-target", {"targetRef": None}, "spec.targetRef: Required value"),
+    ("ratio", {"gain": {"minMatchRatio": 1.5}}, "spec.gain.minMatchRatio"),
+    ("negative", {"gain": {"minMatchTokens": -1}}, "spec.gain.minMatchTokens"),
+    ("text", {"gain": {"minMatchTokens": "few"}}, "spec.gain.minMatchTokens"),
+    ("zero", {"cost": {"prefillTokensPerSecond": 0}}, "spec.cost.prefillTokensPerSecond"),
+    ("chunks", {"chunks": {"sizeBytes": 2048}}, "laterSizeBytes is under sizeBytes"),
+    ("scrape", {"scrape": {"intervalSeconds": 9}}, "staleAfterSeconds is under intervalSeconds"),
+    ("path", {"scrape": {"path": "metrics"}}, "spec.scrape.path"),
+    ("long", {"scrape": {"path": "/" + "x" * 300}}, "spec.scrape.path: Too long"),
+    ("header", {"sessionHeader": "X Session"}, "spec.sessionHeader"),
+    ("mode", {"mode": "Try"}, "spec.mode: Unsupported value"),
+    ("list", {"maxDestinations": 1}, "spec.maxDestinations"),
+    ("entries", {"table": {"maxEntries": 10}}, "spec.table.maxEntries"),
+)
+
+
+def test_kubectl_is_refused_what_makes_no_sense(cluster: ControlPlane, namespace: str) -> None:
+    install_policy_crd(cluster)
+    for name, spec, reason in NONSENSE:
+        said = cluster.kubectl_fails("apply", "-n", namespace, "-f", "-", stdin=policy_document(name, **spec))
+        assert reason in said, f"{name}: {said}"
+    said = cluster.kubectl(
+        "apply", "-n", namespace, "-f", "-", stdin=policy_document("good", rule="affinity")
+    )
+    assert "created" in said
+    assert [p["metadata"]["name"] for p in cluster.get("prp", "-n", namespace)["items"]] == ["good"]
+
+
+async def ask(site: Site, count: int, *, picker: PickerProcess | None = None) -> None:
+    """So many requests through the picker, as Envoy sends them."""
+    folder = (picker or site.picker).process.stderr.parent
+    async with grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel:
+        for n in range(count):
+            body = json.dumps({"model": "m", "prompt": f"{n % 5}" * 4000}).encode()
+            async with exchange(channel, mode=BUFFERED) as one:
+                await one.send(body, headers=[("x-request-id", f"r{n}")])
+                await one.respond()
+
+
+async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
+    cluster: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=3) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.wait_policy("p", rule="affinity")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await ask(site, 5)
+        entries = sum(e["table_entries"] for e in (await site.endpoints()).values())
+        assert entries > 0
+
+        delays = []
+        for rule in ("random", "least-load", "round-robin"):
+            site.policies.apply("p", rule=rule)
+            applied = time.monotonic()
+            await site.wait_policy("p", rule=rule)
+            delays.append(time.monotonic() - applied)
+        with capsys.disabled():
+            shown = ", ".join(f"{delay:.2f}" for delay in delays)
+            print(f"\na changed policy routes so many seconds after kubectl apply: {shown}")
+        assert sum(e["table_entries"] for e in (await site.endpoints()).values()) == entries, "kept"
+
+        await site.policies.wait_told("p", "Accepted=True/Accepted@4", "Programmed=True/Programmed@4")
+        site.servers.queries, site.servers.hits = 1000.0, 250.0
+        status: dict[str, Any] = {}
+
+        async def counted() -> bool:
+            nonlocal status
+            status = (await site.policies.read("p"))["status"]
+            return "hitRatio" in status
+
+        await wait_until(counted, what="the hit ratio is in the status")
+        assert (status["endpoints"], status["readyEndpoints"], status["hitRatio"]) == (3, 3, "0.250")
+        await site.policies.delete("p")
+        await site.wait_policy("default")
+
+
+async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.wait_policy("p", rule="affinity")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        site.policies.apply("p", rule="random", sessionHeader="host")
+        await site.policies.wait_told("p", "Accepted=False/Invalid@2", "Programmed=False/Invalid@2")
+        status = (await site.policies.read("p"))["status"]
+        assert "sessionHeader: `host` has another meaning" in status["conditions"][0]["message"]
+        assert status["conditions"][1]["message"] == "generation 1 of it routes"
+        await site.wait_policy("p", rule="affinity")
+        assert await site.picker.metric("epp_kubernetes_policies", state="refused") == 1
+
+        # A picker that starts now was never told the accepted spec: it is in the status.
+        async with site.replica("later") as later:
+
+            async def caught_up() -> bool:
+                return bool((await admin(later, "policy"))["metadata"]["name"] == "p")
+
+            await wait_until(caught_up, what="the later picker routes by the policy")
+            assert (await admin(later, "policy"))["spec"]["rule"] == "affinity"
+
+        await wait_until(lambda: "PolicyRefused" in events(site), what="an Event says that it is refused")
+        assert "sessionHeader" in events(site)["PolicyRefused"]
+
+
+def events(site: Site) -> dict[str, str]:
+    """Messages of the pool's Events, by reason."""
+    found = site.plane.get("events", "-n", site.namespace)["items"]
+    assert {e["involvedObject"]["kind"] for e in found} <= {"InferencePool"}
+    return {e["reason"]: e["message"] for e in found}
+
+
+async def test_of_two_policies_the_older_routes_until_it_is_deleted(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
+        site.policies.apply("a-first", rule="affinity")
+        site.policies.apply("b-second", rule="random")
+        await site.policies.wait_told("a-first", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_told(
+            "b-second", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1"
+        )
+        await site.policies.delete("a-first")
+        await site.wait_policy("b-second", rule="random")
+        await site.policies.wait_told("b-second", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+
+
+async def test_a_policy_in_dry_run_is_counted_and_does_not_act(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=3) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.wait_policy("p", rule="affinity")
+        site.policies.apply("p", rule="round-robin", mode="DryRun")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@2", "Programmed=False/DryRun@2")
+        await site.wait_policy("p", rule="affinity")
+        await ask(site, 30)
+        decision = await site.picker.decision("r0")
+        assert decision is not None
+        assert (decision["rule"], decision["dry_run"]["rule"]) == ("affinity", "round-robin")
+        agreed = await site.picker.metric("epp_dry_run_picks_total", policy="p", agrees="true")
+        assert 0 < agreed < 30
+        assert await site.picker.metric("epp_dry_run_picks_total", policy="p") == 30
+        status: dict[str, Any] = {}
+
+        async def counted() -> bool:
+            nonlocal status
+            status = (await site.policies.read("p"))["status"]
+            return bool(status.get("dryRun", {}).get("picks") == 30)
+
+        await wait_until(counted, what="the status counts the picks")
+        assert status["dryRun"]["agreement"] == f"{agreed / 30:.3f}"
+        assert status["lastAccepted"]["spec"]["rule"] == "affinity"
+
+
+async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_that_one_is_gone(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=1) as site, site.replica("second") as second:
+        await wait_until(lambda: holder(site) != "", what="somebody holds the lease")
+        await wait_until(lambda: holds(site.picker, second), what="the holder knows")
+        first_holder = holder(site)
+        held = [await p.metric("epp_kubernetes_lease_held") for p in (site.picker, second)]
+        assert sorted(held) == [0, 1]
+        holding, waiting = (site.picker, second) if held[0] else (second, site.picker)
+        site.policies.apply("p", rule="affinity")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+
+        holding.process.kill()  # without a word: the lease runs out
+        site.policies.apply("p", rule="random")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@2", "Programmed=True/Programmed@2")
+        assert await waiting.metric("epp_kubernetes_lease_held") == 1
+        assert holder(site) != first_holder
+
+        os.kill(waiting.process.pid, signal.SIGTERM)  # in good order: the lease is given back
+        await waiting.process.wait()
+        assert holder(site) == ""
+
+
+def holder(site: Site) -> str:
+    try:
+        lease = site.plane.get("lease", f"prefix-gateway-{POOL}", "-n", site.namespace)
+    except CommandFailedError:
+        return ""
+    return str(lease["spec"].get("holderIdentity", ""))
+
+
+async def holds(*pickers: PickerProcess) -> bool:
+    return sum([await p.metric("epp_kubernetes_lease_held") for p in pickers]) == 1
+
+
+async def test_of_several_workers_of_one_pod_one_writes(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=2, workers=2) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+
+        async def both() -> bool:
+            return await site.picker.metric("epp_policy_info", policy="p", rule="affinity") == 2
+
+        await wait_until(both, what="both workers route by it")
+        assert await site.picker.metric("epp_kubernetes_lease_held") == 1
+        assert await site.picker.metric("epp_endpoint_ready") == 4
+
+
+async def test_writing_status_wakes_nobody(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    """The picker sees its own writes come back, and judges nothing anew; what it says already it does not write again."""
+    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        version = (await site.policies.read("p"))["metadata"]["resourceVersion"]
+        renewals = {holder_time(site)}
+
+        async def renewed() -> bool:
+            renewals.add(holder_time(site))
+            return len(renewals) == 4
+
+        await wait_until(renewed, what="some seconds have passed, by the renewals of the lease")
+        assert (await site.policies.read("p"))["metadata"]["resourceVersion"] == version
+        routes = site.picker.process.stderr.read_text().count('"policy p, generation 1, routes"')
+        assert routes == 1
+
+
+def holder_time(site: Site) -> str:
+    lease = site.plane.get("lease", f"prefix-gateway-{POOL}", "-n", site.namespace)
+    return str(lease["spec"]["renewTime"])
+
+
+async def test_what_an_operator_must_know_is_told_as_events_of_the_pool(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=0) as site:
+        await wait_until(lambda: "NoEndpoints" in events(site), what="an Event says that there is nobody")
+        site.policies.apply("p", rule="affinity")
+        await site.pool.add(site.hosts(2))
+        await wait_until(lambda: "EndpointsReady" in events(site), what="an Event says that there are some")
+        await wait_until(lambda: "PolicyApplied" in events(site), what="an Event says that the policy routes")
+        # One pod moves to where nobody answers its scrapes.
+        await site.pool.report({"pod-0001": "127.2.0.1"})
+        await wait_until(lambda: "EndpointEjected" in events(site), what="an Event says that it is ejected")
+        assert "pod-0001" in events(site)["EndpointEjected"]
+        await site.pool.report(site.hosts(1, start=1))
+        described = site.plane.kubectl("describe", "inferencepool", POOL, "-n", namespace)
+        assert "EndpointEjected" in described
+
+
+async def test_the_service_account_may_do_what_the_picker_does_and_nothing_else(
+    cluster: ControlPlane, namespace: str
+) -> None:
+    """By its own token. That the rules suffice, every other test here shows: their pickers have no others."""
+    install_policy_crd(cluster)
+    account = picker_account(cluster, namespace)
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=policy_document("p"))
+    api = await Api.connect(Kubernetes(pool=POOL, kubeconfig=str(account)))
+    here, there = f"namespaces/{namespace}", "namespaces/default"
+    pools = f"/apis/inference.networking.k8s.io/v1/{here}/inferencepools"
+    policies = f"/apis/{API_VERSION}/{here}/{PLURAL}"
+    leases = f"/apis/coordination.k8s.io/v1/{here}/leases"
+    role = f"/apis/rbac.authorization.k8s.io/v1/{here}/roles/picker"
+    merge = "application/merge-patch+json"
+    allowed: Sequence[tuple[str, str, object]] = (
+        ("GET", f"/api/v1/{here}/pods?limit=1", None),
+        ("GET", f"{pools}?fieldSelector=metadata.name%3D{POOL}", None),
+        ("GET", policies, None),
+        ("PATCH", f"{policies}/p/status", {"status": {"endpoints": 1}}),
+    )
+    forbidden: Sequence[tuple[str, str, object]] = (
+        ("GET", f"/api/v1/{here}/secrets", None),
+        ("GET", f"/api/v1/{here}/secrets/s", None),
+        ("GET", f"/api/v1/{here}/configmaps", None),
+        ("GET", f"/api/v1/{here}/events", None),
+        ("GET", f"/api/v1/{here}/services", None),
+        ("GET", f"/api/v1/{here}/pods/x", None),
+        ("GET", f"/api/v1/{here}/pods/x/log", None),
+        ("POST", f"/api/v1/{here}/pods/x/exec?command=sh", None),
+        ("POST", f"/api/v1/{here}/pods", {"metadata": {"name": "x"}}),
+        ("PATCH", f"/api/v1/{here}/pods/x/status", {"status": {}}),
+        ("DELETE", f"/api/v1/{here}/pods/x", None),
+        ("DELETE", f"/api/v1/{here}/pods", None),
+        ("GET", "/api/v1/pods", None),
+        ("GET", f"/api/v1/{there}/pods", None),
+        ("GET", "/api/v1/nodes", None),
+        ("GET", "/api/v1/namespaces", None),
+        ("GET", pools, None),
+        ("GET", f"{pools}?fieldSelector=metadata.name%3Danother", None),
+        ("PATCH", f"{pools}/{POOL}", {"spec": {}}),
+        ("PATCH", f"{pools}/{POOL}/status", {"status": {}}),
+        ("GET", f"/apis/{API_VERSION}/{there}/{PLURAL}", None),
+        ("PATCH", f"{policies}/p", {"spec": {"rule": "random"}}),
+        ("DELETE", f"{policies}/p", None),
+        ("POST", policies, {"metadata": {"name": "x"}}),
+        ("GET", leases, None),
+        ("GET", f"{leases}/another", None),
+        ("PUT", f"{leases}/another", {"metadata": {"name": "another"}}),
+        ("DELETE", f"{leases}/prefix-gateway-{POOL}", None),
+        ("PATCH", role, {"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}),
+        ("POST", f"/api/v1/{here}/serviceaccounts/default/token", {"spec": {}}),
+    )
+    try:
+        for method, path, body in allowed:
+            await api.request(
+                method, path, body=body, content_type=merge if method == "PATCH" else "application/json"
+            )
+        for method, path, body in forbidden:
+            with pytest.raises(ApiError) as caught:
+                await api.request(
+                    method, path, body=body, content_type=merge if method == "PATCH" else "application/json"
+                )
+            assert caught.value.status == 403, f"{method} {path}: {caught.value}"
+    finally:
+        await api.close()

@@ -1,0 +1,28 @@
+"""What a fresh control plane needs before tests can work on it. Called by the fixtures, and by tests with one of their own."""
+
+from __future__ import annotations
+
+import time
+
+from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+
+
+def install_inference_pool(plane: ControlPlane) -> None:
+    """Apply the CRD of InferencePool and wait until it is served."""
+    plane.kubectl("apply", "--server-side", "-f", plane.tools.crds)
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", plane.tools.crds)
+
+
+def create_namespace(plane: ControlPlane, name: str, *, timeout_s: float = 60.0) -> None:
+    """Return once its default service account is there, without which no pod is admitted."""
+    plane.kubectl("create", "namespace", name)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            plane.kubectl("get", "serviceaccount", "default", "--namespace", name)
+        except CommandFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,300 @@
+"""Pods that a test plays by itself, on a real API server: made, reported Ready, restarted and deleted as a kubelet would.
+
+Their servers are one loopback address each, all answered by one process with a metrics page, so a picker finds and scrapes as
+many as a test wants. `Policies` applies and reads PrefixRoutingPolicies; `picker_account` is what the chart gives a picker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from aiohttp import web
+
+from epp.config import Kubernetes
+from epp.kube.api import Api, ApiError
+from epp.kube.crd import PLURAL, crd_yaml
+from epp.kube.rbac import rules
+from epp.policy import API_VERSION, KIND
+from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.harness.ports import free_port
+from tests.harness.processes import wait_until
+
+POOL: Final = "vllm"
+_AT_ONCE: Final = 32
+_CREATED: Final = "2026-01-01T00:00:00Z"
+
+
+def install_policy_crd(plane: ControlPlane) -> None:
+    """Apply the CRD of the policy and wait until it is served: a moment longer than until it says so."""
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    name = next(yaml.safe_load_all(crd_yaml()))["metadata"]["name"]
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{name}")
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            plane.kubectl("get", PLURAL, "--all-namespaces")
+        except CommandFailedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def picker_account(plane: ControlPlane, namespace: str, *, name: str = "picker", pool: str = POOL) -> Path:
+    """A service account with the picker's rules and no others; its kubeconfig."""
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name, "namespace": namespace},
+        "rules": list(rules(pool=pool, lease=f"prefix-gateway-{pool}")),
+    }
+    plane.kubectl("create", "serviceaccount", name, "-n", namespace)
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+    plane.kubectl(
+        *("create", "rolebinding", name, f"--role={name}", f"--serviceaccount={namespace}:{name}"),
+        *("-n", namespace),
+    )
+    return plane.kubeconfig_for(name, namespace=namespace)
+
+
+class Servers:
+    """Model servers as far as scrapes go: one address each, 127.1.x.y, all with the same page."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.queries = 0.0
+        self.hits = 0.0
+
+    def host(self, number: int) -> str:
+        return f"127.1.{number // 250}.{number % 250 + 1}"
+
+    async def page(self, _: web.Request) -> web.Response:
+        lines = {
+            "vllm:num_requests_running": 0,
+            "vllm:num_requests_waiting": 0,
+            "vllm:kv_cache_usage_perc": 0,
+            "vllm:prefix_cache_queries_total": self.queries,
+            "vllm:prefix_cache_hits_total": self.hits,
+        }
+        return web.Response(text="".join(f'{name}{{engine="0"}} {value}\n' for name, value in lines.items()))
+
+
+@asynccontextmanager
+async def running_servers(count: int) -> AsyncIterator[Servers]:
+    """So many, on one free port."""
+    servers = Servers(free_port())
+    application = web.Application()
+    application.router.add_get("/metrics", servers.page)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        for number in range(count):
+            await web.TCPSite(runner, servers.host(number), servers.port, backlog=64).start()
+        yield servers
+
+
+class SimulatedPool:
+    """One InferencePool and its pods in a namespace. Made by `simulated_pool`."""
+
+    def __init__(self, api: Api, *, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self._core = f"/api/v1/namespaces/{namespace}"
+        self._pools = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
+        self._restarts: dict[str, int] = {}
+
+    async def create(self, *, ports: Iterable[int], labels: Mapping[str, str] | None = None) -> None:
+        """The InferencePool."""
+        body = {
+            "apiVersion": "inference.networking.k8s.io/v1",
+            "kind": "InferencePool",
+            "metadata": {"name": POOL},
+            "spec": {
+                "selector": {"matchLabels": {"app": "vllm", **(labels or {})}},
+                "targetPorts": [{"number": port} for port in ports],
+                "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
+            },
+        }
+        await self.api.request("POST", self._pools, body=body)
+
+    async def change(self, spec: Mapping[str, Any]) -> None:
+        """Merge `spec` into the InferencePool's."""
+        await self.api.request(
+            "PATCH", f"{self._pools}/{POOL}", body={"spec": spec}, content_type="application/merge-patch+json"
+        )
+
+    async def delete(self) -> None:
+        await self.api.request("DELETE", f"{self._pools}/{POOL}")
+
+    async def add(self, hosts: Mapping[str, str], *, labels: Mapping[str, str] | None = None) -> None:
+        """Pods by name, Ready at their addresses."""
+        await self.make(hosts, labels=labels)
+        await self.report(hosts)
+
+    async def make(self, names: Iterable[str], *, labels: Mapping[str, str] | None = None) -> None:
+        """Pods that nobody has reported on yet."""
+        await _each(
+            names, lambda name: self.api.request("POST", f"{self._core}/pods", body=self._pod(name, labels))
+        )
+
+    async def report(self, hosts: Mapping[str, str], *, ready: bool = True) -> None:
+        """What a kubelet says of running pods."""
+        await _each(hosts, lambda name: self._report(name, hosts[name], ready=ready))
+
+    async def restart(self, name: str, host: str) -> None:
+        """Its container has ended and runs again, without a moment of not being Ready that anybody saw."""
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+        await self._report(name, host, ready=True)
+
+    async def remove(self, names: Iterable[str]) -> None:
+        query = (("gracePeriodSeconds", "0"),)
+        await _each(names, lambda name: self.api.request("DELETE", f"{self._core}/pods/{name}", query=query))
+
+    def _pod(self, name: str, labels: Mapping[str, str] | None) -> Mapping[str, Any]:
+        """As large as a model server's pod usually is, for the sake of figures."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "labels": {"app": "vllm", **(labels or {})},
+                "annotations": {"note": "x" * 2000},
+            },
+            "spec": {
+                "schedulerName": "the-test",
+                "terminationGracePeriodSeconds": 0,
+                "containers": [
+                    {
+                        "name": "vllm",
+                        "image": "vllm",
+                        "args": [
+                            "serve",
+                            "--enable-prefix-caching",
+                            *(f"--option-{n}=value" for n in range(20)),
+                        ],
+                        "env": [{"name": f"SETTING_{n}", "value": "some value"} for n in range(20)],
+                    }
+                ],
+            },
+        }
+
+    async def _report(self, name: str, host: str, *, ready: bool) -> None:
+        restarts = self._restarts.get(name, 0)
+        now = "True" if ready else "False"
+        container = {
+            "name": "vllm",
+            "image": "vllm",
+            "imageID": "vllm@sha256:0",
+            "containerID": f"containerd://{name}-{restarts}",
+            "ready": ready,
+            "started": True,
+            "restartCount": restarts,
+            "state": {"running": {"startedAt": _CREATED}},
+        }
+        status = {
+            "phase": "Running",
+            "podIP": host,
+            "podIPs": [{"ip": host}],
+            "conditions": [
+                {"type": kind, "status": now, "lastTransitionTime": _CREATED}
+                for kind in ("ContainersReady", "Ready")
+            ],
+            "containerStatuses": [container],
+        }
+        await self.api.request(
+            "PATCH",
+            f"{self._core}/pods/{name}/status",
+            body={"status": status},
+            content_type="application/merge-patch+json",
+        )
+
+
+async def _each(names: Iterable[str], act: Any) -> None:
+    """A few dozen at a time, as many kubelets would."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(name: str) -> None:
+        async with turns:
+            await act(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name in names:
+            group.create_task(one(name))
+
+
+@asynccontextmanager
+async def simulated_pool(plane: ControlPlane, namespace: str) -> AsyncIterator[SimulatedPool]:
+    """As the administrator; without the InferencePool itself as yet."""
+    api = await Api.connect(Kubernetes(pool=POOL, kubeconfig=str(plane.kubeconfig)))
+    try:
+        yield SimulatedPool(api, namespace=namespace)
+    finally:
+        await api.close()
+
+
+def policy_document(name: str, **spec: Any) -> str:
+    """A PrefixRoutingPolicy for the pool, for kubectl."""
+    return json.dumps(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "spec": {"targetRef": {"name": POOL}, **spec},
+        }
+    )
+
+
+class Policies:
+    """The policies of a namespace, as an operator sees them."""
+
+    def __init__(self, plane: ControlPlane, pool: SimulatedPool) -> None:
+        self._plane = plane
+        self._pool = pool
+        self._path = f"/apis/{API_VERSION}/namespaces/{pool.namespace}/{PLURAL}"
+
+    def apply(self, name: str, **spec: Any) -> str:
+        """With kubectl."""
+        return self._plane.kubectl(
+            "apply", "-n", self._pool.namespace, "-f", "-", stdin=policy_document(name, **spec)
+        )
+
+    async def read(self, name: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(await self._pool.api.request("GET", f"{self._path}/{name}"))
+        return document
+
+    async def delete(self, name: str) -> None:
+        await self._pool.api.request("DELETE", f"{self._path}/{name}")
+
+    async def told(self, name: str) -> tuple[str, ...]:
+        """Its conditions in words, `Accepted=True/Accepted@2`; none where there is no status, or no object."""
+        try:
+            status = (await self.read(name)).get("status", {})
+        except ApiError:
+            return ()
+        return tuple(
+            f"{c['type']}={c['status']}/{c['reason']}@{c['observedGeneration']}"
+            for c in status.get("conditions", ())
+        )
+
+    async def wait_told(self, name: str, *words: str) -> None:
+        """Until its conditions are these."""
+        seen: tuple[str, ...] = ()
+
+        async def so() -> bool:
+            nonlocal seen
+            seen = await self.told(name)
+            return seen == words
+
+        try:
+            await wait_until(so, what=f"policy {name} says {words}")
+        except AssertionError as error:
+            raise AssertionError(f"policy {name} says {seen}, not {words}") from error

@@ -1,0 +1,140 @@
+"""A picker process in a cluster, with the rights that the chart gives it, beside pods that a test plays.
+
+`running_site` starts all of it in one namespace; further replicas come by `Site.replica`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from epp.config import Config
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.gateway import PickerProcess, config_in, running_picker
+from tests.harness.processes import wait_until
+from tests.harness.simulated_pool import (
+    POOL,
+    Policies,
+    Servers,
+    SimulatedPool,
+    install_policy_crd,
+    picker_account,
+    running_servers,
+    simulated_pool,
+)
+
+
+@dataclass(slots=True)
+class Site:
+    """One namespace with a pool, its pods, and a picker."""
+
+    plane: ControlPlane
+    namespace: str
+    servers: Servers
+    pool: SimulatedPool
+    policies: Policies
+    picker: PickerProcess
+    account: Path
+    folder: Path
+
+    def hosts(self, count: int, *, start: int = 0) -> dict[str, str]:
+        """Names and addresses of so many pods."""
+        return {f"pod-{n:04}": self.servers.host(n) for n in range(start, start + count)}
+
+    async def endpoints(self, picker: PickerProcess | None = None) -> dict[str, dict[str, Any]]:
+        """The endpoints that the picker has, by name."""
+        shown = await admin(picker or self.picker, "endpoints")
+        return {e["name"]: e for e in shown["endpoints"]}
+
+    async def wait_addresses(self, *addresses: str) -> None:
+        """Until the picker has endpoints at these and no others."""
+        seen: set[str] = set()
+
+        async def so() -> bool:
+            nonlocal seen
+            seen = {e["address"] for e in (await self.endpoints()).values()}
+            return seen == set(addresses)
+
+        try:
+            await wait_until(so, what="the endpoints")
+        except AssertionError as error:
+            raise AssertionError(f"the endpoints are at {seen}, not at {addresses}") from error
+
+    async def wait_policy(self, name: str, *, rule: str = "") -> None:
+        """Until the picker routes by it, and by this rule if one is given."""
+
+        async def so() -> bool:
+            policy = await admin(self.picker, "policy")
+            return bool(policy["metadata"]["name"] == name and rule in ("", policy["spec"]["rule"]))
+
+        await wait_until(so, what=f"policy {name} routes")
+
+    @asynccontextmanager
+    async def replica(self, name: str, **fields: Any) -> AsyncIterator[PickerProcess]:
+        """One more picker of the same pool."""
+        folder = self.folder / name
+        folder.mkdir()
+        async with running_picker(
+            site_config(folder, self.account, **fields), directory=folder, name=name
+        ) as picker:
+            yield picker
+
+
+async def admin(picker: PickerProcess, page: str) -> dict[str, Any]:
+    """A page of its admin address."""
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+        session.get(f"{picker.admin_urls[0]}/{page}") as response,
+    ):
+        document: dict[str, Any] = await response.json()
+        return document
+
+
+def site_config(
+    folder: Path, account: Path, *, kubernetes: Mapping[str, Any] | None = None, **fields: Any
+) -> Config:
+    """The picker's configuration in a cluster."""
+    quick = {"status": {"leaseSeconds": 6, "intervalSeconds": 1}}
+    return config_in(
+        folder,
+        endpointsFile="",
+        kubernetes={"pool": POOL, "kubeconfig": str(account), **quick, **(kubernetes or {})},
+        **fields,
+    )
+
+
+@asynccontextmanager
+async def running_site(
+    plane: ControlPlane,
+    namespace: str,
+    folder: Path,
+    *,
+    servers: int = 8,
+    pods: int = 0,
+    pool: bool = True,
+    **fields: Any,
+) -> AsyncIterator[Site]:
+    """`servers`: addresses to give to pods; `pods`: made and Ready from the start; `fields`: of the configuration."""
+    install_policy_crd(plane)
+    account = picker_account(plane, namespace)
+    async with running_servers(servers) as running, simulated_pool(plane, namespace) as simulated:
+        if pool:
+            await simulated.create(ports=[running.port])
+        await simulated.add({f"pod-{n:04}": running.host(n) for n in range(pods)})
+        config = site_config(folder, account, **fields)
+        async with running_picker(config, directory=folder) as picker:
+            yield Site(
+                plane=plane,
+                namespace=namespace,
+                servers=running,
+                pool=simulated,
+                policies=Policies(plane, simulated),
+                picker=picker,
+                account=account,
+                folder=folder,
+            )
