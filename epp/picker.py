@@ -23,19 +23,29 @@ from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import growth, restarted
 from epp.endpoints.learned import Learned
-from epp.endpoints.learning import BytesPerToken
+from epp.endpoints.learning import TokenEstimate
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, SaturatedError
 from epp.journal import Journal
 from epp.policy import Policy, PolicySpec
 from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
 from epp.prefix.table import PrefixTable, Recorded
+from epp.request.measure import prompt_size
 from epp.request.response import ResponseFeedback, next_turn_prompt
 from epp.scheduling.candidates import View, gate
 from epp.scheduling.rules import RULES, Rule
-from epp.types import Address, ChunkHash, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.views import TOKEN_ID_BYTES, apply_gain, cached_tokens, is_text, prompt_tokens_of, shown, view_of
+from epp.types import (
+    Address,
+    ChunkHash,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    InferenceRequest,
+    PromptSize,
+)
+from epp.views import apply_gain, cached_tokens, shown, view_of
 
+_TOKEN_ID_BYTES = 4
 _SHOWN_CHARS = 256
 """Of a model's name in a decision: clients choose it, and decisions are kept."""
 _STATED_SPAN = 1.25
@@ -58,12 +68,12 @@ class _Ticket(Pick):
     state: EndpointState
     booking: Booking
     streams: bool
-    token_ids: bool
-    is_text: bool
     conversation: InferenceRequest | None
     """For what a sampled answer teaches; of all other requests the prompt is let go, since thousands may be held."""
     chain: list[ChunkHash]
-    prompt_bytes: int
+    size: PromptSize
+    teaches: bool
+    """Its size says something of the tokenizer: it is neither token ids nor a body that could not be read."""
     recorded: Recorded | None
     table: PrefixTable
     process: int
@@ -176,7 +186,7 @@ class Picker:
         if before is not None:
             answered = growth(before.generated_tokens, metrics.generated_tokens)
             if answered:
-                self._table.charge(name, size_bytes=int(answered * tokenizer.ratio), now=now)
+                self._table.charge(name, size_bytes=int(answered * tokenizer.bytes_per_token), now=now)
         self._learn_size(state, metrics, now=now)
         self._fit_table(state)
 
@@ -192,17 +202,19 @@ class Picker:
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
         states = self._candidates(request)
         learned = self._learned(states[0].endpoint.model)
-        tokenizer = learned.tokens
-        prompt_tokens = prompt_tokens_of(inference, tokenizer, body_bytes=request.body_bytes)
+        size = prompt_size(inference, body_bytes=request.body_bytes)
+        prompt_tokens = (
+            size.text_bytes // _TOKEN_ID_BYTES if inference.token_ids else learned.tokens.tokens(size)
+        )
         chain = self._chain(inference)
         matches = self._table.match(chain) if chain else {}
-        bytes_per_token = TOKEN_ID_BYTES if inference.token_ids else tokenizer.ratio
+        tokens_per_byte = prompt_tokens / max(1, size.text_bytes)
         views = []
         for state in states:
             chunks = matches.get(state.endpoint.name, 0)
             cached = 0
             if chunks:  # of a hundred endpoints few hold any
-                held_tokens = self._schedule.end_bytes(chunks) / bytes_per_token
+                held_tokens = self._schedule.end_bytes(chunks) * tokens_per_byte
                 cached = cached_tokens(state, held_tokens, prompt_tokens)
             views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
         apply_gain(views, prompt_tokens, spec.gain)
@@ -259,11 +271,10 @@ class Picker:
             process=state.process,
             booking=booking,
             streams=inference.stream,
-            token_ids=inference.token_ids,
-            is_text=is_text(inference),
             conversation=inference if sampled else None,
             chain=chain,
-            prompt_bytes=len(inference.prompt) + inference.more_prompt_bytes,
+            size=size,
+            teaches=bool(inference.prompt) and not inference.token_ids,
             recorded=recorded,
             table=self._table,
         )
@@ -299,10 +310,8 @@ class Picker:
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-        if feedback.prompt_tokens and ticket.is_text:
-            self._learned(ticket.state.endpoint.model).tokens.learn(
-                ticket.prompt_bytes, feedback.prompt_tokens
-            )
+        if feedback.prompt_tokens and ticket.teaches:
+            self._learned(ticket.state.endpoint.model).tokens.learn(ticket.size, feedback.prompt_tokens)
         conversation = ticket.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
@@ -326,8 +335,8 @@ class Picker:
         status = ticket.decision.status
         served = outcome == "ended" and status is not None and status < 400
         ticket.state.release(ticket.booking, computed=served, now=now)
-        if served and ticket.is_text:
-            ticket.state.window.ended(ticket.prompt_bytes)
+        if served and ticket.teaches:
+            ticket.state.window.ended(ticket.size)
         if not ticket.responded:
             self._forget_prefix(ticket)
         if not ticket.prefix_lost and self._mirrored(ticket):
@@ -366,7 +375,7 @@ class Picker:
     def _learned(self, model: str) -> Learned:
         known = self._learned_of.get(model)
         if known is None:
-            tokens = BytesPerToken(start=self._spec.table.bytes_per_token)
+            tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
             known = self._learned_of[model] = Learned(tokens=tokens, cache=CacheSize())
         return known
 
@@ -391,7 +400,7 @@ class Picker:
         tokens = stated or self._spec.table.default_capacity_tokens
         learned = self._learned(model)
         factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
-        return int(tokens * factor * learned.tokens.ratio)
+        return int(tokens * factor * learned.tokens.bytes_per_token)
 
     def _state(self, name: EndpointName) -> EndpointState:
         state = self._fleet.get(name)
@@ -488,9 +497,8 @@ class Picker:
             ticket.recorded = self._table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
         prompt_tokens = ticket.decision.prompt_tokens
-        ratio = TOKEN_ID_BYTES if ticket.token_ids else self._learned(state.endpoint.model).tokens.ratio
-        held_bytes = self._schedule.end_bytes(chunks)
-        cached = cached_tokens(state, held_bytes / ratio, prompt_tokens) if chunks else 0
+        held_tokens = self._schedule.end_bytes(chunks) * prompt_tokens / max(1, ticket.size.text_bytes)
+        cached = cached_tokens(state, held_tokens, prompt_tokens) if chunks else 0
         ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
         state.book(ticket.booking, now=now)
         if ticket.decision.adapter:

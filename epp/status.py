@@ -83,7 +83,7 @@ def _endpoint(
         predicted_tokens=state.hits.predicted_tokens,
         capacity_tokens=metrics.capacity_tokens if metrics else None,
         cache_size_ratio=learned.cache.factor,
-        bytes_per_token=learned.tokens.ratio,
+        bytes_per_token=learned.tokens.bytes_per_token,
         table_entries=table.entries(name),
         table_bytes=table.used_bytes(name),
         table_capacity_bytes=table.capacity_bytes(name),

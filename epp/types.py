@@ -93,6 +93,17 @@ class InferenceRequest:
     max_tokens: int | None = None
 
 
+@dataclass(slots=True)
+class PromptSize:
+    """What of a prompt tells its tokens. Nobody changes it; freezing would cost more than making it."""
+
+    text_bytes: int
+    continuation_bytes: float = 0.0
+    """The part of them that continues a letter beyond ASCII."""
+    opaque: int = 0
+    """Things that stand in the prompt by a hash or id: pictures, stored conversations."""
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:
     """One scrape of one server, in the field's units. None: the server does not say."""

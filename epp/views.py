@@ -9,26 +9,12 @@ from collections.abc import Sequence
 from typing import overload
 
 from epp.decision import Candidate
-from epp.endpoints.learning import BytesPerToken
 from epp.endpoints.state import EndpointState
 from epp.policy import Gain, PolicySpec
 from epp.scheduling.candidates import View
 from epp.scheduling.rules import cost_parts_s
-from epp.types import InferenceRequest
 
-TOKEN_ID_BYTES = 4
 _SHOWN_CANDIDATES = 10
-
-
-def is_text(inference: InferenceRequest) -> bool:
-    """Whether the prompt's bytes tell its tokens, so that bytes per token can be learned from the pair."""
-    return bool(inference.prompt) and not inference.token_ids and not inference.opaque
-
-
-def prompt_tokens_of(inference: InferenceRequest, tokenizer: BytesPerToken, *, body_bytes: int) -> int:
-    """Tokens of the whole request's prompts; a body that could not be read counts by its size."""
-    size = len(inference.prompt) + inference.more_prompt_bytes
-    return size // TOKEN_ID_BYTES if inference.token_ids else tokenizer.tokens(size or body_bytes)
 
 
 def cached_tokens(state: EndpointState, held_tokens: float, prompt_tokens: int) -> int:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from epp.endpoints.least_squares import ThreeTerms
+
 _STALE_SHARE = 0.1
 """Of predicted tokens: those count as the stalest."""
 _STALE_START_S = 30.0
@@ -54,7 +56,7 @@ class HitWindow:
 class CacheSize:
     """Of all servers of one model. `factor` is the size over what is stated or assumed."""
 
-    __slots__ = ("_evidence", "_moments", "_stale_s", "_typical_tokens", "factor")
+    __slots__ = ("_evidence", "_fit", "_stale_s", "_typical_tokens", "factor")
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -63,9 +65,8 @@ class CacheSize:
         self._typical_tokens = 0.0
         """Of a prediction."""
         self._evidence = 0.0
-        """Stale predictions in the moments."""
-        self._moments = [0.0] * 9
-        """Sums of products, each window's over its requests: xx, xy, xz, yy, yz, zz of fresh x, stale y, others z; then those with hits."""
+        """Stale predictions in the fit."""
+        self._fit = ThreeTerms()
 
     def predicted(self, window: HitWindow, *, tokens: int, others: int, unused_s: float) -> None:
         """A request was sent where so many of its tokens are believed cached, in a prefix unused for so long, and others not."""
@@ -107,22 +108,18 @@ class CacheSize:
         _open(window, hits, now)
 
     def _learn(self, window: HitWindow, hits: float) -> None:
-        x, y, z, n = window.fresh_tokens, window.stale_tokens, window.other_tokens, window.requests
         self._evidence += window.stale_requests
-        keep = min(1.0, _KEEP / self._evidence) if self._evidence else 1.0
-        self._evidence *= keep
-        products = (x * x, x * y, x * z, y * y, y * z, z * z, x * hits, y * hits, z * hits)
-        self._moments = [keep * (m + p / n) for m, p in zip(self._moments, products, strict=True)]
+        if self._evidence > _KEEP:
+            self._fit.scale(_KEEP / self._evidence)
+            self._evidence = _KEEP
+        terms = (window.fresh_tokens, window.stale_tokens, window.other_tokens)
+        self._fit.add(terms, hits, weight=1 / window.requests)
 
     @property
     def truth(self) -> float:
         """How true the stalest predictions are beside the others, 0 to 1."""
-        prior = _PRIOR * max(1.0, self._typical_tokens) ** 2
-        xx, xy, xz, yy, yz, zz, xh, yh, zh = self._moments
-        xx, yy, zz, xh, yh = xx + prior, yy + prior, zz + prior, xh + prior, yh + prior
-        # Cramer's rule: the prior keeps the matrix positive definite, so the common determinant cancels.
-        fresh = _determinant((xh, xy, xz), (yh, yy, yz), (zh, yz, zz))
-        stale = _determinant((xx, xh, xz), (xy, yh, yz), (xz, zh, zz))
+        trust = _PRIOR * max(1.0, self._typical_tokens) ** 2
+        fresh, stale, _ = self._fit.solve(prior=(1.0, 1.0, 0.0), trust=(trust, trust, trust))
         if fresh <= 0:
             return 1.0 if stale >= 0 else 0.0
         return min(1.0, max(0.0, stale / fresh))
@@ -132,14 +129,3 @@ def _open(window: HitWindow, hits: float, now: float) -> None:
     window.opened_at, window.hits_before = now, hits
     window.fresh_tokens = window.stale_tokens = window.other_tokens = 0.0
     window.requests = window.stale_requests = 0
-
-
-_Row = tuple[float, float, float]
-
-
-def _determinant(a: _Row, b: _Row, c: _Row) -> float:
-    return (
-        a[0] * (b[1] * c[2] - b[2] * c[1])
-        - a[1] * (b[0] * c[2] - b[2] * c[0])
-        + a[2] * (b[0] * c[1] - b[1] * c[0])
-    )

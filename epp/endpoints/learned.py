@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epp.endpoints.cache_size import CacheSize
-from epp.endpoints.learning import BytesPerToken
+from epp.endpoints.learning import TokenEstimate
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
     """Of one model. Its prefill rate is kept by the fleet, since each server deviates from it by itself."""
 
-    tokens: BytesPerToken
+    tokens: TokenEstimate
     cache: CacheSize

@@ -1,68 +1,94 @@
-"""Bytes of prompt text to a token, learned from sampled answers and from the servers' counters.
+"""Tokens of a prompt from what can be seen of it without a tokenizer, learned from sampled answers and from the servers' counters.
 
-A ratio of sums that forget, so a single odd sample cannot move it far; it starts from the policy's value.
+    tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * pictures and the like
+
+by weighted least squares with sums that forget, so that a single odd sample cannot move it far; it starts from the policy's bytes per
+token. Beside it stands the mean of bytes per token over all traffic, which turns a cache's size in tokens into bytes of prompts.
 """
 
 from __future__ import annotations
 
 from epp.endpoints.growth import growth
-from epp.types import EndpointMetrics
+from epp.endpoints.least_squares import ThreeTerms
+from epp.types import EndpointMetrics, PromptSize
 
 _WINDOW_REQUESTS = 20
-"""Requests between two samples of bytes per token from counters."""
+"""Requests between two samples from counters."""
 _PRIOR_TOKENS = 500.0
+_OPAQUE_BYTES = 2000
+"""Text that is about as uncertain as one picture."""
+_PRIOR_OPAQUE = 0.00005
+"""Trust in that a picture takes no tokens: a fraction of that of one request with one."""
 _KEEP_TOKENS = 200_000.0
 """Evidence beyond this is scaled down, so that a change of traffic shows within some hundred requests."""
+_MOST_BYTES_PER_TOKEN = 64.0
 
 
-class BytesPerToken:
-    """Bytes of canonical prompt text to one token of the model, from pairs that belong together."""
+class TokenEstimate:
+    """Of one model. Sizes are those of canonical prompts."""
 
-    __slots__ = ("_bytes", "_tokens")
+    __slots__ = ("_bytes", "_fit", "_start", "_terms", "_tokens")
 
     def __init__(self, *, start: float) -> None:
+        self._start = start
         self._tokens = _PRIOR_TOKENS
         self._bytes = start * _PRIOR_TOKENS
+        self._fit = ThreeTerms()
+        self._terms = (1 / start, 0.0, 0.0)
 
     @property
-    def ratio(self) -> float:
+    def bytes_per_token(self) -> float:
+        """Mean over all that was learned."""
         return self._bytes / self._tokens
 
-    def tokens(self, size_bytes: int) -> int:
-        """Estimate of the tokens in so many bytes."""
-        return int(size_bytes / self.ratio)
+    def tokens(self, size: PromptSize) -> int:
+        """Estimate for one prompt; never below a token for each 64 bytes."""
+        a, b, c = self._terms
+        told = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
+        return int(max(told, size.text_bytes / _MOST_BYTES_PER_TOKEN))
 
-    def learn(self, size_bytes: float, tokens: float) -> None:
-        if size_bytes <= 0 or tokens <= 0:
+    def learn(self, size: PromptSize, tokens: float) -> None:
+        """A prompt, or several added up, and the tokens that a server counted of it."""
+        if size.text_bytes <= 0 or tokens < 1:
             return
-        self._bytes += size_bytes
+        self._bytes += size.text_bytes
         self._tokens += tokens
+        # What the estimate is off by grows with the prompt, so large ones must not outweigh the many.
+        weight = 1 / (size.text_bytes + _OPAQUE_BYTES * size.opaque)
+        self._fit.add((size.text_bytes, size.continuation_bytes, size.opaque), tokens, weight=weight)
         if self._tokens > _KEEP_TOKENS:
             scale = _KEEP_TOKENS / self._tokens
             self._bytes *= scale
             self._tokens *= scale
+            self._fit.scale(scale)
+        by_bytes = _PRIOR_TOKENS * self._start
+        self._terms = self._fit.solve(
+            prior=(1 / self._start, 0.0, 0.0), trust=(by_bytes, by_bytes / 100, _PRIOR_OPAQUE)
+        )
 
 
 class CounterWindow:
-    """Pairs our own finished requests with one server's counters, to learn bytes per token without sampling.
+    """Pairs our own finished requests with one server's counters, to learn from without sampling.
 
     A sample counts only if the server finished as many requests as we sent there: other clients or replicas would
     otherwise be taken for ours.
     """
 
-    __slots__ = ("_own", "_own_bytes", "_start")
+    __slots__ = ("_own", "_size", "_start")
 
     def __init__(self) -> None:
         self._start: EndpointMetrics | None = None
         self._own = 0
-        self._own_bytes = 0
+        self._size = PromptSize(0)
 
-    def ended(self, size_bytes: int) -> None:
+    def ended(self, size: PromptSize) -> None:
         self._own += 1
-        self._own_bytes += size_bytes
+        self._size.text_bytes += size.text_bytes
+        self._size.continuation_bytes += size.continuation_bytes
+        self._size.opaque += size.opaque
 
-    def observe(self, after: EndpointMetrics) -> tuple[int, float] | None:
-        """(bytes, tokens) of a window that was ours alone, if one closes with this scrape."""
+    def observe(self, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
+        """Size and tokens of a window that was ours alone, if one closes with this scrape."""
         start = self._start
         if start is None or after.finished is None or after.finished < (start.finished or 0):
             self._restart(after)
@@ -70,7 +96,7 @@ class CounterWindow:
         if self._own < _WINDOW_REQUESTS or after.running or after.waiting:
             return None  # counters and ends meet only while nothing is in flight
         finished = growth(start.finished, after.finished)
-        sample = (self._own_bytes, growth(start.prompt_tokens, after.prompt_tokens))
+        sample = (self._size, growth(start.prompt_tokens, after.prompt_tokens))
         ours_alone = finished == self._own
         self._restart(after)
         return sample if ours_alone else None
@@ -78,4 +104,4 @@ class CounterWindow:
     def _restart(self, after: EndpointMetrics) -> None:
         self._start = after if not (after.running or after.waiting) else None
         self._own = 0
-        self._own_bytes = 0
+        self._size = PromptSize(0)

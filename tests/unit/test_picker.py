@@ -496,13 +496,18 @@ def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
     picker.end(pick, outcome="ended", now=2.0)
 
 
-def test_a_picture_teaches_no_bytes_per_token() -> None:
+def test_a_picture_teaches_what_pictures_take_and_nothing_of_text() -> None:
     picker = a_picker()
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque=True)
     pick = picker.pick(PickRequest(request_id="r", inference=inference), now=1.0)
     for _ in range(30):
-        picker.on_feedback(pick, ResponseFeedback(prompt_tokens=90_000), now=1.5)
-    assert picker.pick(ask(text("q")), now=2.0).decision.prompt_tokens == 2000
+        picker.on_feedback(pick, ResponseFeedback(prompt_tokens=5000), now=1.5)
+        picker.on_feedback(
+            picker.pick(ask(text("t")), now=1.6), ResponseFeedback(prompt_tokens=2000), now=1.7
+        )
+    assert picker.pick(ask(text("q")), now=2.0).decision.prompt_tokens == pytest.approx(2000, rel=0.1)
+    again = picker.pick(PickRequest(request_id="r", inference=inference), now=2.0)
+    assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
 
 
 def test_a_sampled_answers_text_is_there_for_the_next_turn() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.growth import computed_growth, growth, restarted
-from epp.endpoints.learning import BytesPerToken, CounterWindow
-from epp.types import EndpointMetrics
+from epp.endpoints.learning import CounterWindow, TokenEstimate
+from epp.types import EndpointMetrics, PromptSize
 
 
 def page(at: float, **values: float) -> EndpointMetrics:
@@ -51,73 +53,119 @@ def test_a_counter_that_fell_tells_a_restart() -> None:
     assert not restarted(page(0, prompt_tokens=10), page(1))
 
 
-def test_bytes_per_token_start_from_the_policy_and_follow_what_is_told() -> None:
-    tokenizer = BytesPerToken(start=4.0)
-    assert tokenizer.tokens(4000) == 1000
+def test_an_estimate_starts_from_the_policy_and_follows_what_is_told() -> None:
+    estimate = TokenEstimate(start=4.0)
+    assert estimate.tokens(PromptSize(4000)) == 1000
     for _ in range(50):
-        tokenizer.learn(2000, 1000)
-    assert tokenizer.ratio == pytest.approx(2.0, rel=0.02)
+        estimate.learn(PromptSize(2000), 1000)
+    assert estimate.tokens(PromptSize(4000)) == pytest.approx(2000, rel=0.02)
+    assert estimate.bytes_per_token == pytest.approx(2.0, rel=0.02)
 
 
 def test_a_change_of_language_shows_within_some_hundred_requests() -> None:
-    tokenizer = BytesPerToken(start=4.0)
+    estimate = TokenEstimate(start=4.0)
     for _ in range(5000):
-        tokenizer.learn(4000, 1000)
+        estimate.learn(PromptSize(4000), 1000)
     for _ in range(600):
-        tokenizer.learn(1500, 1000)
-    assert tokenizer.ratio == pytest.approx(1.5, rel=0.1)
+        estimate.learn(PromptSize(1500), 1000)
+    assert estimate.tokens(PromptSize(1500)) == pytest.approx(1000, rel=0.1)
 
 
-@given(st.lists(st.tuples(st.floats(-10, 1e6), st.floats(-10, 1e6)), max_size=50))
-def test_the_ratio_stays_a_positive_number_whatever_is_told(pairs: list[tuple[float, float]]) -> None:
-    tokenizer = BytesPerToken(start=4.0)
-    for size, tokens in pairs:
-        tokenizer.learn(size, tokens)
-        assert 0 < tokenizer.ratio < float("inf")
+ENGLISH, CODE = 0.24, 0.31
+"""Tokens to a byte; of Chinese below to three bytes, of a picture for each."""
+CHINESE, PICTURE = 0.9, 1100
+
+
+def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
+    """One prompt of the kind, and what a tokenizer would make of it, give or take a twentieth."""
+    size, noise = rng.randrange(300, 20_000), rng.uniform(0.95, 1.05)
+    if kind == "chinese":
+        return PromptSize(3 * size, 2.0 * size), CHINESE * size * noise
+    if kind == "pictures":
+        count = rng.randrange(1, 4)
+        return PromptSize(size, 0.0, count), (ENGLISH * size + PICTURE * count) * noise
+    return PromptSize(size), (CODE if kind == "code" else ENGLISH) * size * noise
+
+
+def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float:
+    """Mean error over prompts of the kind, as a share."""
+    asked = [a_request(kind, rng) for _ in range(200)]
+    return sum(abs(estimate.tokens(size) / tokens - 1) for size, tokens in asked) / len(asked)
+
+
+@pytest.mark.parametrize(
+    "kinds", [["english"], ["code"], ["chinese"], ["pictures"], ["english", "chinese", "pictures"]]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_any_kind_of_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(
+    kinds: list[str], seed: int
+) -> None:
+    estimate, rng = TokenEstimate(start=4.0), random.Random(seed)
+    for _ in range(100):
+        estimate.learn(*a_request(rng.choice(kinds), rng))
+    for kind in kinds:
+        assert worst_error(estimate, kind, rng) < 0.1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-10, 10**6), st.floats(0, 1), st.integers(0, 50), st.floats(-10, 1e6)),
+        max_size=50,
+    )
+)
+def test_an_estimate_is_never_negative_nor_absurdly_low_whatever_is_told(
+    pairs: list[tuple[int, float, int, float]],
+) -> None:
+    estimate = TokenEstimate(start=4.0)
+    for size, share, opaque, tokens in pairs:
+        told = PromptSize(size, share * size, opaque)
+        estimate.learn(told, tokens)
+        assert estimate.tokens(PromptSize(640, share * 640, opaque)) >= 10
+        assert 0 < estimate.bytes_per_token < float("inf")
 
 
 def test_a_window_that_was_ours_alone_gives_a_sample() -> None:
     window = CounterWindow()
     assert window.observe(idle(0, finished=7, prompt_tokens=100)) is None
     for _ in range(20):
-        window.ended(400)
-    assert window.observe(idle(1, finished=27, prompt_tokens=2100)) == (8000, 2000.0)
+        window.ended(PromptSize(400))
+    assert window.observe(idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
 
 
 def test_a_window_with_somebody_elses_requests_gives_none_and_starts_anew() -> None:
     window = CounterWindow()
     window.observe(idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
-        window.ended(400)
+        window.ended(PromptSize(400))
     assert window.observe(idle(1, finished=21, prompt_tokens=9999)) is None
     for _ in range(20):
-        window.ended(400)
-    assert window.observe(idle(2, finished=41, prompt_tokens=9999 + 1600)) == (8000, 1600.0)
+        window.ended(PromptSize(400))
+    assert window.observe(idle(2, finished=41, prompt_tokens=9999 + 1600)) == (PromptSize(8000), 1600.0)
 
 
 def test_a_window_waits_until_nothing_is_in_flight() -> None:
     window = CounterWindow()
     window.observe(idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
-        window.ended(400)
+        window.ended(PromptSize(400))
     assert window.observe(idle(1, finished=20, prompt_tokens=2500, running=1)) is None
-    assert window.observe(idle(2, finished=20, prompt_tokens=2500)) == (8000, 2500.0)
+    assert window.observe(idle(2, finished=20, prompt_tokens=2500)) == (PromptSize(8000), 2500.0)
 
 
 def test_a_window_survives_a_restart_of_its_server() -> None:
     window = CounterWindow()
     window.observe(idle(0, finished=50, prompt_tokens=5000))
     for _ in range(20):
-        window.ended(400)
+        window.ended(PromptSize(400))
     assert window.observe(idle(1, finished=3, prompt_tokens=30)) is None
     for _ in range(20):
-        window.ended(400)
-    assert window.observe(idle(2, finished=23, prompt_tokens=2030)) == (8000, 2000.0)
+        window.ended(PromptSize(400))
+    assert window.observe(idle(2, finished=23, prompt_tokens=2030)) == (PromptSize(8000), 2000.0)
 
 
 def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
     window = CounterWindow()
     for second in range(5):
         for _ in range(20):
-            window.ended(400)
+            window.ended(PromptSize(400))
         assert window.observe(page(second, prompt_tokens=1000.0 * second)) is None

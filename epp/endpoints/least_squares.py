@@ -1,0 +1,46 @@
+"""Three coefficients by weighted least squares from sums that forget. Pure arithmetic for the learners beside it."""
+
+from __future__ import annotations
+
+Three = tuple[float, float, float]
+
+
+class ThreeTerms:
+    """value = a * x + b * y + c * z, from samples; what is believed beforehand keeps it solvable."""
+
+    __slots__ = ("_moments",)
+
+    def __init__(self) -> None:
+        self._moments = [0.0] * 9
+        """Of xx, xy, xz, yy, yz, zz, then of each with the value."""
+
+    def add(self, terms: Three, value: float, *, weight: float) -> None:
+        x, y, z = terms
+        products = (x * x, x * y, x * z, y * y, y * z, z * z, x * value, y * value, z * value)
+        self._moments = [m + weight * p for m, p in zip(self._moments, products, strict=True)]
+
+    def scale(self, keep: float) -> None:
+        """Let older samples count less."""
+        self._moments = [keep * m for m in self._moments]
+
+    def solve(self, *, prior: Three, trust: Three) -> Three:
+        """The coefficients: each pulled towards its prior with a weight over 0, in the unit of its own squares."""
+        xx, xy, xz, yy, yz, zz, xv, yv, zv = self._moments
+        xx, yy, zz = xx + trust[0], yy + trust[1], zz + trust[2]
+        xv, yv, zv = xv + trust[0] * prior[0], yv + trust[1] * prior[1], zv + trust[2] * prior[2]
+        whole = _determinant((xx, xy, xz), (xy, yy, yz), (xz, yz, zz))
+        if whole <= 0:  # only rounding can do this: the trusts make the matrix positive definite
+            return prior
+        return (
+            _determinant((xv, xy, xz), (yv, yy, yz), (zv, yz, zz)) / whole,
+            _determinant((xx, xv, xz), (xy, yv, yz), (xz, zv, zz)) / whole,
+            _determinant((xx, xy, xv), (xy, yy, yv), (xz, yz, zv)) / whole,
+        )
+
+
+def _determinant(a: Three, b: Three, c: Three) -> float:
+    return (
+        a[0] * (b[1] * c[2] - b[2] * c[1])
+        - a[1] * (b[0] * c[2] - b[2] * c[0])
+        + a[2] * (b[0] * c[1] - b[1] * c[0])
+    )

@@ -1,0 +1,60 @@
+"""What is seen of a prompt's size without a tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.request.measure import prompt_size
+from epp.request.parse import parse_request
+from epp.types import ApiKind, InferenceRequest, PromptSize
+
+
+def request(
+    prompt: bytes, *, more: int = 0, opaque: bool = False, token_ids: bool = False
+) -> InferenceRequest:
+    return InferenceRequest(
+        kind=ApiKind.CHAT, prompt=prompt, more_prompt_bytes=more, opaque=opaque, token_ids=token_ids
+    )
+
+
+@given(st.text(max_size=600))
+def test_a_short_prompt_is_measured_exactly(text: str) -> None:
+    prompt = text.encode("utf-8", "ignore")
+    letters = len(prompt.decode("utf-8"))
+    assert prompt_size(request(prompt)) == PromptSize(len(prompt), len(prompt) - letters, 0)
+
+
+@pytest.mark.parametrize(
+    ("letters", "share"), [("a", 0.0), ("é", 1 / 2), ("漢", 2 / 3), ("😀", 3 / 4), ("abc漢字", 4 / 9)]
+)
+@pytest.mark.parametrize("size", [5000, 40_000, 400_000])
+def test_a_long_prompt_is_measured_by_a_sample_that_no_alphabet_keeps_in_step_with(
+    letters: str, share: float, size: int
+) -> None:
+    prompt = (letters * size).encode()[:size]
+    found = prompt_size(request(prompt))
+    assert found.text_bytes == size
+    assert found.continuation_bytes / size == pytest.approx(share, abs=0.03)
+
+
+def test_the_prompts_of_a_batch_count_together_and_are_taken_to_be_alike() -> None:
+    assert prompt_size(request("é".encode() * 50, more=300)) == PromptSize(400, 200.0, 0)
+
+
+def test_token_ids_are_bytes_and_nothing_else() -> None:
+    assert prompt_size(request(b"\x80\x00\x00\x00" * 5, token_ids=True)) == PromptSize(20)
+
+
+def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
+    assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=900) == PromptSize(900)
+
+
+def test_pictures_are_counted_each() -> None:
+    part = '{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}'
+    parts = ",".join(part % (name * 300) for name in "AB")
+    body = f'{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"hi"}},{parts}]}}]}}'
+    size = prompt_size(parse_request("/v1/chat/completions", body.encode()))
+    assert size.opaque == 2
+    assert size.text_bytes < 200
