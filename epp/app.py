@@ -30,6 +30,7 @@ from epp.kube.cluster import Cluster, Hooks
 from epp.modelserver.scraper import Scraper
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY, Policy, load_policy
+from epp.request import jsontext
 from epp.status import live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
@@ -185,6 +186,8 @@ class App:
             await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
+                if not jsontext.COMPILED:
+                    _log.warning("installed without a C compiler: reading long prompts costs twice the CPU")
                 yield
             finally:
                 await self._server.stop(_STOP_GRACE_S)

@@ -21,6 +21,7 @@ from msgspec import Raw, Struct
 from epp.errors import BadRequestError
 from epp.request import canonical
 from epp.request.canonical import Content, JsonObject, bad_field
+from epp.request.jsontext import plain_text
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest
 
@@ -41,7 +42,7 @@ class _Body(Struct, gc=False):
 
 class _Message(Struct, gc=False):
     role: str
-    content: Content = None
+    content: Raw = _NO_RAW
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Raw = _NO_RAW
@@ -98,6 +99,7 @@ _DECODE_COMPLETIONS = _decoder(_Completions)
 _DECODE_EMBEDDINGS = _decoder(_Embeddings)
 _DECODE_RESPONSES = _decoder(_Responses)
 _DECODE_MESSAGES = _decoder(_Messages)
+_DECODE_CONTENT = msgspec.json.Decoder(Content, strict=False)
 _DECODE_OTHER = msgspec.json.Decoder(_Other)
 
 
@@ -296,16 +298,24 @@ def _render_messages(sections: list[bytes], messages: list[_Message] | None) -> 
         raise BadRequestError(f"`messages` is missing or empty: {what}.", reason="no_messages")
     for position, message in enumerate(messages):
         sections.append(canonical.heading(message.role, name=message.name, answers=message.tool_call_id))
-        content = message.content
-        if isinstance(content, str):  # Nearly every message; a call and an f-string saved for each.
-            message.content = None  # Frees the text before the join: a third less memory at the peak.
-            sections.append(content.encode())
-        else:
-            sections.append(canonical.content_bytes(content, where=f"messages[{position}].content"))
+        if message.content is not _NO_RAW:
+            text = plain_text(message.content)  # Nearly every message.
+            sections.append(_content(message.content, position=position) if text is None else text)
         if message.tool_calls is not _NO_RAW:
             sections.append(canonical.raw_call(b"tool_calls", message.tool_calls))
         if message.function_call is not _NO_RAW:
             sections.append(canonical.raw_call(b"function_call", message.function_call))
+
+
+def _content(raw: Raw, *, position: int) -> bytes:
+    """A message's content that is no plain string: null, a list of parts, or wrong."""
+    where = f"messages[{position}].content"
+    try:
+        content = _DECODE_CONTENT.decode(raw)
+    except msgspec.ValidationError as error:
+        what, _, inside = str(error).partition(_AT_ROOT)
+        raise msgspec.ValidationError(f"{what}{_AT}{where}{inside}") from error
+    return canonical.content_bytes(content, where=where)
 
 
 def _prompts(given: str | list[str | int | list[int]], *, where: str) -> tuple[bytes, int, bool]:
@@ -339,7 +349,8 @@ def _tokens_bytes(tokens: Iterable[object], *, where: str) -> bytes:
     return packed.tobytes()
 
 
-_AT = " - at `$."
+_AT_ROOT = " - at `$"
+_AT = _AT_ROOT + "."
 
 
 def _explained(fault: str) -> BadRequestError:

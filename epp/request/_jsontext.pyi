@@ -1,0 +1,3 @@
+from msgspec import Raw
+
+def text_of(json: Raw, /) -> bytes | None: ...

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from epp.request import jsontext
+from epp.request.jsontext import plain_text
+
+_ALPHABET = st.characters(codec="utf-8") | st.sampled_from(
+    '"\\/\b\f\n\r\t\x00\x1f\x7f\x80\u07ff\u0800\uffff\U0001f600'
+)
+_PIECES = st.sampled_from(
+    (
+        *(
+            b"plain ascii text, some bytes of it",
+            b"\\",
+            b'"',
+            b"u",
+            b"n",
+            b"00e9",
+            b"D83D",
+            b"\\ud83d\\ude00",
+            b"\\uDC00",
+        ),
+        *(b"\xc3\xa9", b"\xc0\x80", b"\xe2\x82\xac", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80"),
+        *(b"\xf4\x90\x80\x80", b"\xff", b"\x80", b"\x1f", b"\n"),
+    )
+)
+
+
+def test_the_part_in_c_is_compiled_here() -> None:
+    assert jsontext.COMPILED, (
+        "a C compiler is missing, or the package was installed before one was there: run `make`"
+    )
+
+
+@given(text=st.text(_ALPHABET), ascii_only=st.booleans())
+def test_the_text_of_a_json_string_is_its_utf8(*, text: str, ascii_only: bool) -> None:
+    found = plain_text(msgspec.Raw(json.dumps(text, ensure_ascii=ascii_only).encode()))
+    if found is None:
+        assert ascii_only, "only escapes of surrogate pairs are left to the decoder"
+        assert any(ord(c) > 0xFFFF for c in text)
+    else:
+        assert found == text.encode()
+
+
+@given(pieces=st.lists(_PIECES | st.binary(max_size=9), max_size=8))
+@example(pieces=[b"12345678", b'"', b"12345678"])
+@example(pieces=[b"1234567", b"\\"])
+@example(pieces=[b"\\u12", b"x4"])
+def test_what_is_read_is_what_the_decoder_reads_and_the_rest_is_left_to_it(pieces: list[bytes]) -> None:
+    token = b'"' + b"".join(pieces) + b'"'
+    found = plain_text(msgspec.Raw(token))
+    try:
+        decoded = msgspec.json.decode(token, type=str).encode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        decoded = None
+    assert found in (None, decoded)
+
+
+@given(value=st.sampled_from([b"null", b"[]", b'["a"]', b"5", b"", b'"', b'"a']))
+def test_what_is_no_string_is_left_to_the_decoder(value: bytes) -> None:
+    assert plain_text(msgspec.Raw(value)) is None
