@@ -15,7 +15,8 @@ from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap
 from epp.errors import ConfigError
 from epp.policy import load_policy
-from model_server.cli import _parser, _settings
+from model_server import serve_flags
+from model_server.cli import _parser
 from model_server.sync.files import read_adapters
 from model_server.vllm.checks import problems
 from model_server.vllm.errors import ProfileError
@@ -203,7 +204,7 @@ def test_the_simulated_server_takes_the_same_profile(helm: Helm, name: str) -> N
     }
     container = server_of(of_kind(helm.render(MODEL_SERVER, values, release="s"), "Deployment"))
     assert container["command"] == ["model-server", "serve"]
-    settings = _settings(_parser().parse_args(["serve", *container["args"]]))
+    settings = serve_flags.settings(_parser().parse_args(["serve", *container["args"]]))
     profile = read(yaml.safe_dump(PROFILES[name]))
     assert settings.host == "0.0.0.0"
     assert (settings.port, settings.model, settings.num_blocks) == (profile.port, profile.model, 2048)

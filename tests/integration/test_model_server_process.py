@@ -103,6 +103,10 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
         ),
         (["--kv-events-endpoint", "tcp://*:5557", "--no-prefix-caching"], "switched off"),
         (["--kv-events-endpoint", "tcp://*:5557", "--kv-events-buffer", "-1"], "replay buffer"),
+        (["--kv-events-endpoint", "tcp://*:5557", "--partial-blocks"], "full blocks only"),
+        (["--max-unused-blocks", "-1"], "max_unused_blocks"),
+        (["--cost", "/nonexistent/costs.yaml"], "/nonexistent/costs.yaml"),
+        (["--runner", "hf", "--threads", "0"], "--threads"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_in_one_line(

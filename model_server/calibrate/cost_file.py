@@ -1,0 +1,39 @@
+"""The file of a calibration: the costs, how well they fit, and what they were measured on. YAML, or JSON, which is YAML."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from model_server.runners.cost import CostModel
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    costs: dict[str, float]
+    fit: dict[str, Any] = msgspec.field(default_factory=dict)
+    source: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def read_costs(path: Path) -> CostModel:
+    """ValueError: it cannot be read, or is no such file, and why."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the costs in {path} cannot be read: {error}") from error
+    try:
+        file = msgspec.convert(yaml.safe_load(text), _File)
+        return CostModel(**file.costs)
+    except (msgspec.ValidationError, yaml.YAMLError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no file of costs as `model-server calibrate` writes it: {error}"
+        ) from error
+
+
+def cost_document(costs: CostModel, *, fit: dict[str, Any], source: dict[str, Any]) -> str:
+    """The file's text. `speed` is no cost and stays out."""
+    figures = {name: float(f"{value:.6g}") for name, value in asdict(costs).items() if name != "speed"}
+    return yaml.safe_dump({"costs": figures, "fit": fit, "source": source}, sort_keys=False)

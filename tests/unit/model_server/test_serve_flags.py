@@ -1,0 +1,82 @@
+"""What the flags of `model-server serve` come to."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from model_server import serve_flags
+from model_server.calibrate.cost_file import cost_document, read_costs
+from model_server.core.cache_options import CacheOptions
+from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings, HfSettings
+from model_server.server.serve import ServerSettings
+
+
+def settings(*flags: str) -> ServerSettings:
+    parser = argparse.ArgumentParser()
+    serve_flags.add_flags(parser)
+    return serve_flags.settings(parser.parse_args(flags))
+
+
+def test_without_flags_every_cache_option_is_the_default() -> None:
+    assert settings().cache == CacheOptions()
+    assert settings().backend == CostSettings(costs=CostModel())
+
+
+def test_every_cache_option_has_a_flag() -> None:
+    flags = (
+        *(
+            "--prefix-caching-hash-algo",
+            "xxh3",
+            "--hash-seed",
+            "7",
+            "--eviction",
+            "lfu",
+            "--free-queue",
+            "lazy",
+        ),
+        *("--partial-blocks", "--max-unused-blocks", "5", "--preallocated-blocks", "2"),
+    )
+    wanted = CacheOptions(
+        hash_algorithm="xxh3",
+        hash_seed="7",
+        eviction="lfu",
+        free_queue="lazy",
+        partial_blocks=True,
+        max_unused_blocks=5,
+        preallocated_blocks=2,
+    )
+    found = settings(*flags).cache
+    assert found == wanted
+    default = CacheOptions()
+    assert all(getattr(found, name) != getattr(default, name) for name in CacheOptions.__dataclass_fields__)
+
+
+def test_a_cost_file_is_read_back_and_flags_go_before_it(tmp_path: Path) -> None:
+    costs = CostModel(prefill_tokens_per_s=123.0, decode_step_s=0.5, interference=0.0)
+    file = tmp_path / "costs.yaml"
+    file.write_text(cost_document(costs, fit={"prefill_r2": 0.99}, source={"url": "http://x"}))
+    assert read_costs(file) == costs
+    assert settings("--cost", str(file)).backend == CostSettings(costs=costs)
+    backend = settings("--cost", str(file), "--decode-step-ms", "20", "--speed", "2").backend
+    assert isinstance(backend, CostSettings)
+    assert (backend.costs.decode_step_s, backend.costs.speed) == (0.02, 2.0)
+    assert backend.costs.prefill_tokens_per_s == 123.0
+
+
+@pytest.mark.parametrize("text", ["", "costs: 5", "costs: {speeed: 1}", "costs: {speed: -1}", "{", "what: 1"])
+def test_a_file_that_holds_no_costs_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"broken\.yaml is no file of costs"):
+        read_costs(file)
+
+
+def test_the_hf_runner_has_a_model_without_being_told_one() -> None:
+    found = settings("--runner", "hf", "--device", "cpu", "--threads", "3")
+    assert found.model == "smollm2"
+    assert found.backend == HfSettings(device="cpu", threads=3)
+    assert settings().model == "made-up"
