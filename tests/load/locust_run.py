@@ -82,7 +82,6 @@ class LoadRun:
             return
         if not isinstance(self.environment.runner, MasterRunner):
             self.client = Client(host, path=_PATH, silence_s=self.options.silence)
-            gevent.spawn(self._watch)
 
     def stop(self) -> None:
         """The test has ended; the process may go on to another one."""
@@ -91,6 +90,8 @@ class LoadRun:
     def ask(self, name: str, body: dict[str, Any], *, due_at: float | None = None) -> Answer | None:
         """One request, recorded. None: it failed. StopUser when the run is over."""
         self._spend()
+        if not self.recorder.figures.asked:  # not before: reading a trace holds the loop up, and no request
+            gevent.spawn(self._watch)
         began_at = time.monotonic()
         self.recorder.ask()
         if due_at is not None:
