@@ -1,5 +1,5 @@
 # The load generator: `docker build -f deploy/docker/load.Dockerfile .` from the repository's root. The Job of the chart runs it.
-FROM docker.io/library/python:3.11-slim-bookworm
+FROM docker.io/library/python:3.11.14-slim-bookworm
 WORKDIR /app
 COPY requirements/load.txt requirements/load.txt
 RUN pip install --no-cache-dir --require-hashes -r requirements/load.txt

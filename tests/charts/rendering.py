@@ -62,6 +62,10 @@ VALUE_SETS: Final = (
             "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},
             "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}]},
             "test": {"model": "llama"},
+            "loadTest": {
+                "enabled": True,
+                "image": {"repository": "registry.example.com/prefix-gateway/load"},
+            },
         },
     ),
     ValueSet(

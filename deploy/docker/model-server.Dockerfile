@@ -1,0 +1,24 @@
+# The model server without a model, the launch profile and the LoRA syncer:
+# `docker build -f deploy/docker/model-server.Dockerfile -t REGISTRY/model-server:0.1.0 .` from the repository's root.
+# The base is pinned by its exact version. Pin its digest, too, where you mirror it: none is written here that was not pulled.
+FROM docker.io/library/python:3.11.14-slim-bookworm AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /src
+COPY requirements/model-server.txt requirements/model-server.txt
+RUN pip install --require-hashes --only-binary :all: -r requirements/model-server.txt
+COPY pyproject.toml README.md ./
+COPY model_server model_server
+RUN pip install --no-deps --no-build-isolation .
+# The command of the other package, which is not here; and what nobody needs who only runs.
+RUN rm /opt/venv/bin/epp && pip uninstall --yes setuptools pip
+
+FROM docker.io/library/python:3.11.14-slim-bookworm
+LABEL org.opencontainers.image.title="prefix-gateway model server" org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 8000 5557 5558
+ENTRYPOINT ["model-server"]
+CMD ["--help"]

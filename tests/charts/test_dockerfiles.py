@@ -1,0 +1,132 @@
+"""What of the Dockerfiles can be checked without a container runtime, is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.charts import dockerfiles
+from tests.charts.dockerfiles import FOLDER, read, run_build_stage, sources
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, REPOSITORY
+
+DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
+EACH = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+PICKER, SERVER = FOLDER / "picker.Dockerfile", FOLDER / "model-server.Dockerfile"
+
+
+@EACH
+def test_bases_are_pinned_and_processes_are_nobody(path: Path) -> None:
+    stages = read(path)
+    for stage in stages:
+        assert re.fullmatch(r"docker\.io/library/python:3\.11\.\d+-slim-\w+", stage.image), stage.image
+    last = stages[-1]
+    (user,) = last.all("USER")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number: runAsNonRoot cannot judge a name"
+    after = [instruction for instruction, _ in last.steps][[i for i, _ in last.steps].index("USER") :]
+    assert not {"RUN", "COPY"} & set(after), "nothing is written by the user that runs"
+    assert last.all("ENTRYPOINT")[0].startswith("["), "no shell between the kubelet's signals and the program"
+
+
+@EACH
+def test_packages_come_from_hashes_that_the_tests_run_with(path: Path) -> None:
+    installs = [rest for stage in read(path) for rest in stage.all("RUN") if "pip install" in rest]
+    assert installs
+    locked = re.findall(r"--require-hashes.* -r (\S+)", " ".join(installs))
+    assert len(locked) == 1
+    dev = (REPOSITORY / "requirements/dev.txt").read_text()
+    for pin in re.findall(r"^\S+==\S+", (REPOSITORY / locked[0]).read_text(), re.MULTILINE):
+        assert pin in dev, f"{pin}: run `make lock`"
+    for command in installs:
+        assert "--require-hashes" in command or "--no-deps --no-build-isolation" in command
+
+
+@EACH
+def test_what_is_copied_is_tracked_and_not_ignored(path: Path) -> None:
+    for stage in read(path):
+        for files, _ in sources(stage):
+            for file in files:
+                found = subprocess.run(
+                    ["git", "ls-files", "--cached", "--others", "--exclude-standard", file],
+                    cwd=REPOSITORY,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout
+                assert found, f"{path.name}: {file} does not exist"
+                assert not dockerfiles.ignored(file), f"{path.name}: {file} is hidden by .dockerignore"
+
+
+def test_the_ignore_file_hides_what_is_large_or_private() -> None:
+    for hidden in (".git/config", ".venv/bin/python", "epp/__pycache__/app.pyc", "docs/goals.md"):
+        assert dockerfiles.ignored(hidden), hidden
+
+
+@pytest.mark.parametrize(
+    ("path", "chart"), [(PICKER, GATEWAY), (SERVER, MODEL_SERVER)], ids=["picker", "server"]
+)
+def test_the_command_of_the_chart_is_in_the_image(path: Path, chart: Path) -> None:
+    templates = "".join(each.read_text() for each in (chart / "templates").glob("*.*"))
+    (entry,) = re.findall(r'\["(\S+)"\]', read(path)[-1].all("ENTRYPOINT")[0])
+    assert f"command: [{entry}, serve]" in templates
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "command", "has", "lacks"),
+    [
+        (
+            PICKER,
+            "epp",
+            "epp, kubernetes, redis, grpc",
+            ("model_server", "zmq", "pytest", "pip", "setuptools"),
+        ),
+        (
+            SERVER,
+            "model-server",
+            "model_server, zmq, aiohttp",
+            ("epp", "kubernetes", "torch", "pip", "setuptools"),
+        ),
+    ],
+    ids=["picker", "server"],
+)
+def test_the_build_stage_runs_and_what_it_makes_works_alone(
+    tmp_path: Path, path: Path, command: str, has: str, lacks: tuple[str, ...]
+) -> None:
+    build, last = read(path)
+    assert last.all("COPY") == ["--from=build /opt/venv /opt/venv"]
+    try:
+        run_build_stage(build, tmp_path)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"{error.cmd[-1]}\n{error.stdout[-2000:]}{error.stderr[-2000:]}")
+    (tmp_path / "src").rename(tmp_path / "not-in-the-image")
+    commands = tmp_path / "opt" / "venv" / "bin"
+
+    def output(*words: str | Path) -> str:
+        done = subprocess.run(
+            [str(word) for word in words],
+            cwd="/",
+            env={"PATH": f"{commands}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert command in output(command, "--help")
+    output("python", "-I", "-c", f"import {has}")
+    missing = f"import importlib.util as u; assert not [n for n in {lacks!r} if u.find_spec(n)]"
+    output("python", "-I", "-c", missing)
+    if command == "epp":
+        config = tmp_path / "config.yaml"
+        config.write_text("{kubernetes: {pool: p}, envoy: {edsFile: /run/eds.json}}")
+        assert "ext_proc" in output("epp", "envoy-config", "--config", config)
+    else:
+        (tmp_path / "p.yaml").write_text("model: org/llama")
+        assert "--enable-prefix-caching" in output(
+            command, "profile", "--file", tmp_path / "p.yaml", "--output", "args"
+        )

@@ -1,0 +1,178 @@
+"""Dashboard and alerts ask only for metrics and labels that exist: the picker's catalogue and the real Envoy's own page say which."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import yaml
+
+from epp.telemetry import catalog
+from tests.charts.rendering import GATEWAY, Helm, of_kind
+from tests.harness.gateway import running_bootstrap
+from tests.harness.ports import free_port
+
+pytest_plugins = ["tests.charts.fixtures", "tests.harness.fixtures"]
+
+DASHBOARD: Final = json.loads((GATEWAY / "files" / "dashboard.json").read_text())
+ALERTS: Final = yaml.safe_load((GATEWAY / "files" / "alerts.yaml").read_text())
+
+OF_PROMETHEUS: Final = {"namespace", "service", "pod", "container", "endpoint", "le"}
+"""Labels that the operator's scrape adds, and that of histograms' buckets."""
+
+PROCESS: Final = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"}
+
+_SERIES: Final = re.compile(r"\b((?:epp|envoy|process|vllm)[_:][a-z0-9_:]+)(?:\{([^}]*)\})?")
+_MATCHER: Final = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')
+_GROUPING: Final = re.compile(r"\b(?:by|without|on)\s*\(([^)]*)\)")
+
+
+@cache
+def known() -> dict[str, set[str]]:
+    """Metric of the picker, as Prometheus stores it -> its labels."""
+    found: dict[str, set[str]] = {name: set() for name in PROCESS}
+    for spec in (each for each in vars(catalog).values() if isinstance(each, catalog.Spec)):
+        names = (
+            [f"{spec.name}_{end}" for end in ("bucket", "sum", "count")]
+            if spec.kind == "histogram"
+            else [spec.name]
+        )
+        found |= {name: set(spec.labels) for name in names}
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Where each stands, and its text."""
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            yield f"panel {panel['title']}", target["expr"]
+    for annotation in DASHBOARD["annotations"]["list"]:
+        yield f"annotation {annotation['name']}", annotation["expr"]
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            yield f"variable {variable['name']}", variable["query"]["query"]
+    for group in ALERTS:
+        for rule in group["rules"]:
+            yield f"alert {rule['alert']}", rule["expr"].replace("$SELECTOR", 'namespace="x",service="y"')
+
+
+def series_of(text: str) -> Iterator[tuple[str, set[str]]]:
+    for match in _SERIES.finditer(_GROUPING.sub("", text)):
+        yield match[1], set(_MATCHER.findall(match[2] or ""))
+
+
+EACH = pytest.mark.parametrize(("where", "text"), list(expressions()), ids=lambda each: str(each)[:40])
+
+
+@EACH
+def test_the_pickers_metrics_exist_with_the_labels_that_are_asked_for(where: str, text: str) -> None:
+    asked = list(series_of(text))
+    assert asked, "an expression over metrics"
+    for name, labels in asked:
+        if name.startswith("envoy_"):
+            continue
+        assert name in known(), f"{where}: {name} is not in the catalogue"
+        assert labels <= known()[name] | OF_PROMETHEUS, f"{where}: {name}"
+
+
+@EACH
+def test_brackets_close_and_groups_are_of_labels_that_some_metric_has(where: str, text: str) -> None:
+    counts = Counter(text)
+    assert counts["("] == counts[")"]
+    assert counts["{"] == counts["}"]
+    assert counts["["] == counts["]"]
+    of_envoy = {"envoy_cluster_name", "envoy_response_code_class", "envoy_http_conn_manager_prefix"}
+    labels = (
+        OF_PROMETHEUS | of_envoy | set().union(*(known().get(name, set()) for name, _ in series_of(text)))
+    )
+    for group in _GROUPING.findall(text):
+        assert {each.strip() for each in group.split(",")} <= labels, where
+
+
+@pytest.mark.envoy
+async def test_envoys_metrics_exist_in_the_version_that_is_deployed(tmp_path: Path) -> None:
+    status = f"127.0.0.1:{free_port()}"
+    async with (
+        running_bootstrap(tmp_path, envoy={"status": status}) as bench,
+        aiohttp.ClientSession() as session,
+    ):
+        assert (await bench.client.complete()).status == 200
+        async with session.get(f"http://{status}/stats/prometheus") as response:
+            page = await response.text()
+    served: dict[str, set[str]] = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, _, rest = line.partition("{")
+            served.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
+    for where, text in expressions():
+        for name, labels in series_of(text):
+            if name.startswith("envoy_"):
+                assert name in served, f"{where}: Envoy has no {name}"
+                assert labels <= served[name] | OF_PROMETHEUS, f"{where}: {name}"
+    for value in re.findall(r'envoy_cluster_name=~?"([^"]*)"', " ".join(text for _, text in expressions())):
+        for cluster in value.split("|"):
+            assert f'envoy_cluster_name="{cluster}"' in page
+
+
+def test_every_panel_says_what_it_shows_and_none_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert len(panel["description"]) > 20, panel["title"]
+            assert panel["fieldConfig"]["defaults"].get("unit") or panel["type"] == "heatmap", panel["title"]
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_every_alert_says_what_to_do() -> None:
+    rules = [rule for group in ALERTS for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+        assert rule["annotations"]["summary"], rule["alert"]
+        assert len(rule["annotations"]["description"]) > 40, rule["alert"]
+    asked = {name for rule in rules for name, _ in series_of(rule["expr"].replace("$SELECTOR", ""))}
+    assert {
+        "envoy_http_ext_proc_failure_mode_allowed",
+        "envoy_cluster_upstream_rq_pending_overflow",
+        "envoy_cluster_upstream_rq_retry_overflow",
+    } <= asked, "what shows that requests bypass the picker"
+
+
+@pytest.mark.cluster
+def test_prometheus_keeps_what_dashboard_and_alerts_ask_for(helm: Helm) -> None:
+    values = {"monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}}
+    objects = helm.render(GATEWAY, values)
+    (envoy,) = [
+        e for e in of_kind(objects, "ServiceMonitor")["spec"]["endpoints"] if e["port"] == "envoy-metrics"
+    ]
+    keep = re.compile(envoy["metricRelabelings"][0]["regex"])
+    for where, text in expressions():
+        for name, _ in series_of(text):
+            assert not name.startswith("envoy_") or keep.fullmatch(name), f"{where}: {name} is dropped"
+    rules = of_kind(objects, "PrometheusRule")["spec"]["groups"][0]["rules"]
+    assert all('service="gateway-prefix-gateway-metrics"' in rule["expr"] for rule in rules)
+    assert "$SELECTOR" not in json.dumps(rules)
+
+
+def test_the_dashboard_on_disk_is_plain_json_that_grafana_imports() -> None:
+    assert DASHBOARD["schemaVersion"] >= 36
+    kinds: set[Any] = {panel["type"] for panel in DASHBOARD["panels"]}
+    assert kinds <= {"row", "stat", "timeseries", "heatmap"}, (
+        "panels that every Grafana of the last years has"
+    )
