@@ -95,7 +95,7 @@ async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
         assert sum(e["table_entries"] for e in (await site.endpoints()).values()) == entries, "kept"
 
         await site.policies.wait_told("p", "Accepted=True/Accepted@4", "Programmed=True/Programmed@4")
-        site.servers.queries, site.servers.hits = 1000.0, 250.0
+        site.servers.growth = (1000.0, 250.0)
         status: dict[str, Any] = {}
 
         async def counted() -> bool:

@@ -72,11 +72,15 @@ class Servers:
         self.port = port
         self.queries = 0.0
         self.hits = 0.0
+        self.growth = (0.0, 0.0)
+        """What each look at a page adds to queries and hits."""
 
     def host(self, number: int) -> str:
         return f"127.1.{number // 250}.{number % 250 + 1}"
 
     async def page(self, _: web.Request) -> web.Response:
+        self.queries += self.growth[0]
+        self.hits += self.growth[1]
         lines = {
             "vllm:num_requests_running": 0,
             "vllm:num_requests_waiting": 0,
