@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 _GC_THRESHOLDS: Final = (10_000, 20, 100)
 
-_GRPC_EXPERIMENTS: Final = "-event_engine_listener"
+GRPC_EXPERIMENTS: Final = "-event_engine_listener"
 
 
 def choose_grpc() -> None:
@@ -35,7 +35,7 @@ def choose_grpc() -> None:
     socket in the thread that waits for it: 8 context switches and a fifth of the CPU of a bare stream less. gRPC reads its
     environment when it is imported. A gRPC that no longer knows the name logs that, and goes on.
     """
-    os.environ.setdefault("GRPC_EXPERIMENTS", _GRPC_EXPERIMENTS)
+    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
 
 
 def tune() -> None:

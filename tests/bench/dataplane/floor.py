@@ -1,10 +1,13 @@
 """The floor: a bare grpc.aio server that answers ext_proc's messages with constants and decodes none of them.
 
-    python -m tests.bench.dataplane.floor unix:/PATH ADDRESS...
+    python -m tests.bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
 
 What any picker in Python on grpc.aio must cost: the same loop (uvloop), the same messages in the same order, on streams that
 are held until the HTTP request ends. It rotates through ADDRESS... as an answer. Bodies of FULL_DUPLEX_STREAMED are
 echoed as they came: the bytes inside a body message are the same in both directions, only what surrounds them differs.
+
+It runs on the defaults of gRPC, allocator and collector. `--tuned`: on the picker's own settings of the last two; those of gRPC
+are in the environment, which whoever starts it sets. The distance between the two is what the settings are worth alone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import uvloop
 from epp.extproc.codec import SERVICE, encode
 from epp.extproc.events import Answer, Slot
 from epp.extproc.reading import DESTINATION
+from epp.process import tune
 
 _REQUEST_HEADERS: Final = 0x12
 _RESPONSE_HEADERS: Final = 0x1A
@@ -127,4 +131,8 @@ async def _serve(listen: str, addresses: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(sys.argv[1], sys.argv[2:]))
+    given = sys.argv[1:]
+    if given[0] == "--tuned":
+        del given[0]
+        tune()
+    uvloop.run(_serve(given[0], given[1:]))

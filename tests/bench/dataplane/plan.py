@@ -31,7 +31,12 @@ def full_plan() -> Plan:
     ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "ours")
     picker: tuple[VariantName, ...] = ("floor", "ours")
     duplex: tuple[VariantName, ...] = ("ours", "floor-duplex", "ours-duplex")
-    cells = [_cell(COLD, kb, chunks, ways) for kb in (1, 40, 400) for chunks in (1, 100, 1000)]
+    tuned: tuple[VariantName, ...] = ("direct", "envoy", "floor", "floor-tuned", "ours")
+    cells = [
+        _cell(COLD, kb, chunks, tuned if chunks == 1 else ways)
+        for kb in (1, 40, 400)
+        for chunks in (1, 100, 1000)
+    ]
     cells += [_cell(WARM, kb, 1, picker, warm=True) for kb in (1, 40, 400)]
     cells += [
         _cell(DUPLEX, kb, chunks, duplex) for kb, chunks in ((1, 1), (40, 1), (400, 1), (1, 100), (1, 1000))

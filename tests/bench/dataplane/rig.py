@@ -9,7 +9,7 @@ import copy
 import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,14 +17,17 @@ from typing import Any, Final, Literal
 import yaml
 
 from epp.config import Config
+from epp.process import GRPC_EXPERIMENTS
 from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
 from tests.harness.gateway import config_in, write_policy
 from tests.harness.ports import free_ports
 from tests.harness.processes import ManagedProcess, connects, managed_process
 
-Process = Literal["ours", "other", "sampling", "floor", "envoy", "upstream", "client"]
-VariantName = Literal["direct", "envoy", "floor", "ours", "other", "sampling", "floor-duplex", "ours-duplex"]
+Process = Literal["ours", "other", "sampling", "floor", "floor-tuned", "envoy", "upstream", "client"]
+VariantName = Literal[
+    "direct", "envoy", "floor", "floor-tuned", "ours", "other", "sampling", "floor-duplex", "ours-duplex"
+]
 
 MAX_ENDPOINTS: Final = 100
 _FULL_DUPLEX: Final = {
@@ -52,6 +55,7 @@ VARIANTS: Final = {
         Variant("direct", "client to model server"),
         Variant("envoy", "Envoy without ext_proc"),
         Variant("floor", "Envoy, floor", picker="floor"),
+        Variant("floor-tuned", "Envoy, floor with our settings", picker="floor-tuned"),
         Variant("ours", "Envoy, our picker", picker="ours"),
         Variant("other", "Envoy, the other picker", picker="other"),
         Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
@@ -121,17 +125,12 @@ async def running_rig(
                 )
             )
         sockets = {name: _socket(config) for name, config in pickers.items()}
-        sockets["floor"] = directory / "floor.sock"
-        running["floor"] = await stack.enter_async_context(
-            managed_process(
-                "floor",
-                [
-                    *(sys.executable, "-m", "tests.bench.dataplane.floor", f"unix:{sockets['floor']}"),
-                    *map(str, addresses[:endpoints]),
-                ],
-                directory=directory,
+        floors: tuple[Process, ...] = ("floor", "floor-tuned")
+        for name in floors:
+            sockets[name] = directory / f"{name}.sock"
+            running[name] = await stack.enter_async_context(
+                _floor(name, sockets[name], addresses[:endpoints], directory=directory)
             )
-        )
         for name, path in sockets.items():
             await running[name].wait_ready(path.exists)
         variants = [v for v in VARIANTS.values() if v.picker is None or v.picker in running]
@@ -203,6 +202,18 @@ async def _picker(
         yield process
 
 
+def _floor(
+    name: Process, socket: Path, addresses: Iterable[Address], *, directory: Path
+) -> AbstractAsyncContextManager[ManagedProcess]:
+    tuned = name == "floor-tuned"
+    args = [
+        *(sys.executable, "-m", "tests.bench.dataplane.floor", *(["--tuned"] if tuned else [])),
+        *(f"unix:{socket}", *map(str, addresses)),
+    ]
+    env = {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS} if tuned else None
+    return managed_process(name, args, directory=directory, env=env)
+
+
 def _document(
     config: Config,
     variants: Iterable[Variant],
@@ -245,6 +256,6 @@ def _picker_cluster(original: dict[str, Any], *, name: str, path: Path) -> dict[
     made["load_assignment"]["cluster_name"] = name
     endpoint = made["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     endpoint["address"] = {"pipe": {"path": str(path)}}
-    if name == "floor":
+    if name.startswith("floor"):
         del made["health_checks"]  # it answers nothing but ext_proc
     return made
