@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -190,6 +190,17 @@ def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
 def _unreachable(error: Exception) -> ApiError:
     text = " ".join(str(error).split()) or "no answer in time"
     return ApiError(f"{type(error).__name__}: {text}"[:500])
+
+
+_T = TypeVar("_T")
+
+
+def read(answer: bytes, kind: type[_T]) -> _T:
+    """An answer as one of our structs. ApiError when it is none: a proxy's page, for one."""
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiError(f"an answer that cannot be read: {error}") from error
 
 
 def as_json(value: object) -> Mapping[str, Any]:

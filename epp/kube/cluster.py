@@ -154,7 +154,7 @@ class Cluster:
             Place(namespace=self._namespace, pool=self._settings.pool, identity=identity),
             interval_s=self._settings.status.interval_seconds,
             events=self._settings.status.events,
-            on_written=self._policies.put,
+            on_written=self._policies.wrote,
             time_text=_time,
         )
         while True:

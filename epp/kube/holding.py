@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from epp.kube.api import Api, ApiError, as_json
+from epp.kube.api import Api, ApiError, as_json, read
 from epp.kube.lease import Election, Step
 from epp.kube.objects import Lease, LeaseSpec
 
@@ -93,7 +93,7 @@ class Holding:
             if error.status == 404:
                 return None
             raise
-        return msgspec.json.decode(answer, type=Lease)
+        return read(answer, Lease)
 
     async def _write(self, step: Step) -> None:
         spec = self._election.spec(step, time_text=self._time_text())
@@ -113,7 +113,7 @@ class Holding:
             "spec": as_json(spec),
         }
         method, path = ("POST", self._path) if create else ("PUT", f"{self._path}/{self._name}")
-        self._lease = msgspec.json.decode(await self._api.request(method, path, body=body), type=Lease)
+        self._lease = read(await self._api.request(method, path, body=body), Lease)
 
     async def _give_back(self) -> None:
         """So that the next holder need not wait for the lease to run out."""

@@ -49,6 +49,8 @@ class Verdict:
     accepted: Word
     programmed: Word
     last_accepted: Accepted | None
+    routes: bool = False
+    """It is the one that routes, by this spec or by the one accepted before."""
     dry_run: bool = False
     """It is the one that is scored beside."""
 
@@ -115,6 +117,12 @@ class PolicySet:
             same_object = before is not None and before.uid == found.metadata.uid
             self._claims[name] = _claim(found, last=before.last if before and same_object else None)
             self.changed = True
+
+    def wrote(self, found: PolicyObject) -> None:
+        """The object as our own write of its status left it. It may be older than what the watch has told meanwhile."""
+        claim = self._claims.get(found.metadata.name)
+        if claim is not None and _same(claim, found):
+            claim.status = found.status
 
     def remove(self, found: PolicyObject) -> None:
         self._drop(found.metadata.name)
@@ -218,6 +226,7 @@ def _verdict(
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
         last_accepted=claim.last,
+        routes=claim is winner,
         dry_run=claim is tried,
     )
 

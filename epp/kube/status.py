@@ -26,6 +26,9 @@ def desired(
 ) -> PolicyStatus:
     """What the status should say. `before`: what it says."""
     last = verdict.last_accepted
+    counts = (
+        verdict.routes or verdict.dry_run
+    )  # numbers beside a policy that has no part in them would mislead
     tried: dict[str, int | str] | None = None
     if verdict.dry_run:
         tried = {"picks": live.tried_picks}
@@ -38,9 +41,9 @@ def desired(
             _condition(kind, word, verdict.generation, before=before, time_text=time_text)
             for kind, word in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
         ),
-        endpoints=len(live.endpoints),
-        ready_endpoints=sum(not e.why_not for e in live.endpoints),
-        hit_ratio=hit_ratio,
+        endpoints=len(live.endpoints) if counts else None,
+        ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
+        hit_ratio=hit_ratio if counts else None,
         dry_run=tried,
         last_accepted=LastAccepted(last.generation, msgspec.to_builtins(last.spec)) if last else None,
     )
@@ -62,7 +65,7 @@ def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, 
 def patch(status: PolicyStatus, *, uid: str) -> Mapping[str, Any]:
     """As a merge patch; the uid lets a namesake that replaced the object alone."""
     body: dict[str, Any] = msgspec.to_builtins(status)
-    for name in ("hitRatio", "dryRun", "lastAccepted"):
+    for name in ("endpoints", "readyEndpoints", "hitRatio", "dryRun", "lastAccepted"):
         body.setdefault(name, None)  # in a merge patch: away with it
     return {"metadata": {"uid": uid}, "status": body}
 

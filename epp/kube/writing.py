@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
-from epp.kube.api import Api, ApiError
+from epp.kube.api import Api, ApiError, read
 from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.happenings import Happening, Happenings, Watchman, Written
 from epp.kube.live import HitRatio, Live, why_not
@@ -107,12 +105,12 @@ class Writer:
         path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
         try:
             answer = await self._api.request("PATCH", path, body=patch(wanted, uid=uid), content_type=_MERGE)
+            self._on_written(read(answer, PolicyObject))
         except ApiError as error:
             if error.status not in (404, 409):  # gone, or replaced by a namesake: the watch will tell
                 self._complain(f"status of policy {name}", error)
             return False
         self._complaint = ""
-        self._on_written(msgspec.json.decode(answer, type=PolicyObject))
         return True
 
     async def _tell(self, happening: Happening, *, pool_uid: str, now: float) -> None:

@@ -68,7 +68,7 @@ async def a_pool_with_policies(site: Site) -> None:
                 await one.send(json.dumps({"model": "m", "prompt": f"{n % 4}" * 4000}).encode())
                 await one.respond()
     site.servers.growth = (1000.0, 620.0)
-    for name in ("chat", "other", "trial", "typo"):
+    for name in ("chat", "trial"):
         await wait_until(lambda name=name: counted(site, name), what=f"the numbers of {name} are told")  # type: ignore[misc]  # mypy knows no type for such a lambda
 
 

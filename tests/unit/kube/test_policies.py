@@ -198,6 +198,18 @@ def test_a_change_of_status_is_no_change() -> None:
     assert policies.set.observed()["p"].hit_ratio == "0.500"
 
 
+def test_an_own_write_that_comes_back_late_changes_no_spec() -> None:
+    policies = Policies(policy("p", rule="affinity"))
+    policies.put(policy("p", rule="random", generation=2))
+    policies.set.wrote(policy("p", rule="affinity", status={"hitRatio": "0.100"}))
+    policies.set.wrote(policy("unheard-of"))
+    assert not policies.set.changed
+    assert policies.judge().acting.spec.rule == "random"
+    assert policies.set.observed()["p"].hit_ratio is None
+    policies.set.wrote(policy("p", rule="random", generation=2, status={"hitRatio": "0.200"}))
+    assert policies.set.observed()["p"].hit_ratio == "0.200"
+
+
 def test_a_list_without_it_takes_a_policy_away() -> None:
     policies = Policies(policy("p"), policy("q"))
     policies.set.replace([policy("q")])

@@ -57,6 +57,11 @@ def test_a_dry_run_tells_how_often_it_agrees() -> None:
     assert body["status"]["lastAccepted"] is None
 
 
+def test_a_policy_that_has_no_part_in_routing_shows_no_numbers() -> None:
+    told = patch(status(verdict_on(sessionHeader="host")), uid="u")["status"]
+    assert [told[name] for name in ("endpoints", "readyEndpoints", "hitRatio")] == [None, None, None]
+
+
 def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
     first = status(verdict_on(), at="T1")
     assert {
