@@ -77,7 +77,7 @@ class Decision:
     prompt_chunks: int
     matched_tokens: int
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, near_tie, prescribed, saturated."""
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Sequence[Candidate]

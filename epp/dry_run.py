@@ -52,7 +52,7 @@ class DryRun:
             for state, view in zip(states, views, strict=True)
         ]
         apply_gain(own, prompt_tokens, spec.gain)
-        gated = gate(own, adapter=adapter, spec=spec)
+        gated = gate(own, spec=spec)
         name, reason = EndpointName(""), "saturated"
         if not (gated.saturated and spec.load.when_saturated == "Reject"):
             considered = gated.views if self._rule.gated else own

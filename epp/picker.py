@@ -442,7 +442,7 @@ class Picker:
 
     def _rank(self, views: list[View], *, request: PickRequest, adapter: str) -> tuple[list[View], str]:
         """All views, best first, the left-out last; and the reason of the choice. SaturatedError if so configured."""
-        gated = gate(views, adapter=adapter, spec=self._spec)
+        gated = gate(views, spec=self._spec)
         if gated.saturated and self._spec.load.when_saturated == "Reject":
             retry_after_s = self._spec.load.retry_after_seconds
             raise SaturatedError(

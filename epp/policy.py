@@ -90,24 +90,37 @@ class Lora(_Spec, frozen=True):
         int, Meta(ge=1, le=1024, description="Adapters a server holds at once where its metrics do not say.")
     ] = 4
     load_seconds: Annotated[
-        float, Meta(ge=0, le=600, description="What loading an adapter costs; enters the score.")
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="T: time to load an adapter, priced as prefill; more where it drops another one.",
+        ),
     ] = 0.5
 
 
 class Cost(_Spec, frozen=True):
-    """Weights of the least-cost rule: score = (B + w U) / V + c L + T_lora, in seconds; the least wins."""
+    """Weights of the least-cost rule, in seconds, the least wins: score = (B + (U + T V) (w + k L) + c L) / V."""
 
     uncached_token_weight: Annotated[
         float,
         Meta(
             ge=0,
             le=100,
-            description="w: price of computing one token of this prompt; above 1 since it displaces cache.",
+            description="w: price of computing one token of this prompt; above 1 holds on to what is cached.",
         ),
-    ] = 3.0
+    ] = 1.0
+    stalled_request_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="k: what it costs more for each request in flight, whose answer it delays.",
+        ),
+    ] = 0.15
     running_request_tokens: Annotated[
         float, Meta(ge=0, le=10**6, description="c: price of one request in flight, as prompt tokens.")
-    ] = 120.0
+    ] = 50.0
     prefill_tokens_per_second: Annotated[
         float,
         Meta(
@@ -116,9 +129,6 @@ class Cost(_Spec, frozen=True):
             description="V before a rate is learned; a change counts for models not seen before.",
         ),
     ] = 8000.0
-    near_tie_ratio: Annotated[
-        Ratio, Meta(description="Scores this close to the best count as equal: most cached, then random.")
-    ] = 0.05
 
 
 class Table(_Spec, frozen=True):

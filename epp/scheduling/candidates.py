@@ -1,7 +1,7 @@
-"""What a rule may know about an endpoint at pick time, and the gates that narrow the choice before a rule decides.
+"""What a rule may know about an endpoint at pick time, and the gate that narrows the choice before a rule decides.
 
-Gate order is the design's: LoRA affinity first, so that requests for an adapter meet where it is loaded and prefixes
-match within it; then the load thresholds. (The gain threshold, gate two, is applied by the picker to the matches.)
+The gate is the load thresholds'. (The gain threshold is applied by the picker to the matches; adapters are a matter of the
+rules: a gate that keeps an adapter's requests where it is loaded fills one server while others idle.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Outcome of the gates."""
+    """Outcome of the gate."""
 
     views: Sequence[View]
     saturated: bool
@@ -61,23 +61,15 @@ def over_threshold(view: View, spec: PolicySpec) -> str:
     return ""
 
 
-def gate(views: Sequence[View], *, adapter: str, spec: PolicySpec) -> Gated:
-    """Leave out endpoints by LoRA affinity and load; `View.excluded` says why. Never leaves nothing."""
+def gate(views: Sequence[View], *, spec: PolicySpec) -> Gated:
+    """Leave out endpoints over a load threshold; `View.excluded` says why. Never leaves nothing."""
     light = []
     for view in views:
         view.excluded = over_threshold(view, spec)
         if not view.excluded:
             light.append(view)
-    if not light:
-        for view in views:
-            view.excluded = ""
-        return Gated(views=views, saturated=True)
-    if not adapter:
+    if light:
         return Gated(views=light, saturated=False)
-    chosen = [v for v in light if v.has_adapter] or [v for v in light if v.free_slot] or light
-    if len(chosen) < len(light):
-        kept = set(map(id, chosen))
-        for view in light:
-            if id(view) not in kept:
-                view.excluded = "lora"
-    return Gated(views=chosen, saturated=False)
+    for view in views:
+        view.excluded = ""
+    return Gated(views=views, saturated=True)

@@ -15,6 +15,9 @@ import xxhash
 from epp.policy import PolicySpec, RuleName
 from epp.scheduling.candidates import View
 
+_DISPLACING = 2.0
+"""Loads that an adapter costs where no slot is free: its own, and that of the one it drops."""
+
 
 class Rule(Protocol):
     """Order the candidates. `views` is never empty; the result is a permutation of it, and a reason label."""
@@ -29,20 +32,31 @@ def _by_load(views: Sequence[View], rng: random.Random) -> list[View]:
     return sorted(views, key=lambda v: (v.in_flight, rng.random()))
 
 
+def _load_s(view: View, *, adapter: str, load_s: float) -> float:
+    """Time that loading the adapter costs; dropping another one for it is paid for when that is loaded again."""
+    if not adapter or view.has_adapter:
+        return 0.0
+    return load_s if view.free_slot else _DISPLACING * load_s
+
+
 def cost_parts_s(view: View, *, spec: PolicySpec, adapter: str) -> dict[str, float]:
     """The terms of the least-cost score, in seconds, for people to read; their sum is the score."""
+    own_s = view.uncached_tokens / view.rate
+    load_s = _load_s(view, adapter=adapter, load_s=spec.lora.load_seconds)
     return {
         "backlog": view.backlog_tokens / view.rate,
-        "prefill": spec.cost.uncached_token_weight * view.uncached_tokens / view.rate,
+        "prefill": spec.cost.uncached_token_weight * own_s,
+        "stall": spec.cost.stalled_request_weight * view.in_flight * (own_s + load_s),
         "in_flight": spec.cost.running_request_tokens * view.in_flight / view.rate,
-        "lora": spec.lora.load_seconds if adapter and not view.has_adapter else 0.0,
+        "lora": spec.cost.uncached_token_weight * load_s,
     }
 
 
 class LeastCost:
-    """Least predicted cost in seconds: (B + w U) / V + c L / V + T_lora.
+    """Least predicted cost in seconds: (B + (U + T V) (w + k L) + c L) / V. Equals by chance.
 
-    Scores within `near_tie_ratio` of the best count as equal; among them the most cached wins, then chance.
+    A prompt's prefill, and an adapter's loading, delay the request itself and whoever waits behind it (w), and stall the
+    answers that are being written there (k for each request in flight).
     """
 
     gated: ClassVar[bool] = True
@@ -53,29 +67,28 @@ class LeastCost:
         self._rng = rng
 
     def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        weight, per_request = self._cost.uncached_token_weight, self._cost.running_request_tokens
+        weight, stall = self._cost.uncached_token_weight, self._cost.stalled_request_weight
+        per_request, load_s = self._cost.running_request_tokens, self._load_s
         for v in views:
-            tokens = v.backlog_tokens + weight * v.uncached_tokens + per_request * v.in_flight
-            v.score_s = tokens / v.rate + (self._load_s if adapter and not v.has_adapter else 0.0)
+            in_flight, rate = v.in_flight, v.rate
+            own_s = v.uncached_tokens / rate
+            if adapter:
+                own_s += _load_s(v, adapter=adapter, load_s=load_s)
+            v.score_s = (v.backlog_tokens + per_request * in_flight) / rate + own_s * (
+                weight + stall * in_flight
+            )
         chance = (
             self._rng.random
         )  # also behind the first: a fixed second would get all that a dead first leaves
         ordered = sorted(views, key=lambda v: (v.score_s, chance()))
-        limit = ordered[0].score_s * (1 + self._cost.near_tie_ratio)
-        ties = [v for v in ordered if v.score_s <= limit]
-        if len(ties) > 1:
-            ties.sort(key=lambda v: (-v.matched_tokens, chance()))
-            ordered[: len(ties)] = ties
         best = ordered[0]
         if best.matched_tokens:
             return ordered, "prefix"
-        if adapter and best.has_adapter:
-            return ordered, "lora"
-        return ordered, "load" if len(ties) == 1 else "near_tie"
+        return ordered, "lora" if adapter and best.has_adapter else "load"
 
 
 class Affinity:
-    """The 0602 proposal's plain rule: after the gates, the longest match; without one, the least load."""
+    """The 0602 proposal's plain rule: where the adapter is, else where a slot is free; the longest match; the least load."""
 
     gated: ClassVar[bool] = True
 
@@ -83,7 +96,17 @@ class Affinity:
         self._rng = rng
 
     def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        ordered = sorted(views, key=lambda v: (-v.matched_tokens, v.in_flight, self._rng.random()))
+        chance = self._rng.random
+        ordered = sorted(
+            views,
+            key=lambda v: (
+                not v.has_adapter,
+                not v.has_adapter and not v.free_slot,
+                -v.matched_tokens,
+                v.in_flight,
+                chance(),
+            ),
+        )
         return ordered, "prefix" if ordered[0].matched_tokens else "load"
 
 

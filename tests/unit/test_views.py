@@ -40,7 +40,7 @@ def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
     assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 1, 0.5)
     assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.25)
     assert candidate.parts_s["backlog"] == 0.50007
-    assert candidate.parts_s["lora"] == SPEC.lora.load_seconds
+    assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot is free
     assert candidate.excluded == "waiting"
 
 

@@ -21,7 +21,7 @@ from tests.bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturatin
 CACHE_TOKENS = 512_000
 IN_FLIGHT_AT_CAPACITY = 16
 """For each server, when capacity is measured."""
-CALIBRATION_RULE = "exact"
+CALIBRATION_RULE = "calibration"
 """Not the product's rule: a change of the picker must not move the loads that it is measured at."""
 _GRACE_S = 30.0
 """After the last arrival the run goes on for so long."""
@@ -142,8 +142,8 @@ def _fleet(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedLoo
 def calibrate(workload: str, setting: Setting) -> tuple[float, float]:
     """What the fleet can do: (requests a second, mean seconds of an unloaded turn).
 
-    The rate at which requests end between a fifth and four fifths of the run, with so many always in flight, routed by the score
-    of our default rule with exact knowledge. Rules that find more in the caches can do more than that, others less; all run
+    The rate at which requests end between a fifth and four fifths of the run, with so many always in flight, routed by a cost
+    rule with exact knowledge. Rules that find more in the caches can do more than that, others less; all run
     at the same offered rates.
     """
     spec = spec_of(workload)

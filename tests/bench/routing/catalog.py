@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from epp.policy import DEFAULT_POLICY, Policy, RuleName
+from epp.policy import DEFAULT_POLICY, Lora, Policy, RuleName
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Router
 from tests.bench.routing import rules_cost as cost
@@ -32,7 +32,7 @@ class Config:
     rule: Callable[..., Rule] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     ours: RuleName | None = None
-    """A rule of the product; `settings` then are those of its cost."""
+    """A rule of the product; `settings` then are those of its cost and adapters."""
     default: bool = True
     """As documented; else a setting of the sweep."""
 
@@ -40,25 +40,33 @@ class Config:
 CONFIGS: tuple[Config, ...] = (
     Config("least-cost", ours="least-cost"),
     Config("affinity", ours="affinity"),
-    Config("least-cost+w1", ours="least-cost", settings={"uncached_token_weight": 1.0}, default=False),
+    Config("least-cost+w0.5", ours="least-cost", settings={"uncached_token_weight": 0.5}, default=False),
     Config("least-cost+w2", ours="least-cost", settings={"uncached_token_weight": 2.0}, default=False),
-    Config("least-cost+w5", ours="least-cost", settings={"uncached_token_weight": 5.0}, default=False),
-    Config("least-cost+c40", ours="least-cost", settings={"running_request_tokens": 40.0}, default=False),
-    Config("least-cost+c360", ours="least-cost", settings={"running_request_tokens": 360.0}, default=False),
-    Config("least-cost+c1000", ours="least-cost", settings={"running_request_tokens": 1000.0}, default=False),
+    Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
+    Config("least-cost+k0", ours="least-cost", settings={"stalled_request_weight": 0.0}, default=False),
+    Config("least-cost+k0.05", ours="least-cost", settings={"stalled_request_weight": 0.05}, default=False),
+    Config("least-cost+k0.3", ours="least-cost", settings={"stalled_request_weight": 0.3}, default=False),
+    Config("least-cost+c0", ours="least-cost", settings={"running_request_tokens": 0.0}, default=False),
+    Config("least-cost+c200", ours="least-cost", settings={"running_request_tokens": 200.0}, default=False),
+    Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),
+    Config("least-cost+T2", ours="least-cost", settings={"load_seconds": 2.0}, default=False),
     Config(
-        "least-cost+w2c1000",
+        "least-cost+before",
         ours="least-cost",
-        settings={"uncached_token_weight": 2.0, "running_request_tokens": 1000.0},
+        settings={
+            "uncached_token_weight": 3.0,
+            "stalled_request_weight": 0.0,
+            "running_request_tokens": 120.0,
+        },
         default=False,
     ),
     Config("exact", cost.ExactCost, default=False),
-    Config("exact+c360", cost.ExactCost, {"per_request": 360.0}, default=False),
-    Config("exact+c1000", cost.ExactCost, {"per_request": 1000.0}, default=False),
-    Config("exact+w2c1000", cost.ExactCost, {"weight": 2.0, "per_request": 1000.0}, default=False),
-    Config("exact+adaptive", cost.ExactCost, {"adaptive": True}, default=False),
-    Config("exact+one-copy", cost.ExactCost, {"one_copy": True}, default=False),
-    Config("exact+no-tie", cost.ExactCost, {"near_tie": 0.0}, default=False),
+    Config(
+        "calibration",
+        cost.ExactCost,
+        {"weight": 3.0, "stall": 0.0, "per_request": 120.0, "near_tie": 0.05},
+        default=False,
+    ),
     Config("random", load.Chance),
     Config("rr", load.RoundRobin),
     Config("least", load.LeastLoad),
@@ -112,14 +120,19 @@ SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c
 
 def is_ours(name: str) -> bool:
     """Rules of the product and candidates for it."""
-    return BY_NAME[name].ours is not None or name.startswith("exact")
+    return BY_NAME[name].ours is not None or BY_NAME[name].rule is cost.ExactCost
 
 
 def policy_of(config: Config) -> Policy:
     assert config.ours is not None
     spec = DEFAULT_POLICY.spec
+    of_adapters = {name: value for name, value in config.settings.items() if name in Lora.__struct_fields__}
+    of_cost = {name: value for name, value in config.settings.items() if name not in of_adapters}
     changed = msgspec.structs.replace(
-        spec, rule=config.ours, cost=msgspec.structs.replace(spec.cost, **config.settings)
+        spec,
+        rule=config.ours,
+        cost=msgspec.structs.replace(spec.cost, **of_cost),
+        lora=msgspec.structs.replace(spec.lora, **of_adapters),
     )
     return msgspec.structs.replace(DEFAULT_POLICY, spec=changed)
 

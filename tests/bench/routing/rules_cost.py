@@ -147,63 +147,29 @@ class Mooncake(SimpleRule):
 
 
 class ExactCost(SimpleRule):
-    """Our score with exact knowledge: B + w U + c L in tokens. What the real picker could reach with better signals.
+    """Our score with exact knowledge, in tokens: B + U (w + k L) + c L. What the real picker could reach with better signals.
 
-    adaptive: w = 1 + mean backlog / typical own work, so that cache counts for more the longer the queues are.
+    Of scores within `near_tie` of the best the most cached wins.
     """
 
     def __init__(
         self,
         world: World,
         *,
-        weight: float = 3.0,
-        per_request: float = 120.0,
-        near_tie: float = 0.05,
-        adaptive: bool = False,
-        most_weight: float = 8.0,
-        one_copy: bool = False,
+        weight: float = 1.0,
+        stall: float = 0.15,
+        per_request: float = 50.0,
+        near_tie: float = 0.0,
     ) -> None:
         super().__init__(world)
-        self._weight, self._per_request, self._near_tie = weight, per_request, near_tie
-        self._adaptive, self._most_weight = adaptive, most_weight
-        self._one_copy = one_copy
-        self._typical = 1000.0
-        self._copying: dict[bytes, tuple[Pod, float]] = {}
+        self._weight, self._stall = weight, stall
+        self._per_request, self._near_tie = per_request, near_tie
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        weight = self._weight
-        if self._adaptive:
-            backlog = fmean(pod.backlog_tokens for pod in self.pods)
-            weight = min(self._most_weight, 1 + backlog / self._typical)
-        scores = [
-            (
-                pod.backlog_tokens
-                + weight * self.uncached(asked, depths, pod)
-                + self._per_request * pod.in_flight,
-                pod,
-            )
-            for pod in self.pods
-        ]
+        scores = []
+        for pod in self.pods:
+            own = self.uncached(asked, depths, pod) * (self._weight + self._stall * pod.in_flight)
+            scores.append((pod.backlog_tokens + own + self._per_request * pod.in_flight, pod))
         limit = min(score for score, _ in scores) * (1 + self._near_tie)
         ties = [pod for score, pod in scores if score <= limit]
-        chosen = self.world.least(ties, lambda pod: -depths[pod.name])
-        self._typical += 0.02 * (self.uncached(asked, depths, chosen) - self._typical)
-        if self._one_copy:
-            chosen = self._joined(asked, depths, chosen, now)
-        return chosen
-
-    def _joined(self, asked: Asked, depths: dict[str, int], chosen: Pod, now: float) -> Pod:
-        """A copy of a prefix that some server holds is made by one server at a time: who would copy too, joins it."""
-        deepest = max(depths.values())
-        if deepest - depths[chosen.name] < 2048 / self.world.block_tokens:
-            return chosen
-        prefix = asked.names[deepest - 1]
-        making = self._copying.get(prefix)
-        if making is not None and now < making[1] and making[0] in self.pods:
-            return self.world.least(
-                [making[0], *[p for p in self.pods if depths[p.name] == deepest]],
-                lambda pod: pod.backlog_tokens + self._per_request * pod.in_flight,
-            )
-        copied = (deepest - depths[chosen.name]) * self.world.block_tokens
-        self._copying[prefix] = (chosen, now + (chosen.backlog_tokens + copied) / 8000)
-        return chosen
+        return self.world.least(ties, lambda pod: -depths[pod.name])

@@ -1,4 +1,4 @@
-"""The gates: who is left out before a rule decides, and that somebody always remains."""
+"""The gate: who is left out before a rule decides, and that somebody always remains."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ def view(
     waiting: int = 0,
     kv_usage: float = 0.0,
     backlog: float = 0.0,
-    has_adapter: bool = False,
-    free_slot: bool = False,
 ) -> View:
     return View(
         name=EndpointName(name),
@@ -33,13 +31,13 @@ def view(
         waiting=waiting,
         kv_usage=kv_usage,
         rate=1000.0,
-        has_adapter=has_adapter,
-        free_slot=free_slot,
+        has_adapter=False,
+        free_slot=False,
     )
 
 
-def kept(views: list[View], *, adapter: str = "") -> str:
-    return "".join(v.name for v in gate(views, adapter=adapter, spec=SPEC).views)
+def kept(views: list[View]) -> str:
+    return "".join(v.name for v in gate(views, spec=SPEC).views)
 
 
 @pytest.mark.parametrize(
@@ -67,33 +65,10 @@ def test_endpoints_over_a_threshold_are_left_out_with_the_reason() -> None:
 
 def test_all_over_is_saturated_and_all_stay() -> None:
     views = [view("a", waiting=11), view("b", kv_usage=1.0)]
-    gated = gate(views, adapter="", spec=SPEC)
+    gated = gate(views, spec=SPEC)
     assert gated.saturated
     assert list(gated.views) == views
     assert [v.excluded for v in views] == ["", ""]
-
-
-def test_an_adapters_requests_stay_where_it_is() -> None:
-    rest = [view("b", free_slot=True), view("c")]
-    assert kept([view("a", has_adapter=True), *rest], adapter="x") == "a"
-    assert [v.excluded for v in rest] == ["lora", "lora"]
-
-
-def test_without_a_holder_free_slots_come_first() -> None:
-    assert kept([view("a"), view("b", free_slot=True), view("c")], adapter="x") == "b"
-
-
-def test_a_holder_over_a_threshold_gives_way_to_a_free_slot() -> None:
-    views = [view("a", has_adapter=True, waiting=11), view("b", free_slot=True), view("c")]
-    assert kept(views, adapter="x") == "b"
-
-
-def test_with_neither_holder_nor_free_slot_anyone_may_load_it() -> None:
-    assert kept([view("a"), view("b")], adapter="x") == "ab"
-
-
-def test_base_model_requests_do_not_mind_adapters() -> None:
-    assert kept([view("a", has_adapter=True), view("b", free_slot=True), view("c")]) == "abc"
 
 
 VIEWS = st.lists(
@@ -103,20 +78,16 @@ VIEWS = st.lists(
         waiting=st.integers(0, 20),
         kv_usage=st.floats(0, 1),
         backlog=st.floats(0, 2000),
-        has_adapter=st.booleans(),
-        free_slot=st.booleans(),
     ),
     min_size=1,
     max_size=8,
 )
 
 
-@given(VIEWS, st.sampled_from(["", "x"]))
-def test_the_gates_leave_somebody_and_mark_exactly_the_others(views: list[View], adapter: str) -> None:
-    gated = gate(views, adapter=adapter, spec=SPEC)
+@given(VIEWS)
+def test_the_gate_leaves_somebody_and_marks_exactly_the_others(views: list[View]) -> None:
+    gated = gate(views, spec=SPEC)
     assert gated.views
     assert [v for v in views if not v.excluded] == list(gated.views)
     if not gated.saturated:
         assert all(not over_threshold(v, SPEC) for v in gated.views)
-    if adapter and any(v.has_adapter for v in gated.views):
-        assert all(v.has_adapter for v in gated.views) or gated.saturated

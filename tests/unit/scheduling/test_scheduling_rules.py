@@ -16,7 +16,10 @@ from epp.scheduling.candidates import View
 from epp.scheduling.rules import RULES, Rule, cost_parts_s
 from epp.types import Address, EndpointName
 
-SPEC = PolicySpec(cost=Cost(near_tie_ratio=0.05), lora=Lora(load_seconds=0.5))
+SPEC = PolicySpec(
+    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.15, running_request_tokens=50.0),
+    lora=Lora(load_seconds=0.5),
+)
 
 
 def view(
@@ -28,6 +31,7 @@ def view(
     in_flight: int = 0,
     rate: float = 1000.0,
     has_adapter: bool = False,
+    free_slot: bool = False,
 ) -> View:
     return View(
         name=EndpointName(name),
@@ -41,7 +45,7 @@ def view(
         kv_usage=0.0,
         rate=rate,
         has_adapter=has_adapter,
-        free_slot=False,
+        free_slot=free_slot,
     )
 
 
@@ -112,15 +116,15 @@ def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> No
 # -- least-cost --------------------------------------------------------------------------------------------------
 
 
-def test_cost_is_backlog_and_priced_prompt_over_the_rate_and_requests_in_flight_and_the_adapters_load() -> (
-    None
-):
-    one = view("a", matched=400, backlog=500.0, in_flight=2, rate=2000.0)
+def test_cost_is_backlog_and_own_work_priced_by_whom_it_stalls_and_requests_in_flight() -> None:
+    one = view("a", matched=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
     ordered, _ = rule_of("least-cost").rank([one], session="", adapter="x")
-    # (500 + 3 x 600 + 120 x 2) / 2000 + 0.5
-    assert ordered[0].score_s == pytest.approx(1.77)
+    # (500 + 50 x 2) / 2000 + (600 / 2000 + 0.5) x (1 + 0.15 x 2)
+    assert ordered[0].score_s == pytest.approx(1.34)
     parts = cost_parts_s(one, spec=SPEC, adapter="x")
-    assert parts == pytest.approx({"backlog": 0.25, "prefill": 0.9, "in_flight": 0.12, "lora": 0.5})
+    assert parts == pytest.approx(
+        {"backlog": 0.25, "prefill": 0.3, "stall": 0.24, "in_flight": 0.05, "lora": 0.5}
+    )
 
 
 @given(
@@ -129,35 +133,90 @@ def test_cost_is_backlog_and_priced_prompt_over_the_rate_and_requests_in_flight_
     in_flight=st.integers(0, 100),
     rate=st.floats(1, 1e5),
     has_adapter=st.booleans(),
+    free_slot=st.booleans(),
     adapter=st.sampled_from(["", "x"]),
 )
 def test_the_shown_parts_sum_to_the_score(
-    *, matched: int, backlog: float, in_flight: int, rate: float, has_adapter: bool, adapter: str
+    *,
+    matched: int,
+    backlog: float,
+    in_flight: int,
+    rate: float,
+    has_adapter: bool,
+    free_slot: bool,
+    adapter: str,
 ) -> None:
-    one = view("a", matched=matched, backlog=backlog, in_flight=in_flight, rate=rate, has_adapter=has_adapter)
+    one = view(
+        "a",
+        matched=matched,
+        backlog=backlog,
+        in_flight=in_flight,
+        rate=rate,
+        has_adapter=has_adapter,
+        free_slot=free_slot,
+    )
     rule_of("least-cost").rank([one], session="", adapter=adapter)
     assert sum(cost_parts_s(one, spec=SPEC, adapter=adapter).values()) == pytest.approx(one.score_s)
 
 
 def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
     rule = rule_of("least-cost")
-    assert order(rule, [view("cold"), view("warm", matched=900, backlog=2500.0)])[0] == "warm"
-    assert order(rule, [view("cold"), view("warm", matched=900, backlog=2900.0)])[0] == "cold"
+    assert order(rule, [view("cold"), view("warm", matched=900, backlog=800.0)])[0] == "warm"
+    assert order(rule, [view("cold"), view("warm", matched=900, backlog=1000.0)])[0] == "cold"
 
 
 def test_a_faster_server_wins_at_equal_work() -> None:
     assert order(rule_of("least-cost"), [view("slow"), view("fast", rate=2000.0)]) == ["fast", "slow"]
 
 
-def test_of_near_ties_the_most_cached_wins() -> None:
-    near = [view("a", backlog=1000.0), view("b", matched=300, backlog=1950.0)]  # 4.0 s against 4.05 s
-    for seed in range(20):
-        assert order(rule_of("least-cost", seed=seed), near)[0] == "b"
+def test_long_prompts_avoid_answers_that_they_would_stall_and_short_ones_need_not() -> None:
+    rule = rule_of("least-cost")
+    busy = [view("waits", prompt=8000, backlog=3000.0), view("writes", prompt=8000, in_flight=10)]
+    assert order(rule, busy)[0] == "waits"
+    short = [view("waits", prompt=100, backlog=3000.0), view("writes", prompt=100, in_flight=10)]
+    assert order(rule, short)[0] == "writes"
 
 
-def test_beyond_the_near_tie_the_score_decides() -> None:
-    far = [view("a", backlog=1000.0), view("b", matched=300, backlog=2150.0)]  # 4.0 s against 4.25 s
-    assert order(rule_of("least-cost"), far)[0] == "a"
+def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> None:
+    def first(in_flight: int) -> str:
+        holder = view("holder", prompt=9000, matched=8000, in_flight=in_flight)
+        return order(rule_of("least-cost"), [holder, view("other", prompt=9000)])[0]
+
+    # 1000 (1 + 0.15 L) + 50 L against 9000
+    assert first(39) == "holder"
+    assert first(41) == "other"
+
+
+def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:
+    holder, other = view("holder", prompt=9000, matched=8999, in_flight=181), view("other", prompt=9000)
+    assert order(rule_of("least-cost"), [holder, other])[0] == "other"
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------
+
+
+def test_an_adapters_requests_stay_where_it_is_until_a_load_is_cheaper_than_the_queue() -> None:
+    rule = rule_of("least-cost")
+
+    def first(backlog: float) -> str:
+        holder = view("holder", has_adapter=True, backlog=backlog)
+        return order(rule, [holder, view("other", free_slot=True)], adapter="x")[0]
+
+    assert first(450.0) == "holder"
+    assert first(550.0) == "other"
+
+
+def test_a_load_that_drops_another_adapter_counts_twice() -> None:
+    rule = rule_of("least-cost")
+    views = [view("free", free_slot=True, backlog=400.0), view("full")]
+    assert order(rule, views, adapter="x") == ["free", "full"]
+    views[0].backlog_tokens = 600.0
+    assert order(rule, views, adapter="x") == ["full", "free"]
+
+
+def test_base_model_requests_do_not_mind_adapters() -> None:
+    views = [view("a", has_adapter=True, backlog=10.0), view("b", free_slot=True, backlog=5.0), view("c")]
+    assert order(rule_of("least-cost"), views) == ["c", "b", "a"]
 
 
 def test_the_reason_says_what_the_choice_was_for() -> None:
@@ -167,7 +226,6 @@ def test_the_reason_says_what_the_choice_was_for() -> None:
     assert reason(view("a", matched=500), view("b")) == "prefix"
     assert reason(view("a", has_adapter=True), view("b"), adapter="x") == "lora"
     assert reason(view("a"), view("b", backlog=900.0)) == "load"
-    assert reason(view("a"), view("b")) == "near_tie"
 
 
 # -- affinity ----------------------------------------------------------------------------------------------------
@@ -177,6 +235,11 @@ def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
     rule = rule_of("affinity")
     views = [view("idle", matched=100), view("busy", matched=200, in_flight=90)]
     assert order(rule, views) == ["busy", "idle"]
+
+
+def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
+    views = [view("match", matched=900), view("slot", free_slot=True), view("holder", has_adapter=True)]
+    assert order(rule_of("affinity"), views, adapter="x") == ["holder", "slot", "match"]
 
 
 def test_affinity_without_a_match_takes_the_least_load() -> None:

@@ -181,14 +181,10 @@ def test_a_heavier_own_price_holds_on_to_the_cache_for_longer() -> None:
     assert choice(cost.ExactCost(world, weight=3.0), 9, 0, 0) == 0
 
 
-def test_one_copy_of_a_prefix_is_made_at_a_time() -> None:
-    many = asked((1, 10_000))
-    world = a_world(backlog=(60_000, 3000, 0))
-    rule = cost.ExactCost(world, one_copy=True)
-    assert choice(rule, 100, 0, 0, what=many) == 2
-    world.pods[2].backlog_tokens = 10_000
-    assert choice(rule, 100, 0, 0, what=many) == 2
-    assert choice(cost.ExactCost(world), 100, 0, 0, what=many) == 1
+def test_the_price_of_stalls_sends_long_prompts_away_from_where_answers_are_written() -> None:
+    world = a_world(in_flight=(10, 0, 0), backlog=(0, 1200, 1200))
+    assert choice(cost.ExactCost(world, stall=0.0)) == 0
+    assert choice(cost.ExactCost(world, stall=0.15)) in {1, 2}
 
 
 def test_the_router_books_until_the_first_token_and_the_end() -> None:
