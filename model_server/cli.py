@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from model_server import serve_flags
+from model_server.calibrate import command as calibrate
 from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
 from model_server.server.serve import serve
@@ -60,7 +61,7 @@ def _serve(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # the second Ctrl-C, while draining
+    except KeyboardInterrupt:  # before the server listens
         return 130
     return 0
 
@@ -108,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     profile.set_defaults(run=vllm_profile.run)
     vllm_profile.add_flags(profile)
+    calibration = commands.add_parser(
+        "calibrate",
+        help="measure a running server and fit the cost model to it: a file for serve --cost",
+        description=calibrate.__doc__,
+    )
+    calibration.set_defaults(run=calibrate.run)
+    calibrate.add_flags(calibration)
     sync = commands.add_parser(
         "lora-sync",
         help="a sidecar that makes a server's LoRA adapters equal a file",

@@ -41,6 +41,9 @@ from model_server.server.models import ServedModels
 from model_server.server.openai import RequestReader
 from model_server.server.sampling import SamplingReader
 
+_INTERRUPTED = 130
+"""Exit status after a Ctrl-C, as shells have it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -230,8 +233,9 @@ def _on_signals(stop: asyncio.Event) -> None:
 
     def received() -> None:
         stop.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(signal.SIGTERM)  # the next one kills
+        # A KeyboardInterrupt, raised wherever the process happens to be, can get lost in a callback.
+        loop.add_signal_handler(signal.SIGINT, os._exit, _INTERRUPTED)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, received)

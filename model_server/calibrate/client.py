@@ -1,0 +1,113 @@
+"""Puts probes to a running server over the OpenAI API and writes down when each token came. Caller: the command."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from model_server.calibrate.probes import LATE_AFTER_TOKENS, Probe, Trace
+
+_TOKEN_IDS = range(100, 1000)
+"""Ordinary tokens in every vocabulary."""
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
+
+
+class CalibrationError(Exception):
+    """The server cannot be measured; the message says why and what to do."""
+
+
+class _Event(msgspec.Struct):
+    choices: list[Any] = msgspec.field(default_factory=list)
+    usage: dict[str, Any] | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+class ServerUnderTest:
+    def __init__(self, http: aiohttp.ClientSession, *, model: str, rng: random.Random) -> None:
+        self._http = http
+        self._model = model
+        self._rng = rng
+
+    async def observe(self, probe: Probe) -> list[Trace]:
+        """CalibrationError, aiohttp.ClientError."""
+        times: list[list[float]] = [[] for _ in probe.together]
+        ready = asyncio.Event()
+
+        def came() -> None:
+            if all(len(one) >= LATE_AFTER_TOKENS for one in times):
+                ready.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(self._ask(length, probe.answer_tokens, seen, came))
+                for length, seen in zip(probe.together, times, strict=True)
+            ]
+            if probe.late_tokens is not None:
+                await ready.wait()
+                asked.append(tasks.create_task(self._ask(probe.late_tokens, 1, [], came)))
+        return [task.result() for task in asked]
+
+    async def _ask(self, num_tokens: int, answer_tokens: int, seen: list[float], came: Any) -> Trace:
+        body = {
+            "model": self._model,
+            "prompt": self._rng.choices(_TOKEN_IDS, k=num_tokens),
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent_s = time.monotonic()
+        said = 0
+        async with self._http.post("v1/completions", json=body, timeout=_NO_TIMEOUT) as response:
+            if response.status != 200:
+                raise CalibrationError(
+                    f"the server answers {response.status}: {(await response.text())[:500]}"
+                )
+            async for line in response.content:
+                event = _read(line)
+                if event is not None and event.choices:
+                    seen.append(time.monotonic())
+                    came()
+                elif event is not None and event.usage is not None:
+                    said = int(event.usage["completion_tokens"])
+        if said != len(seen):
+            raise CalibrationError(
+                f"{said} tokens came in {len(seen)} events, and each token's own moment is wanted: "
+                "start the server with --stream-interval 1 and without speculation"
+            )
+        return Trace(sent_s, seen)
+
+
+async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[str, int | None]:
+    """A model's name and, where the server tells it, its greatest length. CalibrationError: it has no such model."""
+    async with http.get("v1/models") as response:
+        if response.status != 200:
+            raise CalibrationError(
+                f"GET v1/models answers {response.status}: is this an OpenAI-compatible server?"
+            )
+        cards: Sequence[dict[str, Any]] = (await response.json())["data"]
+    for card in cards:
+        if wanted in (None, card["id"]):
+            length = card.get("max_model_len")
+            return str(card["id"]), int(length) if length else None
+    raise CalibrationError(
+        f"the server has no model {wanted!r}, but {', '.join(card['id'] for card in cards)}"
+    )
+
+
+def _read(line: bytes) -> _Event | None:
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return None
+    try:
+        return _EVENT.decode(line[len(b"data: ") :])
+    except msgspec.MsgspecError as error:
+        raise CalibrationError(f"an event of the stream cannot be read: {line[:200]!r}") from error

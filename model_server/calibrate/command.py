@@ -1,0 +1,132 @@
+"""Fit the cost model to a running server: measures prefill, decoding, and both together, over its OpenAI API.
+
+The server should have nothing else to do meanwhile. Any server will do that streams one token an event and takes token ids
+as prompts and `ignore_eos`: this one with --runner hf, or vLLM. The file it writes is what `serve --cost FILE` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import aiohttp
+
+from model_server.calibrate.client import CalibrationError, ServerUnderTest, find_model
+from model_server.calibrate.cost_file import cost_document
+from model_server.calibrate.fit import Fit, FitError, Quality, fit
+from model_server.calibrate.probes import Sample, plan, sample_of
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, metavar="URL", help="the server: http://127.0.0.1:8000")
+    parser.add_argument("--model", metavar="NAME", help="its model (default: the first it lists)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the costs here (default: print them)")
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="longest prompt asked; it should take many times as long as a decode step (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-batch", type=int, default=8, metavar="N", help="most requests at once (default %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="of every measurement (default %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key-env",
+        default="VLLM_API_KEY",
+        metavar="NAME",
+        help="variable that holds the server's API key, if it wants one (default %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: fitted; 1: the server could not be measured, or its times do not fit; 2: bad flags."""
+    if args.max_prompt_tokens < 64 or args.max_batch < 2 or args.repeats < 1:
+        print("model-server: --max-prompt-tokens is at least 64, --max-batch 2, --repeats 1", file=sys.stderr)
+        return 2
+    if not args.url.startswith(("http://", "https://")):
+        print("model-server: --url is an http URL", file=sys.stderr)
+        return 2
+    try:
+        text = asyncio.run(_calibrate(args))
+        if args.out is None:
+            print(text, end="")
+        else:
+            args.out.write_text(text)
+            print(f"{args.out}: use it with `model-server serve --cost {args.out}`")
+    except* (CalibrationError, FitError, aiohttp.ClientError, OSError) as errors:
+        print(f"model-server: {_first(errors)}", file=sys.stderr)
+        return_code = 1
+    else:
+        return_code = 0
+    return return_code
+
+
+async def _calibrate(args: argparse.Namespace) -> str:
+    key = os.environ.get(args.api_key_env)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    base = args.url.rstrip("/") + "/"
+    async with aiohttp.ClientSession(base, headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
+        model, longest = await find_model(http, args.model)
+        most = args.max_prompt_tokens if longest is None else min(args.max_prompt_tokens, longest - 80)
+        server = ServerUnderTest(http, model=model, rng=random.Random())
+        probes = plan(max_prompt_tokens=most, max_batch=args.max_batch, repeats=args.repeats)
+        await server.observe(probes[0])  # the first request of a process compiles and allocates
+        samples: list[Sample] = []
+        for number, probe in enumerate(probes, start=1):
+            print(f"\r{number}/{len(probes)} measurements", end="", file=sys.stderr, flush=True)
+            sample = sample_of(probe, await server.observe(probe))
+            if sample is not None:
+                samples.append(sample)
+    print(file=sys.stderr)
+    found = fit(samples)
+    print(_about(found), file=sys.stderr)
+    source = {"url": args.url, "model": model, "max_prompt_tokens": most, "samples": len(samples)}
+    return cost_document(found.costs, fit=_fit_document(found), source=source)
+
+
+def _about(found: Fit) -> str:
+    costs = found.costs
+    prefill = f"{costs.prefill_tokens_per_s:,.0f} tokens/s, twice the time at {costs.context_knee_tokens:,.0f} tokens"
+    step = f"{costs.decode_step_s * 1e3:.2f} ms, {costs.decode_per_request_s * 1e3:.3f} ms a further request"
+    context = f"{costs.decode_per_context_token_s * 1e6:.3f} us a token of context"
+    return "\n".join(
+        (
+            f"prefill  {prefill}  {_quality(found.prefill)}",
+            f"decode   {step}, {context}  {_quality(found.decode)}",
+            f"both     prefill {costs.interference:.0%} dearer beside decoding  {_quality(found.mixed)}",
+            f"left out: {found.overhead_s * 1e3:.1f} ms that a request takes beside all this; loading adapters",
+        )
+    )
+
+
+def _quality(quality: Quality | None) -> str:
+    if quality is None:
+        return "(not seen: the default)"
+    return f"(R² {quality.r2:.4f}, median error {quality.median_error:.1%}, {quality.samples} samples)"
+
+
+def _fit_document(found: Fit) -> dict[str, object]:
+    parts = {"prefill": found.prefill, "decode": found.decode, "mixed": found.mixed}
+    told = {
+        name: {key: round(value, 5) for key, value in asdict(quality).items()}
+        for name, quality in parts.items()
+        if quality is not None
+    }
+    return {**told, "overhead_s": round(found.overhead_s, 6)}
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The innermost of the first: the others are its echoes."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

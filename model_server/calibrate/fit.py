@@ -1,0 +1,160 @@
+"""From samples to the cost model's figures, by least squares on relative errors, and how well they fit. Pure.
+
+Prefill alone: a + n / rate + n² / (2 · rate · knee), where a is what a request costs beside its computation (network,
+scheduling); the cost model has no place for it, so it is told and left out. Decode: step + per request + per context token.
+Prefill beside decode: what it takes longer than both alone. Figures that would come out below zero are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from model_server.calibrate.probes import DecodeSample, MixedSample, PrefillSample, Sample
+from model_server.runners.cost import CostModel
+
+_NO_KNEE_TOKENS = 1e9
+"""Prefill showed no growth with context."""
+
+
+class FitError(Exception):
+    """The samples do not determine the costs; the message says which are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of one part of the model."""
+
+    samples: int
+    r2: float
+    median_error: float
+    """Relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    costs: CostModel
+    overhead_s: float
+    """Of a request, beside what the server computes; not in the costs."""
+    prefill: Quality
+    decode: Quality
+    mixed: Quality | None
+    """None: no prompt was seen beside decoding requests, and `interference` is the default's."""
+
+
+def fit(samples: Sequence[Sample]) -> Fit:
+    decodes = [sample for sample in samples if isinstance(sample, DecodeSample)]
+    prefills = [sample for sample in samples if isinstance(sample, PrefillSample)]
+    if len({sample.batch for sample in decodes}) < 2:
+        raise FitError("decoding was seen at fewer than two batch sizes")
+    rows = [(1.0, sample.batch - 1.0, sample.context_tokens) for sample in decodes]
+    step_s, per_request_s, per_token_s = _least_squares(rows, [sample.seconds for sample in decodes])
+
+    # A prompt shorter than a step takes a step: it says nothing of prefill.
+    clear = [sample for sample in prefills if sample.seconds > 1.5 * step_s]
+    if len({sample.num_tokens for sample in clear}) < 3:
+        raise FitError(
+            "fewer than three prompt lengths took clearly longer than a decode step: ask longer prompts"
+        )
+    lengths = [float(sample.num_tokens) for sample in clear]
+    overhead_s, slope, bend = _least_squares(
+        [(1.0, n, n * n) for n in lengths], [sample.seconds for sample in clear]
+    )
+    if slope <= 0:
+        raise FitError("prefill time did not grow with the prompt: the samples are too noisy")
+    alone = CostModel(
+        prefill_tokens_per_s=1 / slope,
+        context_knee_tokens=min(slope / (2 * bend), _NO_KNEE_TOKENS) if bend > 0 else _NO_KNEE_TOKENS,
+        decode_step_s=step_s,
+        decode_per_request_s=per_request_s,
+        decode_per_context_token_s=per_token_s,
+        interference=0.0,
+    )
+    mixed = [sample for sample in samples if isinstance(sample, MixedSample)]
+    shares = [_interference(alone, sample) for sample in mixed]
+    interference = max(0.0, median(shares)) if shares else CostModel().interference
+    costs = CostModel(**{**_figures(alone), "interference": interference})
+    return Fit(
+        costs,
+        overhead_s,
+        prefill=_quality(
+            [sample.seconds for sample in clear],
+            [overhead_s + costs.prefill_s(start=0, num_tokens=sample.num_tokens) for sample in clear],
+        ),
+        decode=_quality(
+            [sample.seconds for sample in decodes], [decode_s(costs, sample) for sample in decodes]
+        ),
+        mixed=_quality([sample.seconds for sample in mixed], [_mixed_s(costs, sample) for sample in mixed])
+        if mixed
+        else None,
+    )
+
+
+def decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
+    """One step that decodes so many requests."""
+    return (
+        costs.decode_step_s
+        + costs.decode_per_request_s * (sample.batch - 1)
+        + costs.decode_per_context_token_s * sample.context_tokens
+    )
+
+
+def _mixed_s(costs: CostModel, sample: MixedSample) -> float:
+    prefill = costs.prefill_s(start=0, num_tokens=sample.num_tokens)
+    return sample.steps * decode_s(costs, sample) + prefill * (1 + costs.interference)
+
+
+def _interference(costs: CostModel, sample: MixedSample) -> float:
+    prefill = costs.prefill_s(start=0, num_tokens=sample.num_tokens)
+    return (sample.seconds - sample.steps * decode_s(costs, sample)) / prefill - 1
+
+
+def _figures(costs: CostModel) -> dict[str, float]:
+    return {name: getattr(costs, name) for name in CostModel.__dataclass_fields__}
+
+
+def _quality(seen: Sequence[float], predicted: Sequence[float]) -> Quality:
+    errors = [value - expected for value, expected in zip(seen, predicted, strict=True)]
+    mean = sum(seen) / len(seen)
+    spread = sum((value - mean) ** 2 for value in seen)
+    r2 = 1 - sum(error * error for error in errors) / spread if spread else 0.0
+    relative = [abs(error) / value for error, value in zip(errors, seen, strict=True)]
+    return Quality(len(seen), r2, median(relative))
+
+
+def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> list[float]:
+    """Coefficients, none below zero, that make the relative errors least: the most negative leaves, until none is."""
+    used = list(range(len(rows[0])))
+    while True:
+        weighted = [[row[i] / value for i in used] for row, value in zip(rows, seen, strict=True)]
+        found = _solve(
+            [[sum(row[i] * row[j] for row in weighted) for j in range(len(used))] for i in range(len(used))],
+            [sum(row[i] for row in weighted) for i in range(len(used))],
+        )
+        scale = [max(abs(row[i]) for row in weighted) for i in range(len(used))]
+        worst = min(range(len(used)), key=lambda place: found[place] * scale[place])
+        if found[worst] >= 0 or len(used) == 1:
+            break
+        del used[worst]
+    coefficients = dict(zip(used, found, strict=True))
+    return [max(0.0, coefficients.get(i, 0.0)) for i in range(len(rows[0]))]
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gauss with pivots, for a few unknowns, columns scaled first because lengths squared are large."""
+    size = len(right)
+    scale = [matrix[i][i] ** 0.5 or 1.0 for i in range(size)]
+    rows = [
+        [*(matrix[i][j] / scale[i] / scale[j] for j in range(size)), right[i] / scale[i]] for i in range(size)
+    ]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        if abs(rows[column][column]) < 1e-12:
+            raise FitError("the probes are too much alike to tell the costs apart")
+        for row in range(size):
+            if row != column:
+                factor = rows[row][column] / rows[column][column]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
+    return [rows[i][size] / rows[i][i] / scale[i] for i in range(size)]

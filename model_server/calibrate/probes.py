@@ -1,0 +1,125 @@
+"""What a calibration asks of a server, and what the times of its tokens say about the cost model's parts. Pure.
+
+Three kinds of probe: one prompt alone (prefill), several requests that decode together (decode), and a prompt that comes
+while others decode (both in one step). Prompts are random tokens, so nothing is ever found in a cache. Callers: the
+command, and tests that answer probes from an engine under a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+LATE_AFTER_TOKENS = 4
+"""The late prompt is sent when each of the others has so many tokens."""
+_SHORT_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """`together` prompts of these lengths at once, each answered with `answer_tokens`; then perhaps one more."""
+
+    together: tuple[int, ...]
+    answer_tokens: int
+    late_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One request: when it was sent, and when each of its tokens came."""
+
+    sent_s: float
+    token_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSample:
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSample:
+    """A step that decodes `batch` requests whose contexts have `context_tokens` altogether."""
+
+    batch: int
+    context_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSample:
+    """A prompt computed within `steps` steps that decoded `batch` requests too."""
+
+    num_tokens: int
+    batch: int
+    context_tokens: float
+    steps: int
+    seconds: float
+
+
+Sample = PrefillSample | DecodeSample | MixedSample
+
+
+def plan(*, max_prompt_tokens: int, max_batch: int, repeats: int) -> list[Probe]:
+    """Interleaved, so that a slow minute falls on all kinds alike."""
+    lengths = sorted({max_prompt_tokens // divisor for divisor in (1, 2, 3, 4, 8)} - {0})
+    batches = sorted({1, 2, 4, max_batch // 2, max_batch} & set(range(1, max_batch + 1)))
+    half = max(1, max_prompt_tokens // 2)
+    once = [
+        *(Probe((length,), 1) for length in lengths),
+        *(Probe((_SHORT_TOKENS,) * batch, 24) for batch in batches),
+        *(Probe((half,) * batch, 24) for batch in batches[:3]),
+        *(Probe((_SHORT_TOKENS,) * batch, 64, half) for batch in batches[1:4]),
+    ]
+    return once * repeats
+
+
+def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
+    """`traces`: those sent together, then the late one. None: it happened otherwise than the probe wanted."""
+    together = traces[: len(probe.together)]
+    if probe.late_tokens is not None:
+        return _mixed(probe, together, traces[-1])
+    if probe.answer_tokens == 1:
+        return PrefillSample(probe.together[0], together[0].token_s[0] - together[0].sent_s)
+    return _decode(probe, together)
+
+
+def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
+    """From when all decode until the first one ends."""
+    begin = max(trace.token_s[0] for trace in together)
+    end = min(trace.token_s[-1] for trace in together)
+    times = [time for time in together[0].token_s if begin <= time <= end]
+    if len(times) < 3:
+        return None
+    middle = times[len(times) // 2]
+    return DecodeSample(len(together), _context(probe, together, middle), median(_gaps(times)))
+
+
+def _mixed(probe: Probe, together: Sequence[Trace], late: Trace) -> MixedSample | None:
+    """The late prompt is computed from the end of the step that it came into."""
+    assert probe.late_tokens is not None
+    times = together[0].token_s
+    begin = next((time for time in times if time > late.sent_s), None)
+    end = late.token_s[0]
+    if begin is None or times[-1] < end or begin >= end:
+        return None
+    # The step's other tokens come at the same moment, but for what the network adds.
+    slack = median(_gaps([time for time in times if time <= begin])) / 2
+    steps = sum(begin < time <= end + slack for time in times)
+    if steps == 0:
+        return None
+    context = _context(probe, together, end)
+    return MixedSample(probe.late_tokens, len(together), context, steps, end - begin)
+
+
+def _context(probe: Probe, together: Sequence[Trace], at_s: float) -> float:
+    """Tokens of all requests at that moment."""
+    said = sum(time <= at_s for trace in together for time in trace.token_s)
+    return float(sum(probe.together) + said)
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]

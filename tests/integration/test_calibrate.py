@@ -1,0 +1,54 @@
+"""`model-server calibrate` against a real server process of this repository, over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model_server.calibrate.cost_file import read_costs
+from model_server.cli import main
+from tests.integration.test_model_server_process import serving
+
+FLAGS = ("--max-prompt-tokens", "600", "--max-batch", "4", "--repeats", "1")
+
+
+def test_a_server_is_measured_over_http_and_its_file_is_what_serve_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wall-clock times of a busy machine: how close the figures are is a unit test's business, on a virtual clock."""
+    file = tmp_path / "costs.yaml"
+    with serving("--prefill-tokens-per-s", "700", "--decode-step-ms", "10", "--model", "m") as (_, port):
+        assert main(["calibrate", "--url", f"http://127.0.0.1:{port}", "--out", str(file), *FLAGS]) == 0
+    costs = read_costs(file)
+    assert costs.prefill_tokens_per_s > 0
+    assert costs.decode_step_s > 0
+    said = capsys.readouterr()
+    assert f"serve --cost {file}" in said.out
+    assert "prefill" in said.err
+    assert "R²" in said.err
+    with serving("--cost", str(file)) as (_, port):
+        assert port
+
+
+def test_tokens_that_come_together_cannot_be_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("--stream-interval", "4") as (_, port):
+        assert main(["calibrate", "--url", f"http://127.0.0.1:{port}", *FLAGS]) == 1
+    assert "--stream-interval 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "says"),
+    [
+        (["--url", "http://127.0.0.1:9"], 1, "127.0.0.1:9"),
+        (["--url", "localhost:8000"], 2, "http URL"),
+        (["--url", "http://127.0.0.1:9", "--max-batch", "1"], 2, "--max-batch 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    flags: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", *flags]) == status
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert says in said
