@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all
 from tests.bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
-from tests.bench.routing.report import cells_of, goals, report, svg
+from tests.bench.routing.report import ablation, cells_of, goals, report, svg
 from tests.bench.routing.store import Store, named
 from tests.bench.routing.workloads import SPECS, label
 
@@ -108,6 +108,8 @@ def main() -> int:
     print(report(cells))
     print("\nThe default rule against the best other rule:\n")
     print(goals(cells))
+    print("\nSettings of our own rule, mean TTFT in s, TPOT p90 in ms:\n")
+    print(ablation(cells))
     if args.svg:
         args.svg.write_text(svg(cells))
     return 0

@@ -110,11 +110,15 @@ def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
 
 
 def goals(cells: Cells) -> str:
-    """The default rule against the best other rule at each place."""
+    """The default rule against the best other rule at each place, by each figure; geometric means last."""
     lines = [
-        "| workload | load | least-cost TTFT mean / p90 s | best other mean | ratio | best other p90 | ratio | TPOT p90 ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        (
+            "| workload | load | seeds | least-cost TTFT mean / p90 s | best other mean | ratio | best other p90 | ratio "
+            "| TPOT p90 ms | ratio | good, best other | completed |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    ratios: list[tuple[float, float, float]] = []
     for (workload, load), row in cells.items():
         mine = next((cell for cell in row if cell.rule == REFERENCE), None)
         others = [cell for cell in row if not is_ours(cell.rule)]
@@ -122,14 +126,47 @@ def goals(cells: Cells) -> str:
             continue
         mean = min(others, key=lambda c: c.mean.ttft_mean_s)
         p90 = min(others, key=lambda c: c.mean.ttft_p90_s)
-        tpot_s = _best(others, "tpot_p90_s")
         m = mine.mean
-        lines.append(
-            f"| {workload} | {load:g} | {m.ttft_mean_s:.2f} / {m.ttft_p90_s:.2f} "
-            f"| {mean.rule} {mean.mean.ttft_mean_s:.2f} | {m.ttft_mean_s / mean.mean.ttft_mean_s:.2f} "
-            f"| {p90.rule} {p90.mean.ttft_p90_s:.2f} | {m.ttft_p90_s / p90.mean.ttft_p90_s:.2f} "
-            f"| {m.tpot_p90_s / max(tpot_s, 1e-9):.2f} |"
+        ratios.append(
+            (
+                m.ttft_mean_s / max(mean.mean.ttft_mean_s, 1e-9),
+                m.ttft_p90_s / max(p90.mean.ttft_p90_s, 1e-9),
+                m.tpot_p90_s / max(_best(others, "tpot_p90_s"), 1e-9),
+            )
         )
+        lines.append(
+            f"| {workload} | {load:g} | {len(mine.rows)} | {m.ttft_mean_s:.2f} / {m.ttft_p90_s:.2f} "
+            f"| {mean.rule} {mean.mean.ttft_mean_s:.2f} | {ratios[-1][0]:.2f} "
+            f"| {p90.rule} {p90.mean.ttft_p90_s:.2f} | {ratios[-1][1]:.2f} "
+            f"| {m.tpot_p90_s * 1000:.0f} | {ratios[-1][2]:.2f} "
+            f"| {m.good:.3f}, {max(c.mean.good for c in others):.3f} | {m.completed:.3f} |"
+        )
+    if ratios:
+        mean_ratio, p90_ratio, tpot_ratio = (
+            math.exp(fmean(math.log(max(ratio, 1e-9)) for ratio in column))
+            for column in zip(*ratios, strict=True)
+        )
+        lines.append(f"| all | | | | | {mean_ratio:.2f} | | {p90_ratio:.2f} | | {tpot_ratio:.2f} | | |")
+    return "\n".join(lines)
+
+
+def ablation(cells: Cells) -> str:
+    """Our own rule's settings side by side: mean TTFT in s and TPOT p90 in ms at each place."""
+    rules = [
+        rule
+        for rule in dict.fromkeys(cell.rule for row in cells.values() for cell in row)
+        if is_ours(rule) and rule != REFERENCE
+    ]
+    if not rules:
+        return ""
+    header = " | ".join(f"{workload} {load:g}" for workload, load in cells)
+    lines = [f"| setting | {header} |", "| --- |" + " --- |" * len(cells)]
+    for rule in (REFERENCE, *sorted(rules)):
+        fields = []
+        for row in cells.values():
+            mine = next((cell.mean for cell in row if cell.rule == rule), None)
+            fields.append(f"{mine.ttft_mean_s:.2f}, {mine.tpot_p90_s * 1000:.0f}" if mine else "")
+        lines.append(f"| {rule} | {' | '.join(fields)} |")
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ from tests.bench.routing.bench import (
 )
 from tests.bench.routing.catalog import BY_NAME, CONFIGS
 from tests.bench.routing.measure import row_of
-from tests.bench.routing.report import cells_of, goals, report, svg
+from tests.bench.routing.report import ablation, cells_of, goals, report, svg
 from tests.bench.routing.store import Store
 from tests.bench.routing.workloads import SPECS
 
@@ -151,7 +151,10 @@ def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path
     cells = cells_of(read)
     assert report(cells) == report(cells_of(results))
     assert "**least-cost**" in report(cells)
-    assert "| b2b | 0.9 |" in goals(cells)
+    assert "| b2b | 0.9 | 2 |" in goals(cells)
+    assert ablation(cells) == ""
+    tried = [replace(r, run=replace(r.run, rule="least-cost+k0")) for r in read if r.run.rule == "lpwl"]
+    assert "| least-cost+k0 | " in ablation(cells_of([*read, *tried]))
     picture = ET.fromstring(svg(cells))
     assert [t.text for t in picture.iter() if t.get("font-weight") == "bold"] == ["least-cost"]
 
@@ -226,4 +229,4 @@ def test_who_answers_few_requests_is_not_praised_for_their_speed() -> None:
         result("rr", completed=0.95, tpot_s=0.02),
         result("ps-prefix", completed=0.1, tpot_s=0.0),
     ]
-    assert goals(cells_of(results)).endswith("| 2.00 |")
+    assert goals(cells_of(results)).splitlines()[-1].endswith("| 2.00 | | |")
