@@ -217,7 +217,8 @@ class Picker:
                 held_tokens = self._schedule.end_bytes(chunks) * tokens_per_byte
                 cached = cached_tokens(state, held_tokens, prompt_tokens)
             views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
-        apply_gain(views, prompt_tokens, spec.gain)
+        if matches:
+            apply_gain(views, prompt_tokens, spec.gain)
         dry_run, would_pick = self._dry_run, None
         if dry_run is not None:
             dry_run.follow(self._rng)

@@ -97,3 +97,9 @@ def test_a_message_is_not_handed_from_thread_to_thread() -> None:
     plain, chosen = _switches("plain"), _switches("chosen")
     assert plain >= 150, "this gRPC needs no choice any more"
     assert chosen < plain / 4, (plain, chosen)
+
+
+def test_the_command_line_leaves_grpc_to_be_imported_once_it_is_chosen() -> None:
+    script = "import sys; from epp import cli; print('grpc' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "False"
