@@ -200,13 +200,14 @@ def test_the_simulated_server_takes_the_same_profile(helm: Helm, name: str) -> N
     values = {
         "engine": "simulated",
         "profile": PROFILES[name],
-        "simulated": {"args": ["--num-blocks", "2048"]},
+        "simulated": {"args": ["--num-blocks", 2048, "--max-body-bytes", 3000000, "--speed", 1.5]},
     }
     container = server_of(of_kind(helm.render(MODEL_SERVER, values, release="s"), "Deployment"))
     assert container["command"] == ["model-server", "serve"]
     settings = serve_flags.settings(_parser().parse_args(["serve", *container["args"]]))
     profile = read(yaml.safe_dump(PROFILES[name]))
     assert settings.host == "0.0.0.0"
+    assert settings.max_body_bytes == 3000000, "a number is a word, too"
     assert (settings.port, settings.model, settings.num_blocks) == (profile.port, profile.model, 2048)
     assert settings.max_model_len_tokens == profile.max_model_len_tokens
     assert settings.cache.hash_algorithm == profile.hash_algorithm

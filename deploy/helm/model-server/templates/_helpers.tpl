@@ -58,3 +58,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "server.tcpPort" -}}
 {{- if hasPrefix "tcp://" . }}{{ regexFind "[0-9]+$" . }}{{ end }}
 {{- end }}
+
+{{/* An argument that may have been written as a number: 1000000 is not to become 1e+06. */}}
+{{- define "server.word" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . | toString | quote }}{{ else }}{{ . | toString | quote }}{{ end }}
+{{- end }}
