@@ -20,9 +20,10 @@
     - {name: {{ include "gateway.metricsPortName" $n }}, containerPort: {{ add 9090 $n }}}
     {{- end }}
   startupProbe:
+    # Not before the pool has been read: while the API server is away a picker that starts knows no endpoint.
     httpGet: {path: /readyz, port: metrics}
     periodSeconds: 1
-    failureThreshold: 60
+    failureThreshold: 300
   {{- if not $own }}
   readinessProbe:
     httpGet: {path: /readyz, port: metrics}
