@@ -1,0 +1,62 @@
+"""The Python scripts that the charts put into pods, as processes: vLLM's preStop hook, and the gateway's `helm test`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.charts.rendering import GATEWAY, MODEL_SERVER
+from tests.harness.backend import running_backend
+from tests.harness.ports import free_port
+from tests.harness.processes import managed_process, wait_until
+
+DRAIN = MODEL_SERVER / "files" / "drain.py"
+SMOKE = GATEWAY / "files" / "smoke.py"
+FOREVER = "100000"
+
+
+@pytest.mark.parametrize("metric", ["vllm:num_requests_running", "vllm:num_requests_waiting"])
+async def test_the_hook_waits_until_nothing_runs_and_nothing_waits(tmp_path: Path, metric: str) -> None:
+    async with running_backend("vllm") as server:
+        server.metrics[metric] = 2.0
+        command: list[str | Path] = [sys.executable, "-I", DRAIN, str(server.address.port), "0", FOREVER]
+        async with managed_process("hook", command, directory=tmp_path) as hook:
+            await wait_until(lambda: len(server.received) > 3, what="it asks again and again")
+            assert hook.status is None
+            server.metrics[metric] = 0.0
+            assert await hook.wait() == 0
+
+
+async def test_the_hook_gives_up_after_its_time_and_when_the_server_has_gone(tmp_path: Path) -> None:
+    async with running_backend("vllm") as server:
+        server.metrics["vllm:num_requests_running"] = 1.0
+        command: list[str | Path] = [sys.executable, "-I", DRAIN, str(server.address.port), "0", "1"]
+        async with managed_process("late", command, directory=tmp_path) as hook:
+            assert await hook.wait() == 0
+    command = [sys.executable, "-I", DRAIN, str(free_port()), "0", FOREVER]
+    async with managed_process("gone", command, directory=tmp_path) as hook:
+        assert await hook.wait() == 0
+
+
+async def test_helm_test_asks_for_models_and_a_completion(tmp_path: Path) -> None:
+    async with running_backend("server") as server:
+        environment = {"GATEWAY_URL": f"http://{server.address}", "MODEL": "demo"}
+        async with managed_process(
+            "smoke", [sys.executable, SMOKE], directory=tmp_path, env=environment
+        ) as smoke:
+            assert await smoke.wait() == 0
+        assert [request.path for request in server.prompts] == ["/v1/models", "/v1/completions"]
+        assert b'"demo"' in server.prompts[1].body
+
+
+async def test_helm_test_fails_with_what_the_gateway_said(tmp_path: Path) -> None:
+    async with running_backend("server") as server:
+        server.behaviour.fail_next = 1000
+        environment = {"GATEWAY_URL": f"http://{server.address}", "MODEL": "", "PATIENCE_S": "0"}
+        async with managed_process(
+            "smoke", [sys.executable, SMOKE], directory=tmp_path, env=environment
+        ) as smoke:
+            assert await smoke.wait() == 1
+            assert "/v1/models answered 503" in smoke.tail()
