@@ -19,6 +19,7 @@ from random import Random
 from typing import Final
 
 from epp.config import Kubernetes
+from epp.kube.account import TOKEN_FILE, owner
 from epp.kube.api import Api, namespace_of
 from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.holding import Holding
@@ -132,6 +133,7 @@ class Cluster:
             clock=time.monotonic,
             time_text=_micro_time,
             rng=self._rng,
+            owner=None if self._settings.kubeconfig else owner(TOKEN_FILE, namespace=self._namespace),
         )
 
     async def _judge(self, pool: PoolWatch) -> None:

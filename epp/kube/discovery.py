@@ -4,7 +4,7 @@ Pure. Fed by the reflectors of the pool and of its pods, object by object; asked
 changed. Of a pod only what decides about its endpoints is kept, and an update that changes none of that is no change:
 of a thousand pods' status heartbeats none leads anywhere.
 
-An endpoint is one target port of one pod that is Ready and not terminating, named `pod:port`. Its `incarnation` is the
+An endpoint is one target port of one pod that is Ready (`_ready`) and not terminating, named `pod:port`. Its `incarnation` is the
 pod's uid and what tells the containers that serve the port from their former selves: another one means a cold cache.
 """
 
@@ -99,9 +99,8 @@ class Discovery:
 
     def _server(self, pod: Pod) -> _Server | None:
         """None: no requests for it now."""
-        ready = any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
         host = _host(pod, self._family)
-        if not ready or not host or pod.metadata.deletion_timestamp is not None:
+        if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
             return None
         annotations = pod.metadata.annotations
         return _Server(
@@ -113,6 +112,18 @@ class Discovery:
             model=annotations.model,
             adapters=frozenset(a.strip() for a in annotations.adapters.split(",") if a.strip()),
         )
+
+
+def _ready(pod: Pod) -> bool:
+    """What the pod's own kubelet last said of it, as a whole or part by part.
+
+    The node controller takes Ready away, and nothing but Ready, from all pods of a node that it does not hear of. If the
+    pods serve on, as when only the control plane was away, every endpoint would be gone at once; if they do not, their
+    scrapes fail and no request goes there.
+    """
+    said = {c.type: c.status for c in pod.status.conditions}
+    parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))
+    return said.get("Ready") == "True" or all(said.get(part) == "True" for part in parts)
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:

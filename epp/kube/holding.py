@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final
 
@@ -41,7 +41,9 @@ class Holding:
         clock: Callable[[], float],
         time_text: Callable[[], str],
         rng: Random,
+        owner: Mapping[str, str] | None = None,
     ) -> None:
+        """`owner`: a reference to what the lease goes with; None: nothing, it stays when the last picker has ended."""
         self._api = api
         self._path = _LEASES.format(namespace=namespace)
         self._name = name
@@ -50,6 +52,7 @@ class Holding:
         self._clock = clock
         self._time_text = time_text
         self._rng = rng
+        self._owners = [owner] if owner is not None else []
         self._election = Election(identity=identity, duration_s=duration_s)
         self._lease: Lease | None = None
         self._held = False
@@ -102,7 +105,7 @@ class Holding:
         self._election.renewed(sent_at=sent_at)
 
     async def _put(self, spec: LeaseSpec, *, create: bool) -> None:
-        metadata = {"name": self._name}
+        metadata: dict[str, object] = {"name": self._name, "ownerReferences": self._owners}
         if not create:
             assert self._lease is not None, "what is renewed was read"
             metadata["resourceVersion"] = self._lease.metadata.resource_version

@@ -43,8 +43,13 @@ class Container(_Object, frozen=True):
     ports: tuple[ContainerPort, ...] = ()
 
 
+class ReadinessGate(_Object, frozen=True):
+    condition_type: str = ""
+
+
 class PodSpec(_Object, frozen=True):
     containers: tuple[Container, ...] = ()
+    readiness_gates: tuple[ReadinessGate, ...] = ()
 
 
 class PodIp(_Object, frozen=True):

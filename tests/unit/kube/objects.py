@@ -21,8 +21,13 @@ def pod(
     created: str = "2026-01-01T00:00:00Z",
     deleted: str | None = None,
     annotations: Mapping[str, str] | None = None,
+    parts: Mapping[str, bool] | None = None,
+    gates: Sequence[str] = (),
 ) -> Pod:
-    """A pod; `ports` and `restarts` by container, which is one, `vllm`, unless they say otherwise."""
+    """A pod; `ports` and `restarts` by container, which is one, `vllm`, unless they say otherwise.
+
+    `parts`: conditions beside Ready; `gates`: those of them that the pod names as readiness gates.
+    """
     ports = {"vllm": [8000]} if ports is None else ports
     restarts = restarts or {}
     document: dict[str, Any] = {
@@ -36,6 +41,7 @@ def pod(
         },
         "spec": {
             "nodeName": "n1",
+            "readinessGates": [{"conditionType": gate} for gate in gates],
             "containers": [
                 {"name": container, "image": "i", "ports": [{"containerPort": port} for port in declared]}
                 for container, declared in ports.items()
@@ -47,6 +53,7 @@ def pod(
             "podIPs": [{"ip": ip} for ip in ips],
             "conditions": [
                 {"type": "Initialized", "status": "True"},
+                *({"type": kind, "status": str(so)} for kind, so in (parts or {}).items()),
                 {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": created},
             ],
             "containerStatuses": [

@@ -47,6 +47,14 @@ def test_a_pod_that_cannot_serve_is_none(other: object) -> None:
     assert shown(discovery(pod("a", "10.0.0.1"), other)) == ["a:8000 10.0.0.1:8000"]
 
 
+def test_a_pod_whose_node_is_not_heard_of_stays_if_its_kubelet_last_called_all_of_it_ready() -> None:
+    """The node controller takes Ready away and leaves the rest as it was."""
+    lost = pod("a", "10.0.0.1", ready=False, parts={"ContainersReady": True, "example.com/gate": True})
+    assert shown(discovery(lost)) == ["a:8000 10.0.0.1:8000"]
+    for parts in ({"ContainersReady": False, "gate": True}, {"ContainersReady": True, "gate": False}):
+        assert shown(discovery(pod("a", "10.0.0.1", ready=False, parts=parts, gates=["gate"]))) == []
+
+
 def test_a_pod_that_begins_to_terminate_is_gone_at_once() -> None:
     found = discovery(pod("a", "10.0.0.1"))
     found.put(pod("a", "10.0.0.1", deleted="2026-01-01T00:00:00Z"))

@@ -1,0 +1,50 @@
+"""Which service account this process runs as, read from its own token, so that what the process makes can belong to it.
+
+An object that belongs to the account goes with it when a chart is uninstalled: the cluster's garbage collector sees to
+that, whoever of several replicas made the object, and after all of them have ended. The token is read, not trusted:
+what it says is only sent back to the API server that issued it. Called by `cluster`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class _Account(msgspec.Struct, frozen=True):
+    name: str
+    uid: str
+
+
+class _Place(msgspec.Struct, frozen=True):
+    namespace: str
+    serviceaccount: _Account
+
+
+class _Claims(msgspec.Struct, frozen=True):
+    kubernetes: _Place = msgspec.field(name="kubernetes.io")
+
+
+def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
+    """The account as an owner reference for objects of `namespace`.
+
+    None where there is no account of that namespace to belong to: no token, one that no API server of today issued, or
+    an account of another namespace, by which the garbage collector would take the owner for gone.
+    """
+    try:
+        _, payload, _ = token_file.read_text().split(".")
+        text = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+        place = msgspec.json.decode(text, type=_Claims).kubernetes
+    except (OSError, ValueError, binascii.Error, msgspec.MsgspecError):
+        return None
+    if place.namespace != namespace:
+        return None
+    account = place.serviceaccount
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "name": account.name, "uid": account.uid}
