@@ -42,6 +42,8 @@ xqunJUFD6JjOXMuiVcN1ZUtQ9+jTT+NIoA==
 _POLL_S: Final = 0.1
 _ATTEMPTS: Final = 3
 _IN_USE: Final = "address already in use"
+_LEADERS: Final = {"kube-controller-manager": "manager", "kube-scheduler": "scheduler"}
+"""Their names, and those of their users."""
 _MASTERS: Final = "system:masters"
 
 
@@ -112,10 +114,15 @@ class ControlPlane:
         return [process.pid for process in self._processes.values()]
 
     def kill_api_server(self) -> None:
-        """As a crash would; its port refuses connections until `start_api_server`."""
-        process = self._processes.pop("kube-apiserver")
-        process.kill()
-        process.wait()
+        """As a crash would; its port refuses connections until `start_api_server`.
+
+        Controller manager and scheduler end with it: in a real cluster they lose their leases within seconds, end, and
+        are started again.
+        """
+        for name in ("kube-apiserver", *_LEADERS):
+            process = self._processes.pop(name)
+            process.kill()
+            process.wait()
         self._port_held = socket.socket()
         self._port_held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_held.bind((_HOST, self._ports[2]))
@@ -128,6 +135,11 @@ class ControlPlane:
         etcd, _, api = self._ports
         self._spawn("kube-apiserver", [self.tools.kube, "kube-apiserver", *self._api_flags(etcd, api)])
         self._wait(lambda: self._answers("/readyz"), what="the API server is ready")
+        for name, user in _LEADERS.items():
+            kubeconfig = self._write_kubeconfig(user, self._tokens[user])
+            flags = self._manager_flags() if user == "manager" else []
+            flags += ["--kubeconfig", str(kubeconfig), "--secure-port", "0", "--leader-elect=false"]
+            self._spawn(name, [self.tools.kube, name, *flags])
 
     def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
         """What kubectl prints, as the administrator. CommandFailedError where it fails."""
@@ -172,13 +184,7 @@ class ControlPlane:
         self._write_secrets()
         self._spawn("etcd", [self.tools.etcd, *self._etcd_flags(etcd, peer)])
         self.start_api_server()
-        users = {"kube-controller-manager": "manager", "kube-scheduler": "scheduler"}
         self._write_kubeconfig("admin", self._tokens["admin"], namespace="default")
-        for name, user in users.items():
-            kubeconfig = self._write_kubeconfig(user, self._tokens[user])
-            flags = self._manager_flags() if user == "manager" else []
-            flags += ["--kubeconfig", str(kubeconfig), "--secure-port", "0", "--leader-elect=false"]
-            self._spawn(name, [self.tools.kube, name, *flags])
         self._wait(
             lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
             what="the controller manager works",

@@ -8,6 +8,7 @@ from the last to the first, all within one grace period. Called by the node, whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.harness.kubelet.volumes import PodVolumes
 _OUR_CONDITIONS: Final = ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
 _REFRESH_S: Final = 1.0
 _RETRY_S: Final = 1.0
+_RECONCILE_S: Final = 10.0
 _SIDECAR_GRACE_S: Final = 2.0
 _DEFAULT_GRACE_S: Final = 30.0
 
@@ -200,14 +202,14 @@ class Pod:
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
-        """Write the status after each change; what could not be written is written later."""
+        """Write the status after each change, and where somebody changed it; what could not be written is written later."""
         metadata = self.document["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         written: JsonObject = {}
         while True:
             seen = self._changes
             status = self.status()
-            if status != written:
+            if status != written or self._contradicted():
                 try:
                     await self._node.api.merge(path, {"metadata": {"uid": metadata["uid"]}, "status": status})
                     written = status
@@ -216,7 +218,14 @@ class Pod:
                         return
                     await asyncio.sleep(_RETRY_S)
                     continue
-            await self._change_since(seen)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RECONCILE_S):
+                    await self._change_since(seen)
+
+    def _contradicted(self) -> bool:
+        """Whether the API server says otherwise, as after the node controller missed this node for a while."""
+        said = {c["type"]: c["status"] for c in self.document["status"].get("conditions", [])}
+        return any(said.get(kind, own["status"]) != own["status"] for kind, own in self._conditions.items())
 
     def status(self) -> JsonObject:
         """As a kubelet reports it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.harness.kubelet.namespaces import NetworkNamespace
 
 START_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.05
+_TOOLS: Final = ("ip", "nsenter", "unshare")
 
 
 class NodeError(Exception):
@@ -108,7 +110,8 @@ def running_node(
     name: str = "node-1",
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[RunningNode]:
-    """A node of `plane` until the block ends; `folder` receives logs and the pods' files."""
+    """A node of `plane` until the block ends; `folder` receives logs and the pods' files. NodeError where it cannot be."""
+    _check_machine()
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "node": name,
@@ -151,6 +154,14 @@ def running_node(
         process.wait()
         if network is not None:
             network.close()
+
+
+def _check_machine() -> None:
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise NodeError(f"{' and '.join(missing)} not found; on Debian: apt-get install iproute2 util-linux")
+    if os.geteuid() != 0:
+        raise NodeError("namespaces, mounts and network devices need root; run these tests as root")
 
 
 def _network_of(unshare_pid: int, folder: Path) -> NetworkNamespace:
