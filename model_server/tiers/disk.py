@@ -1,0 +1,54 @@
+"""Reads of the disk tier, counted; and one that is slowed down to a given rate, for measurements that say so.
+
+A read is one `pread`. Callers: segments; the benchmarks, which choose the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    reads: int = 0
+    bytes: int = 0
+
+
+class Disk:
+    """The real one, with the system's page cache in front of it."""
+
+    def __init__(self) -> None:
+        self.counts = ReadCounts()
+        self._lock = threading.Lock()
+
+    def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
+        """Fewer bytes than asked where the file ends. OSError as the system gives it."""
+        with self._lock:
+            self.counts.reads += 1
+            self.counts.bytes += num_bytes
+        return os.pread(file, num_bytes, offset)
+
+
+class RateLimitedDisk(Disk):
+    """One queue that serves `bytes_per_s`, after `per_read_s` for each read: reads take at least that long."""
+
+    def __init__(self, *, bytes_per_s: float, per_read_s: float) -> None:
+        super().__init__()
+        self._bytes_per_s = bytes_per_s
+        self._per_read_s = per_read_s
+        self._queue = threading.Lock()
+        self._free_at = 0.0
+
+    def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
+        content = super().read(file, offset=offset, num_bytes=num_bytes)
+        with self._queue:
+            self._free_at = (
+                max(self._free_at, time.monotonic()) + self._per_read_s + num_bytes / self._bytes_per_s
+            )
+            wait_s = self._free_at - time.monotonic()
+            if wait_s > 0:
+                time.sleep(wait_s)
+        return content

@@ -1,0 +1,73 @@
+"""In which order a node's tokens are stored: a mapping list, and the chunks that a set of tokens needs.
+
+`slots[token]` is the place at which a token of the node is stored. Tokens keep their logical order everywhere else: prefixes
+are matched, and attention is computed, by logical position alone. A permutation of the node's own tokens, never across nodes.
+
+Pure. Callers: the segment writer, the reader of selected tokens, the background reordering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrder:
+    slots: tuple[int, ...]
+
+    @classmethod
+    def logical(cls, num_tokens: int) -> TokenOrder:
+        return cls(tuple(range(num_tokens)))
+
+    @classmethod
+    def by_importance(cls, importance: Sequence[float]) -> TokenOrder:
+        """The most important tokens first, equal ones in logical order: any number of them lies in the fewest chunks."""
+        stored = sorted(range(len(importance)), key=lambda token: -importance[token])
+        return cls.of_stored(stored)
+
+    @classmethod
+    def of_stored(cls, stored: Sequence[int]) -> TokenOrder:
+        """`stored[slot]` is the token there."""
+        slots = [0] * len(stored)
+        for slot, token in enumerate(stored):
+            slots[token] = slot
+        order = cls(tuple(slots))
+        order.check_integrity()
+        return order
+
+    def stored(self) -> list[int]:
+        """The token at each slot: the inverse list."""
+        tokens = [0] * len(self.slots)
+        for token, slot in enumerate(self.slots):
+            tokens[slot] = token
+        return tokens
+
+    def pack(self, records: bytes | memoryview, *, record_bytes: int) -> bytes:
+        """Records in logical order as they are stored."""
+        return _gather(records, self.stored(), record_bytes)
+
+    def unpack(self, stored: bytes | memoryview, *, record_bytes: int) -> bytes:
+        """Stored records in logical order."""
+        return _gather(stored, self.slots, record_bytes)
+
+    def chunks_of(self, tokens: Iterable[int], *, chunk_tokens: int) -> list[int]:
+        """The chunks that hold these tokens, ascending: each is one read."""
+        return sorted({self.slots[token] // chunk_tokens for token in tokens})
+
+    def important_by_chunk(self, tokens: Iterable[int], *, chunk_tokens: int) -> dict[int, int]:
+        """How many of these tokens each chunk holds, for chunks that hold any."""
+        counts: dict[int, int] = {}
+        for token in tokens:
+            chunk = self.slots[token] // chunk_tokens
+            counts[chunk] = counts.get(chunk, 0) + 1
+        return counts
+
+    def check_integrity(self) -> None:
+        assert sorted(self.slots) == list(range(len(self.slots))), "the mapping list is a permutation"
+
+
+def _gather(records: bytes | memoryview, places: Sequence[int], record_bytes: int) -> bytes:
+    view = memoryview(records)
+    assert len(view) == len(places) * record_bytes, "one record for each token"
+    return b"".join([view[place * record_bytes : (place + 1) * record_bytes] for place in places])

@@ -1,0 +1,188 @@
+"""Which chunks the fast tiers keep: by score, with a lazily updated min-heap for each tier.
+
+Disk holds a full copy of every chunk, so whatever falls out of a tier is just dropped: nothing here can write back. A chunk that
+is used enters the fastest tier whose weakest chunks it beats; what it displaces there tries the next tier in the same way.
+Uses of chunks are counted as long as disk has them, in a tier or not.
+
+Scores: `by_importance` (important tokens x uses), and for comparison `by_uses` (LFU, with the same full history) and `by_age` (LRU).
+
+Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may; every chunk of a tier
+has a heap entry that is not above its score.
+
+Pure. Callers: the tiered reader, benchmarks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class ChunkUse:
+    """What is known of one chunk that disk holds."""
+
+    size_bytes: int
+    num_important: int = 0
+    num_uses: int = 0
+    last_use: int = 0
+
+
+Score = Callable[[ChunkUse], float]
+
+
+def by_importance(use: ChunkUse) -> float:
+    return use.num_important * use.num_uses
+
+
+def by_uses(use: ChunkUse) -> float:
+    return use.num_uses
+
+
+def by_age(use: ChunkUse) -> float:
+    return use.last_use
+
+
+class _Tier(Generic[K]):
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.filed: dict[K, float] = {}
+        """The score under which each chunk stands in the heap; its own may have risen since."""
+        self._heap: list[tuple[float, int, K]] = []
+        self._entries = 0
+
+    def add(self, key: K, score: float, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self._file(key, score)
+
+    def remove(self, key: K, size_bytes: int) -> None:
+        del self.filed[key]
+        self.used_bytes -= size_bytes
+
+    def lowered(self, key: K, score: float) -> None:
+        """Scores that rise are noticed when their entry comes up; those that fall must be filed again."""
+        if score < self.filed[key]:
+            self._file(key, score)
+
+    def weakest(self, score_of: Callable[[K], float]) -> K | None:
+        while self._heap:
+            filed, _, key = self._heap[0]
+            if self.filed.get(key) != filed:
+                heapq.heappop(self._heap)
+            elif (score := score_of(key)) > filed:
+                heapq.heappop(self._heap)
+                self._file(key, score)
+            else:
+                return key
+        return None
+
+    def _file(self, key: K, score: float) -> None:
+        self._entries += 1
+        self.filed[key] = score
+        heapq.heappush(self._heap, (score, self._entries, key))
+        if len(self._heap) > 4 * len(self.filed) + 64:
+            self._heap = [entry for entry in self._heap if self.filed.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+
+    def check_integrity(self) -> None:
+        assert 0 <= self.used_bytes <= self.capacity_bytes
+        assert set(self.filed.items()) <= {(key, score) for score, _, key in self._heap}
+
+
+class TieredPlacement(Generic[K]):
+    """`capacities_bytes`: of the tiers, fastest first; disk is the one below them and has no entry."""
+
+    def __init__(self, capacities_bytes: Sequence[int], *, score: Score = by_importance) -> None:
+        self._tiers = [_Tier[K](capacity) for capacity in capacities_bytes]
+        self._score = score
+        self._uses: dict[K, ChunkUse] = {}
+        self._now = 0
+
+    @property
+    def num_tiers(self) -> int:
+        """Without disk."""
+        return len(self._tiers)
+
+    def tier_of(self, key: K) -> int:
+        """0 is the fastest; `num_tiers` means disk alone."""
+        for number, tier in enumerate(self._tiers):
+            if key in tier.filed:
+                return number
+        return len(self._tiers)
+
+    def use(self, key: K, *, size_bytes: int, num_important: int) -> tuple[int, list[K]]:
+        """A chunk is read. Gives the tier where it was found and the chunks that are in no fast tier any more for it.
+
+        `num_important` is how many of its tokens are important by now.
+        """
+        self._now += 1
+        use = self._uses.setdefault(key, ChunkUse(size_bytes))
+        assert use.size_bytes == size_bytes, "a chunk keeps its size"
+        use.num_uses += 1
+        use.last_use = self._now
+        found = self.tier_of(key)
+        self.reweigh(key, num_important=num_important)
+        if found == 0:
+            return found, []
+        if found < len(self._tiers):
+            self._tiers[found].remove(key, size_bytes)
+        return found, [dropped for dropped in self._place(key, 0) if dropped != key]
+
+    def reweigh(self, key: K, *, num_important: int) -> None:
+        """A known chunk has come to hold so many important tokens. Unknown ones are not counted yet."""
+        if (use := self._uses.get(key)) is None:
+            return
+        use.num_important = num_important
+        if (tier := self.tier_of(key)) < len(self._tiers):
+            self._tiers[tier].lowered(key, self._score(use))
+
+    def forget(self, keys: Iterable[K]) -> None:
+        """Disk has these chunks no more, or others under their names."""
+        for key in keys:
+            use = self._uses.pop(key, None)
+            if use is not None and (tier := self.tier_of(key)) < len(self._tiers):
+                self._tiers[tier].remove(key, use.size_bytes)
+
+    def resident_bytes(self, tier: int) -> int:
+        return self._tiers[tier].used_bytes
+
+    def check_integrity(self) -> None:
+        for number, tier in enumerate(self._tiers):
+            tier.check_integrity()
+            assert tier.used_bytes == sum(self._uses[key].size_bytes for key in tier.filed)
+            assert all(filed <= self._score_of(key) for key, filed in tier.filed.items())
+            assert all(self.tier_of(key) == number for key in tier.filed)
+
+    def _score_of(self, key: K) -> float:
+        return self._score(self._uses[key])
+
+    def _place(self, key: K, first_tier: int) -> list[K]:
+        """Into the first tier from `first_tier` on where it is stronger than what has to go. Gives what is on disk alone now."""
+        for number in range(first_tier, len(self._tiers)):
+            displaced = self._make_room(number, key)
+            if displaced is not None:
+                self._tiers[number].add(key, self._score_of(key), self._uses[key].size_bytes)
+                return [dropped for weaker in displaced for dropped in self._place(weaker, number + 1)]
+        return [key]
+
+    def _make_room(self, number: int, key: K) -> list[K] | None:
+        """What had to leave the tier for `key`; None, and nothing changed, where that would be as strong as `key`."""
+        tier, use = self._tiers[number], self._uses[key]
+        if use.size_bytes > tier.capacity_bytes:
+            return None
+        displaced: list[K] = []
+        while tier.used_bytes + use.size_bytes > tier.capacity_bytes:
+            weakest = tier.weakest(self._score_of)
+            assert weakest is not None, "a tier that is full holds something"
+            if self._score_of(weakest) >= self._score(use):
+                for kept in displaced:
+                    tier.add(kept, self._score_of(kept), self._uses[kept].size_bytes)
+                return None
+            tier.remove(weakest, self._uses[weakest].size_bytes)
+            displaced.append(weakest)
+        return displaced

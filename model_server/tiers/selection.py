@@ -1,0 +1,82 @@
+"""Which tokens of a stored prefix a request's new queries need, layer by layer: the probe with a few heads.
+
+The keys of the first heads are read for all tokens. The softmax weights of the new queries on them give each head its top-k
+set; where these sets are alike enough their sum picks the layer's tokens, and where they are not the layer gets everything, so
+that its output is exact. Under grouped queries the keys are those of the KV heads which the first query heads use.
+
+Callers: the selective view; the accuracy benchmark, which compares other choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from model_server.runners.hf.views import attention_weights
+from model_server.tiers.settings import SelectionSettings
+from model_server.tiers.similarity import mean_jaccard, threshold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What one layer reads of the prefix."""
+
+    tokens: torch.Tensor | None
+    """Logical positions, ascending; None: all."""
+    importance: torch.Tensor | None = None
+    """(prefix tokens,): mean weight that a probed query put on each; None where nobody looked."""
+    similarity: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What a choice may look at in one layer."""
+
+    layer: int
+    num_prefix_tokens: int
+    query: torch.Tensor
+    """(queries, head, dim) of the new tokens."""
+    keys: torch.Tensor
+    """(prefix tokens, then new ones, probed KV head, dim)"""
+    scaling: float
+
+
+Chooser = Callable[[Seen], Choice]
+
+
+def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_heads: int) -> int:
+    """How many KV heads serve the probed query heads: they are the first ones."""
+    return -(-min(settings.probe_heads, num_heads) * num_kv_heads // num_heads)
+
+
+def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
+    """(head, prefix token): mean over the new queries, of the first `num_heads` query heads; `group` of them share a KV head."""
+    queries = seen.query.shape[0]
+    keys = seen.keys[:, [head // group for head in range(num_heads)]]
+    weights = attention_weights(
+        seen.query[:, :num_heads],
+        keys,
+        scaling=seen.scaling,
+        visible=visible_to(queries, seen.num_prefix_tokens, device=keys.device),
+    )
+    return weights[:, :, : seen.num_prefix_tokens].mean(1)
+
+
+def visible_to(queries: int, num_before: int, *, device: torch.device) -> torch.Tensor:
+    """(queries, before + queries): all of what stands before, and new tokens up to each one's own."""
+    ones = torch.ones(queries, num_before + queries, dtype=torch.bool, device=device)
+    return ones.tril(diagonal=num_before)
+
+
+def probe(seen: Seen, *, settings: SelectionSettings, group: int) -> Choice:
+    """The seed's rule. `group`: query heads to a KV head."""
+    kept = settings.kept(seen.num_prefix_tokens)
+    heads = head_weights(seen, num_heads=min(settings.probe_heads, seen.query.shape[1]), group=group)
+    importance = heads.mean(0)
+    sets = [set(head.topk(kept).indices.tolist()) for head in heads]
+    similarity = mean_jaccard(sets)
+    if similarity < threshold(kept, seen.num_prefix_tokens, alpha=settings.alpha):
+        return Choice(None, importance, similarity)
+    return Choice(importance.topk(kept).indices.sort().values, importance, similarity)

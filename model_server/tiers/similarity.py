@@ -1,0 +1,44 @@
+"""Whether a few heads may speak for all: likeness of their top-k sets, against what chance alone would give.
+
+Two random sets of k out of n tokens have an expected Jaccard index near j = (k/n) / (2 - k/n). Heads have to agree more than
+that: the threshold is j ** alpha, with alpha < 1. Pure; called by the selection and by whoever reports on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import combinations
+
+DEFAULT_ALPHA = 0.6
+
+
+def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
+    """Size of what both have over size of what either has; two empty sets are alike."""
+    either = len(one | other)
+    return len(one & other) / either if either else 1.0
+
+
+def mean_jaccard(sets: Sequence[AbstractSet[int]]) -> float:
+    """Over all pairs; 1 where there is no pair, since a single head cannot disagree."""
+    return mean(jaccard(one, other) for one, other in combinations(sets, 2))
+
+
+def by_chance(kept: int, total: int) -> float:
+    """The expected likeness of two random sets of `kept` out of `total` tokens."""
+    if not 0 < kept <= total:
+        raise ValueError(f"between 1 and all of the {total} tokens can be kept, not {kept}")
+    share = kept / total
+    return share / (2 - share)
+
+
+def threshold(kept: int, total: int, *, alpha: float = DEFAULT_ALPHA) -> float:
+    """From this likeness on the probed heads speak for all; below it everything is loaded."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha is over 0 and at most 1, not {alpha}")
+    return float(by_chance(kept, total) ** alpha)
+
+
+def mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 1.0

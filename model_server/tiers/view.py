@@ -1,0 +1,103 @@
+"""A request's view of a stored prefix: chosen tokens of it and all new ones, layer by layer.
+
+In each layer the first chunk of new tokens looks at the probed keys and chooses; what was chosen is read once and serves the
+request's later steps too. Where the prefix comes from is the source's business: paged memory, or the tiers.
+
+Callers: the paged model (`view_for`), the benchmarks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from model_server.runners.hf.batch import LongChunk
+from model_server.runners.hf.memory import KvMemory
+from model_server.runners.hf.views import Context
+from model_server.tiers.selection import Choice, Chooser, Seen, visible_to
+
+
+class PrefixSource(Protocol):
+    """Keys and values of a prefix, one layer after the other."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def probe_keys(self, layer: int) -> torch.Tensor:
+        """(tokens, first KV heads, dim), rotated as they are cached."""
+        ...
+
+    def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, each (tokens, KV head, dim), of these positions, ascending; None: of all."""
+        ...
+
+
+class SelectiveView:
+    """`KvView` of one request whose first tokens are `source`'s."""
+
+    def __init__(self, source: PrefixSource, choose: Chooser) -> None:
+        self.choices: dict[int, Choice] = {}
+        """What each layer was given; complete once the first chunk of new tokens is computed."""
+        self._source = source
+        self._choose = choose
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def read(
+        self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
+    ) -> Context:
+        num_prefix = self._source.num_tokens
+        assert chunk.start >= num_prefix, "the prefix itself is not computed again"
+        first_block, skipped = divmod(num_prefix, memory.block_size_tokens)
+        new_keys, new_values = (
+            read.flatten(0, 1)[skipped : chunk.end - num_prefix + skipped]
+            for read in memory.read(layer, chunk.blocks[first_block:])
+        )
+        if layer not in self._kept:
+            self._kept[layer] = self._select(layer, query, new_keys, scaling, chunk)
+        keys, values = self._kept[layer]
+        before = keys.shape[0] + chunk.start - num_prefix
+        return Context(
+            torch.cat((keys, new_keys)),
+            torch.cat((values, new_values)),
+            visible_to(chunk.num_tokens, before, device=keys.device),
+        )
+
+    def _select(
+        self, layer: int, query: torch.Tensor, new_keys: torch.Tensor, scaling: float, chunk: LongChunk
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert chunk.start == self._source.num_tokens, "the first new tokens choose"
+        probed = self._source.probe_keys(layer)
+        seen = Seen(
+            layer=layer,
+            num_prefix_tokens=self._source.num_tokens,
+            query=query,
+            keys=torch.cat((probed, new_keys[:, : probed.shape[1]])),
+            scaling=scaling,
+        )
+        choice = self.choices[layer] = self._choose(seen)
+        return self._source.read(layer, choice.tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemorySource:
+    """A prefix that is in paged memory: nothing is read from elsewhere, attention alone is selective."""
+
+    memory: KvMemory
+    blocks: torch.Tensor
+    num_tokens: int
+    probe_kv_heads: int
+
+    def probe_keys(self, layer: int) -> torch.Tensor:
+        return self._all(layer)[0][:, : self.probe_kv_heads]
+
+    def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._all(layer)
+        return (keys, values) if tokens is None else (keys[tokens], values[tokens])
+
+    def _all(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            read.flatten(0, 1)[: self.num_tokens] for read in self.memory.read(layer, self.blocks)
+        )
+        return keys, values

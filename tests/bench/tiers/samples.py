@@ -1,0 +1,133 @@
+"""What the benchmarks of the tiers compute on: text that every Python brings, and a model run without an engine."""
+
+from __future__ import annotations
+
+import importlib
+import pydoc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from model_server.core.blocks import Block, BlockId
+from model_server.core.request import Request, RequestId, TokenId
+from model_server.core.scheduler import Chunk
+from model_server.runners.hf.attention import PagedStep
+from model_server.runners.hf.batch import make_batch
+from model_server.runners.hf.model import PagedModel
+from model_server.runners.hf.views import KvView
+from model_server.text.pretrained import PretrainedLanguage
+
+_MODULES = [
+    "argparse",
+    "csv",
+    "datetime",
+    "decimal",
+    "difflib",
+    "enum",
+    "fractions",
+    "heapq",
+    "http.client",
+    "imaplib",
+    "inspect",
+    "ipaddress",
+    "json",
+    "logging",
+    "mailbox",
+    "math",
+    "os",
+    "pathlib",
+    "pickle",
+    "pprint",
+    "random",
+    "re",
+    "shutil",
+    "smtplib",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "tokenize",
+    "types",
+    "unittest",
+    "urllib.request",
+    "uuid",
+    "xml.dom",
+    "zipfile",
+    "asyncio",
+    "bisect",
+    "calendar",
+    "collections",
+    "configparser",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "email.message",
+    "functools",
+    "gzip",
+    "hashlib",
+    "itertools",
+]
+
+
+def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -> list[list[int]]:
+    """The manual pages of that many standard modules, each cut to a length; shorter ones are passed over."""
+    found = []
+    for name in _MODULES:
+        pages = pydoc.TextDoc()
+        pages.bold = str  # type: ignore[assignment]  # no overstriking: the way to pydoc.plaintext that is typed
+        text = pages.document(importlib.import_module(name))
+        token_ids = language.encode(text[: 12 * length_tokens])
+        if len(token_ids) >= length_tokens:
+            found.append([int(token) for token in token_ids[:length_tokens]])
+        if len(found) == count:
+            return found
+    raise SystemExit(f"only {len(found)} manual pages have {length_tokens} tokens; ask for fewer samples")
+
+
+class Sequencer:
+    """Computes one sequence at a time in a paged model, any part of it, and gives all logits of that part."""
+
+    def __init__(self, module: Any, *, max_tokens: int, block_size_tokens: int = 16) -> None:
+        num_blocks = -(-max_tokens // block_size_tokens)
+        self.model = PagedModel(module, num_blocks=num_blocks, block_size_tokens=block_size_tokens)
+        self.table = [Block(BlockId(number)) for number in range(num_blocks)]
+
+    @property
+    def blocks(self) -> torch.Tensor:
+        return torch.arange(len(self.table), device=self.model.memory.device)
+
+    def compute(
+        self, token_ids: Sequence[int], *, start: int, view: KvView | None = None, num_logits: int = 0
+    ) -> torch.Tensor:
+        """(num_logits or all, vocabulary) for the last of positions [start, end of sequence)."""
+        request = Request(RequestId("sample"), [TokenId(t) for t in token_ids], max_tokens=1, arrival_s=0.0)
+        num_tokens = len(token_ids) - start
+        memory = self.model.memory
+        batch = make_batch(
+            [Chunk(request, start, num_tokens, samples=True, table=self.table)],
+            block_size_tokens=memory.block_size_tokens,
+            device=memory.device,
+            view_for=lambda _: view,
+        )
+        with torch.inference_mode():
+            out = self.model.module(
+                input_ids=batch.token_ids,
+                position_ids=batch.positions,
+                logits_to_keep=num_logits or num_tokens,
+                use_cache=False,
+                paged=PagedStep(batch, memory),
+            )
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+
+def in_order(samples: Sequence[list[int]]) -> Iterator[tuple[int, list[int]]]:
+    yield from enumerate(samples, start=1)

@@ -1,0 +1,60 @@
+"""The radix tree of stored prefixes against a plain set of prefixes."""
+
+from __future__ import annotations
+
+import random
+
+from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
+from model_server.tiers.nodes import PrefixTree
+
+
+def chain(tokens: list[int], *, block: int = 2) -> list[BlockHash]:
+    hashes: list[BlockHash] = []
+    make_hasher("sha256_cbor", block_size_tokens=block).extend(
+        hashes, tokens, num_blocks=len(tokens) // block, scope=PrefixScope()
+    )
+    return hashes
+
+
+def test_prefixes_are_found_as_far_as_any_stored_one_shares_them() -> None:
+    rng = random.Random(1)
+    tree = PrefixTree()
+    known: set[BlockHash] = set()
+    for _ in range(300):
+        hashes = chain([rng.randrange(2) for _ in range(2 * rng.randrange(1, 8))])
+        expected = sum(block in known for block in hashes)
+        assert sum(match.num_blocks for match in tree.match(hashes)) == expected
+        tree.insert(hashes)
+        tree.check_integrity()
+        known.update(hashes)
+    assert sum(len(node.hashes) for node in tree) == len(known)
+
+
+def test_a_prefix_that_leaves_in_the_middle_splits_the_node() -> None:
+    tree = PrefixTree()
+    one, other = chain([1, 2, 3, 4, 5, 6]), chain([1, 2, 9, 9])
+    assert tree.insert(one).split is None
+    inserted = tree.insert(other)
+    assert inserted.split is not None
+    head, tail = inserted.split
+    assert (head.hashes, tail.hashes) == (tuple(one[:1]), tuple(one[1:]))
+    assert inserted.added is not None
+    assert inserted.added.parent is head
+    tree.check_integrity()
+
+
+def test_leaves_go_and_nodes_come_back_where_they_were() -> None:
+    tree = PrefixTree()
+    one, longer = chain([1, 2, 3, 4]), chain([1, 2, 3, 4, 5, 6])
+    tree.insert(one)
+    leaf = tree.insert(longer).added
+    assert leaf is not None
+    tree.remove(leaf)
+    tree.check_integrity()
+    assert len(tree) == 1
+    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is not None
+    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is None, "it is there"
+    assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=BlockHash(b"away")) is None
+    assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=None) is None
+    tree.check_integrity()
+    assert sum(match.num_blocks for match in tree.match(longer)) == 3

@@ -1,0 +1,86 @@
+"""Row 002-4: what the fast tiers keep."""
+
+from __future__ import annotations
+
+import random
+
+from model_server.tiers.placement import Score, TieredPlacement, by_age, by_importance, by_uses
+
+
+def test_002_4_the_documents_example_keeps_the_chunk_with_more_important_tokens() -> None:
+    for score, kept in ((by_importance, "B"), (by_uses, "A")):
+        tiers: TieredPlacement[str] = TieredPlacement([1], score=score)
+        for key, important in [("A", 1), ("B", 2)] * 2 + [("A", 1)]:
+            tiers.use(key, size_bytes=1, num_important=important)
+            tiers.check_integrity()
+        assert tiers.tier_of(kept) == 0, score
+        assert {tiers.tier_of("A"), tiers.tier_of("B")} == {0, 1}
+
+
+def important_hit_rate(score: Score, *, seed: int) -> float:
+    """Prefixes by a Zipf law; each chunk of them has few or many tokens that its requests need. A tenth fits."""
+    rng = random.Random(seed)
+    num_prefixes, num_chunks = 60, 16
+    important = {
+        (prefix, chunk): rng.choice((1, 1, 2, 3, 12, 16))
+        for prefix in range(num_prefixes)
+        for chunk in range(num_chunks)
+    }
+    weights = [1 / (rank + 1) ** 0.9 for rank in range(num_prefixes)]
+    tiers: TieredPlacement[tuple[int, int]] = TieredPlacement([32, 64], score=score)
+    found = wanted = 0
+    for _ in range(600):
+        [prefix] = rng.choices(range(num_prefixes), weights)
+        for chunk in range(num_chunks):
+            tokens = important[prefix, chunk]
+            tier, _ = tiers.use((prefix, chunk), size_bytes=1, num_important=tokens)
+            wanted += tokens
+            found += tokens if tier < tiers.num_tiers else 0
+    tiers.check_integrity()
+    return found / wanted
+
+
+def test_002_4_more_important_tokens_are_found_than_with_lru_and_lfu() -> None:
+    for seed in (1, 2):
+        ours = important_hit_rate(by_importance, seed=seed)
+        assert ours > important_hit_rate(by_uses, seed=seed) > important_hit_rate(by_age, seed=seed)
+
+
+def test_002_4_each_step_of_a_random_history_keeps_the_invariants() -> None:
+    rng = random.Random(4)
+    tiers: TieredPlacement[int] = TieredPlacement([30, 50])
+    sizes = {key: rng.randrange(1, 12) for key in range(40)}
+    resident: set[int] = set()
+    for _ in range(1500):
+        key = rng.randrange(40)
+        action = rng.random()
+        if action < 0.8:
+            found, dropped = tiers.use(key, size_bytes=sizes[key], num_important=rng.randrange(9))
+            assert (found < 2) == (key in resident)
+            resident = (resident | {key}) - set(dropped)
+            if tiers.tier_of(key) == 2:
+                resident.discard(key)
+        elif action < 0.95:
+            tiers.reweigh(key, num_important=rng.randrange(9))
+        else:
+            tiers.forget([key])
+            resident.discard(key)
+        tiers.check_integrity()
+        assert resident == {key for key in sizes if tiers.tier_of(key) < 2}
+    assert 0 < tiers.resident_bytes(0) <= 30
+
+
+def test_what_a_chunk_displaces_moves_one_tier_down_and_then_out() -> None:
+    tiers: TieredPlacement[str] = TieredPlacement([1, 1])
+    for key, important in (("a", 1), ("b", 2)):
+        assert tiers.use(key, size_bytes=1, num_important=important) == (2, [])
+    assert (tiers.tier_of("b"), tiers.tier_of("a")) == (0, 1)
+    assert tiers.use("c", size_bytes=1, num_important=3) == (2, ["a"])
+    assert [tiers.tier_of(key) for key in "cba"] == [0, 1, 2]
+
+
+def test_a_chunk_that_fits_nowhere_leaves_all_as_it_was() -> None:
+    tiers: TieredPlacement[str] = TieredPlacement([4])
+    tiers.use("small", size_bytes=4, num_important=1)
+    assert tiers.use("large", size_bytes=5, num_important=9) == (1, [])
+    assert tiers.tier_of("small") == 0

@@ -1,0 +1,93 @@
+"""Rows 002-2 and 002-3: the threshold of likeness, and the order in which a node's tokens are stored."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from model_server.tiers.importance import NodeImportance
+from model_server.tiers.layout import TokenOrder
+from model_server.tiers.similarity import by_chance, jaccard, mean_jaccard, threshold
+
+
+def test_002_2_random_sets_are_as_alike_as_the_formula_says() -> None:
+    rng = random.Random(1)
+    for kept in (64, 96, 128, 192):
+        sets = [set(rng.sample(range(384), kept)) for _ in range(40)]
+        assert mean_jaccard(sets) == pytest.approx(by_chance(kept, 384), abs=0.01)
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(96, 0.311), (192, 0.517), (384, 1.0)])
+def test_002_2_the_threshold_is_chance_to_the_power_alpha(kept: int, expected: float) -> None:
+    assert threshold(kept, 384) == pytest.approx(expected, abs=5e-4)
+    assert threshold(kept, 384) >= by_chance(kept, 384)
+
+
+def test_002_2_likeness_of_sets() -> None:
+    assert jaccard({1, 2, 3}, {2, 3, 4}) == 0.5
+    assert jaccard(set(), set()) == 1
+    assert mean_jaccard([{1}]) == 1
+    assert mean_jaccard([{1}, {1}, {2}]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("kept", [0, 11])
+def test_a_number_of_tokens_that_cannot_be_kept_is_refused(kept: int) -> None:
+    with pytest.raises(ValueError, match="10 tokens"):
+        threshold(kept, 10)
+
+
+def test_002_3_the_documents_example_has_its_mapping_list() -> None:
+    order = TokenOrder.by_importance([5.0, 0.0, 0.0, 4.0])
+    assert order.stored() == [0, 3, 1, 2]
+    assert order.slots == (0, 2, 3, 1)
+
+
+def test_002_3_bytes_are_equal_after_the_order_is_undone() -> None:
+    rng = random.Random(2)
+    for num_tokens in (1, 7, 64):
+        order = TokenOrder.by_importance([rng.random() for _ in range(num_tokens)])
+        order.check_integrity()
+        records = rng.randbytes(num_tokens * 12)
+        stored = order.pack(records, record_bytes=12)
+        assert order.unpack(stored, record_bytes=12) == records
+        for token, slot in enumerate(order.slots):
+            assert stored[slot * 12 : slot * 12 + 12] == records[token * 12 : token * 12 + 12]
+
+
+def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept() -> None:
+    """Requests that agree on most of what matters, each with a tenth of its choice of its own."""
+    rng = random.Random(3)
+    num_tokens, kept, chunk = 512, 128, 16
+    shared = rng.sample(range(num_tokens), kept)
+    history = NodeImportance(num_layers=1, num_tokens=num_tokens)
+    requests = [set(rng.sample(shared, 115)) | set(rng.sample(range(num_tokens), 13)) for _ in range(30)]
+    for request in requests[:20]:
+        history.record([[float(token in request) for token in range(num_tokens)]])
+        history.check_integrity()
+    packed = TokenOrder.by_importance(history.means(0))
+    before, after = (
+        sum(len(order.chunks_of(request, chunk_tokens=chunk)) for request in requests[20:])
+        for order in (TokenOrder.logical(num_tokens), packed)
+    )
+    assert before >= 2 * after
+
+
+def test_importance_is_the_mean_over_requests() -> None:
+    importance = NodeImportance(num_layers=2, num_tokens=3)
+    assert importance.top(0, 1) == set()
+    importance.record([[0.9, 0.1, 0.0], [0.0, 1.0, 0.0]])
+    importance.record([[0.1, 0.5, 0.4], [0.0, 1.0, 0.0]])
+    assert list(importance.means(0)) == pytest.approx([0.5, 0.3, 0.2])
+    assert importance.top(0, 2) == {0, 1}
+    assert importance.top(1, 1) == {1}
+    head, tail = importance.split(1)
+    for part in (importance, head, tail):
+        part.check_integrity()
+    assert list(tail.means(0)) == pytest.approx([0.3, 0.2])
+    assert (head.num_tokens, tail.num_tokens, tail.num_requests) == (1, 2, 2)
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 layers and 3 tokens"):
+        NodeImportance(num_layers=2, num_tokens=3).record([[0.0] * 3])
