@@ -18,6 +18,7 @@ from typing import Literal
 
 from epp.decision import Decision, Pick, PickRequest
 from epp.dry_run import DryRun
+from epp.endpoints.absent import Absent
 from epp.endpoints.backlog import Booking
 from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.fleet import Fleet
@@ -101,6 +102,7 @@ class Picker:
         self._journal = journal
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
+        self._absent = Absent()
         self._learned_of: dict[str, Learned] = {}
         self._apply(policy)
         self._table = self._new_table()
@@ -135,6 +137,7 @@ class Picker:
         self._apply(policy)
         if old.chunks != self._spec.chunks:
             self._table = self._new_table()
+            self._absent.clear()
             for state in self._fleet.states():
                 self._table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
         else:
@@ -155,13 +158,21 @@ class Picker:
 
     def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> None:
         """Follow the source's list of endpoints."""
+        before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
         change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now)
         for name in change.removed:
-            self._table.drop_endpoint(name)
+            if not self._absent.leave(before[name], now=now):
+                self._table.drop_endpoint(name)
         for name in change.restarted:
             self._table.clear_endpoint(name)
         for name in change.added:
-            self._table.add_endpoint(name, capacity_bytes=self._capacity_bytes(self._state(name)))
+            state = self._state(name)
+            same = self._absent.come_back(state.endpoint)
+            if same:
+                continue  # its share keeps its size until the server says one: nothing may be evicted for a guess
+            if same is not None:
+                self._table.drop_endpoint(name)
+            self._table.add_endpoint(name, capacity_bytes=self._capacity_bytes(state))
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape; None: it failed."""
@@ -193,6 +204,17 @@ class Picker:
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions."""
         self._table.evict(now)
+        for name in self._absent.give_up(now=now):
+            self._table.drop_endpoint(name)
+
+    def check_integrity(self) -> None:
+        """Assert that every part is sound, and that the table has a share for each endpoint and each that is waited for."""
+        self._fleet.check_integrity()
+        self._table.check_integrity()
+        self._absent.check_integrity()
+        present = {state.endpoint.name for state in self._fleet.states()}
+        assert not present & self._absent.names()
+        assert set(self._table.endpoints()) == present | self._absent.names()
 
     # -- one request ---------------------------------------------------------------------------------------------
 

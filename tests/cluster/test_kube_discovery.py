@@ -126,6 +126,12 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
             await pool.restart("a", "10.0.0.1")
             await wait_until(lambda: picker.table.entries(a) == 0, what="the table for it is dropped")
             assert picker.table.entries(b) == kept
+
+            await pool.report({"b": "10.0.0.2"}, ready=False)
+            await wait_until(lambda: [e.name for e in picker.endpoints()] == [a], what="b is out")
+            await pool.report({"b": "10.0.0.2"})
+            await wait_until(lambda: len(picker.endpoints()) == 2, what="b is back")
+            assert picker.table.entries(b) == kept, "the same process, a moment later"
             watch.check_integrity()
     finally:
         task.cancel()
@@ -153,6 +159,8 @@ class Late:
         return self._api.watch(path, query=query, idle_s=idle_s)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_two_hundred_pods_and_a_thousand(
     cluster: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +179,7 @@ async def test_two_hundred_pods_and_a_thousand(
             async def found(wanted: int = count) -> bool:
                 return len(await site.endpoints()) == wanted
 
-            await wait_until(found, what=f"{count} endpoints", timeout_s=120)
+            await wait_until(found, what=f"{count} endpoints", timeout_s=300)
             done = time.monotonic()
             figures.append(
                 f"{count - known} more pods reported Ready within {reported - began:.1f} s: all {count} are endpoints "
@@ -234,6 +242,8 @@ async def follow_from_the_distant_past(pool: SimulatedPool) -> None:
     reflector.check_integrity()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_an_api_server_that_is_away_changes_nothing_and_one_that_returns_is_followed(
     own_cluster: ControlPlane, tmp_path: Path
 ) -> None:

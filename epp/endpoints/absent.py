@@ -1,0 +1,61 @@
+"""Endpoints that left a moment ago and may come back as they were: a pod that was not Ready for some seconds has a warm cache.
+
+Only where the source names the process (`incarnation`): of an endpoint that a file lists again nobody knows whether it was
+restarted meanwhile. Called by `picker`, which keeps the table's share of an absent endpoint as long as it is here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from epp.types import Endpoint, EndpointName
+
+KEPT_S: Final = 60.0
+"""Longer than a readiness probe takes to make up its mind, shorter than a cache takes to be another."""
+
+
+class Absent:
+    """By name, who left and when."""
+
+    def __init__(self) -> None:
+        self._left: dict[EndpointName, tuple[Endpoint, float]] = {}
+
+    def names(self) -> set[EndpointName]:
+        """Who is waited for."""
+        return set(self._left)
+
+    def leave(self, endpoint: Endpoint, *, now: float) -> bool:
+        """It left. False: there is no use in waiting for it."""
+        if not endpoint.incarnation:
+            return False
+        self._left[endpoint.name] = endpoint, now
+        return True
+
+    def come_back(self, endpoint: Endpoint) -> bool | None:
+        """One of this name came. True: the same process; False: another; None: none of this name had left."""
+        left = self._left.pop(endpoint.name, None)
+        if left is None:
+            return None
+        before = left[0]
+        return (before.address, before.incarnation, before.model) == (
+            endpoint.address,
+            endpoint.incarnation,
+            endpoint.model,
+        )
+
+    def give_up(self, *, now: float) -> list[EndpointName]:
+        """Those that have been away for too long, and are forgotten now."""
+        if not self._left:
+            return []
+        gone = [name for name, (_, at) in self._left.items() if now - at >= KEPT_S]
+        for name in gone:
+            del self._left[name]
+        return gone
+
+    def clear(self) -> None:
+        self._left.clear()
+
+    def check_integrity(self) -> None:
+        assert all(
+            name == endpoint.name and endpoint.incarnation for name, (endpoint, _) in self._left.items()
+        )

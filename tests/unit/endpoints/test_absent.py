@@ -1,0 +1,99 @@
+"""An endpoint that was away for a moment: what its table is worth when it is back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from epp.decision import PickRequest
+from epp.endpoints.absent import KEPT_S, Absent
+from epp.picker import Picker
+from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+
+A = EndpointName("a:8000")
+
+
+def endpoint(*, incarnation: str = "uid/1", host: str = "10.0.0.1", model: str = "") -> Endpoint:
+    return Endpoint(A, Address(host, 8000), model=model, incarnation=incarnation)
+
+
+def warm_picker(of: Endpoint) -> tuple[Picker, int]:
+    """One endpoint whose cache holds much more than an unknown one's would, and how many entries it has."""
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    picker.set_endpoints([of], now=0.0)
+    picker.observe(A, EndpointMetrics(scraped_at=0.0, capacity_tokens=10**7), now=0.0)
+    for n in range(40):
+        prompt = random.Random(n).randbytes(20_000).hex().encode()
+        inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
+        picker.pick(PickRequest("r", inference), now=0.0)
+    entries = picker.table.entries(A)
+    assert picker.table.used_bytes(A) > 10**6 > 0 < entries
+    return picker, entries
+
+
+def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
+    """It left, and came back as `as_`; the entries that it had."""
+    picker, entries = warm_picker(of)
+    picker.set_endpoints([], now=0.0)
+    picker.housekeep(now=away_s)
+    picker.set_endpoints([as_], now=away_s)
+    picker.check_integrity()
+    return picker, entries
+
+
+def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> None:
+    picker, entries = back(endpoint(), as_=endpoint())
+    assert picker.table.entries(A) == entries
+    picker.housekeep(now=1000.0)
+    assert picker.table.entries(A) == entries, "it is no longer waited for, it is there"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [endpoint(incarnation="uid/2"), endpoint(host="10.0.0.2"), endpoint(model="another")],
+    ids=["restarted", "moved", "another model"],
+)
+def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
+    picker, _ = back(endpoint(), as_=other)
+    assert picker.table.entries(A) == 0
+
+
+def test_one_that_stays_away_is_forgotten() -> None:
+    picker, _ = back(endpoint(), as_=endpoint(), away_s=KEPT_S)
+    assert picker.table.entries(A) == 0
+    picker, _ = warm_picker(endpoint())
+    picker.set_endpoints([], now=0.0)
+    picker.housekeep(now=KEPT_S)
+    assert len(picker.table) == 0
+    assert picker.table.endpoints() == []
+
+
+def test_of_an_endpoint_without_an_incarnation_nobody_knows() -> None:
+    picker, _ = back(endpoint(incarnation=""), as_=endpoint(incarnation=""))
+    assert picker.table.entries(A) == 0
+
+
+def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
+    picker, _ = warm_picker(endpoint())
+    picker.set_endpoints([], now=0.0)
+    spec = PolicySpec(chunks=Chunks(size_bytes=128))
+    picker.set_policy(
+        Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec), now=1.0
+    )
+    picker.set_endpoints([endpoint()], now=2.0)
+    assert picker.table.entries(A) == 0
+    picker.table.check_integrity()
+
+
+def test_who_left_is_remembered_once() -> None:
+    absent = Absent()
+    assert absent.leave(endpoint(), now=0.0)
+    assert absent.come_back(endpoint()) is True
+    assert absent.come_back(endpoint()) is None
+    absent.leave(endpoint(), now=0.0)
+    assert absent.give_up(now=KEPT_S - 1) == []
+    assert absent.give_up(now=KEPT_S) == [A]
+    assert absent.names() == set()
+    absent.check_integrity()
