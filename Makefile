@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-sharing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and blo
 
 bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)
+
+bench-sharing: $(VENV)/.dev ## bytes and CPU for each request that pickers share, over nothing and over a real Redis
+	@$(BIN)/python -m tests.bench.bench_sharing
 
 bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m tests.bench.dataplane $(ARGS)

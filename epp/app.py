@@ -25,12 +25,14 @@ from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
+from epp.journal import Journal
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
 from epp.modelserver.scraper import Scraper
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.request import jsontext
+from epp.sharing import start as sharing
 from epp.status import live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
@@ -58,6 +60,7 @@ def load_inputs(config: Config) -> Inputs:
     """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field."""
     if config.kubernetes is not None:
         require(config.kubernetes)
+    sharing.require(config.sharing)
     endpoints_text = _read(config.endpoints_file) if config.endpoints_file else b""
     policy_text = _read(config.policy_file) if config.policy_file else b""
     return Inputs(
@@ -92,15 +95,19 @@ def _modes(assumed: AssumedModes) -> Modes:
 class App:
     """One worker. `run` returns the process's exit status."""
 
-    def __init__(self, config: Config, *, worker: int = 0) -> None:
+    def __init__(self, config: Config, *, worker: int = 0, hub: Path | None = None) -> None:
         self._config = config
         self._worker = worker
         self._inputs = inputs = load_inputs(config)
         setup_logging(config.log)
         now = time.monotonic()
         rng = random.Random()
-        self._picker = Picker(DEFAULT_POLICY, rng=rng, unix_offset_s=time.time() - now)
+        journal: Journal | None = [] if sharing.shares(config.sharing, hub=hub) else None
+        self._picker = Picker(DEFAULT_POLICY, rng=rng, unix_offset_s=time.time() - now, journal=journal)
         self._use_policy(inputs.policy)
+        self._sharing = (
+            sharing.make(self._picker, journal, config.sharing, hub=hub) if journal is not None else None
+        )
         self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
@@ -204,6 +211,9 @@ class App:
             )
         else:
             loops.append(asyncio.create_task(self._cluster.run(), name="cluster"))
+        if self._sharing is not None:
+            loops.append(asyncio.create_task(self._sharing.run(), name="sharing"))
+        if self._not_ready():
             loops.append(asyncio.create_task(self._become_ready(), name="readiness"))
         if config.policy_file:
             watchers.append(self._watcher("policy", config.policy_file, inputs.policy_text, self._on_policy))
@@ -229,10 +239,16 @@ class App:
         """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""
         if self._draining:
             return "draining"
-        return "" if self._endpoints_known.is_set() else "waiting for the API server to list the pods"
+        if not self._endpoints_known.is_set():
+            return "waiting for the API server to list the pods"
+        if self._sharing is not None and not self._sharing.warm:
+            return "waiting for the table of the other pickers"
+        return ""
 
     def _status(self) -> PickerStatus:
-        return status_of(self._picker, self._scraper, draining=self._draining, now=time.monotonic())
+        return status_of(
+            self._picker, self._scraper, self._sharing, draining=self._draining, now=time.monotonic()
+        )
 
     async def _housekeep(self) -> None:
         """Eviction also when no request comes, so that an idle picker forgets what is past its time."""
@@ -246,8 +262,10 @@ class App:
         await self._server.drain(self._config.drain_seconds)
 
     async def _become_ready(self) -> None:
-        """Data planes may come once the endpoints are known."""
+        """Data planes may come once the endpoints are known, and what the other pickers know of them."""
         await self._endpoints_known.wait()
+        if self._sharing is not None:
+            await self._sharing.warmed()
         if not self._draining:
             await self._server.set_ready(ready=True)
         await asyncio.get_running_loop().create_future()  # until cancelled

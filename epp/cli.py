@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = add("serve", "Run the picker until SIGTERM, then drain.")
     serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
+    serve.add_argument("--hub", type=Path, default=None, metavar="PATH", help=argparse.SUPPRESS)
     add("check", "Check configuration, policy and endpoints, and print what would run.")
     envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
     envoy.add_argument("--format", choices=("yaml", "json"), default="yaml")
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             return _hand_out(bootstrap(config, output=args.format), args.output)
         if args.command == "check":
             return _check(config)
-        return _serve(config, args.config, worker=args.worker)
+        return _serve(config, args.config, worker=args.worker, hub=args.hub)
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
@@ -108,17 +109,18 @@ def _check(config: Config) -> int:
     return 0
 
 
-def _serve(config: Config, path: Path, *, worker: int | None) -> int:
+def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) -> int:
     process.choose_grpc()
     from epp import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
 
     if worker is None and config.workers > 1:
         app.load_inputs(config)  # say what is wrong once, not once a worker
         setup_logging(config.log)
-        return asyncio.run(Supervisor(config_path=path, count=config.workers).run())
+        meet = config.sharing.workers and config.sharing.redis is None
+        return asyncio.run(Supervisor(config_path=path, count=config.workers, meet=meet).run())
     if worker is not None:
         process.follow_parent()
-    served = app.App(config, worker=worker or 0)
+    served = app.App(config, worker=worker or 0, hub=hub)
     process.tune()
     status: int = uvloop.run(served.run())
     return status

@@ -8,11 +8,14 @@ from epp.endpoints.state import EndpointState
 from epp.kube.live import Live, LiveEndpoint
 from epp.modelserver.scraper import ScrapeAge, Scraper
 from epp.picker import Picker
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.sharing.service import SharingService
+from epp.telemetry.state import EndpointStatus, PickerStatus, SharingStatus
 from epp.types import EndpointName
 
 
-def status_of(picker: Picker, scraper: Scraper, *, draining: bool, now: float) -> PickerStatus:
+def status_of(
+    picker: Picker, scraper: Scraper, sharing: SharingService | None, *, draining: bool, now: float
+) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
     ages = scraper.ages(now)
     spec = picker.policy.spec
@@ -27,6 +30,32 @@ def status_of(picker: Picker, scraper: Scraper, *, draining: bool, now: float) -
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         draining=draining,
+        sharing=_sharing(sharing) if sharing is not None else None,
+    )
+
+
+def _sharing(service: SharingService) -> SharingStatus:
+    speaker, listener, link = service.exchange.speaker, service.exchange.listener, service.counts
+    heard = listener.counts
+    return SharingStatus(
+        connected=service.connected,
+        peers=listener.peers,
+        waiting_bytes=speaker.waiting_bytes,
+        said_batches=link.said_batches,
+        said_bytes=link.said_bytes,
+        said_events=speaker.told,
+        dropped_events=speaker.dropped,
+        read_bytes=link.read_bytes,
+        heard_events=heard.events,
+        skipped={
+            "unresolved": heard.unresolved,
+            "stale": heard.stale,
+            "stranger": heard.strangers,
+            "malformed": link.malformed,
+        },
+        gaps=heard.gaps,
+        errors=dict(link.errors),
+        tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
     )
 
 
@@ -73,6 +102,7 @@ def _endpoint(
         adapters=tuple(sorted(state.loaded_adapters())),
         ready=ready,
         in_flight=state.in_flight,
+        peers_in_flight=state.peers_in_flight,
         backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
         prefill_tokens_per_s=rate,
         running=metrics.running if metrics else None,

@@ -1,16 +1,22 @@
 """Several picker processes on one machine: starts them, passes signals on, starts a dead one again.
 
 Each worker is a whole picker with a socket of its own; Envoy spreads streams over the sockets and its health check
-leaves a dead one out within a second or two. Called by `cli` when `workers` is above one.
+leaves a dead one out within a second or two. Where they share and there is no Redis, they meet at a hub in this process.
+Called by `cli` when `workers` is above one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
+import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+from epp.sharing.hub import Hub
 
 _log = logging.getLogger("epp.workers")
 _BACKOFF_S = (0.2, 1.0, 5.0)
@@ -23,8 +29,11 @@ _HEALTHY_AFTER_S = 10.0
 class Supervisor:
     """Runs `count` workers until told to stop, then waits for them to drain."""
 
-    def __init__(self, *, config_path: Path, count: int) -> None:
+    def __init__(self, *, config_path: Path, count: int, meet: bool) -> None:
+        """meet: give the workers a local socket to share over."""
         self._config_path = config_path
+        self._meet = meet
+        self._hub_args: tuple[str, ...] = ()
         self._count = count
         self._stopping = asyncio.Event()
         self._running: dict[int, asyncio.subprocess.Process] = {}
@@ -35,10 +44,25 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop)
-        async with asyncio.TaskGroup() as group:
+        async with self._hub(), asyncio.TaskGroup() as group:
             for index in range(self._count):
                 group.create_task(self._keep(index), name=f"worker-{index}")
         return self._status
+
+    @contextlib.asynccontextmanager
+    async def _hub(self) -> AsyncIterator[None]:
+        """In a directory that only this user may enter, gone afterwards."""
+        if not self._meet:
+            yield
+            return
+        with tempfile.TemporaryDirectory(prefix="epp-") as directory:
+            hub = Hub(Path(directory) / "hub.sock")
+            await hub.start()
+            self._hub_args = ("--hub", f"{directory}/hub.sock")
+            try:
+                yield
+            finally:
+                await hub.close()
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -61,6 +85,7 @@ class Supervisor:
                 str(self._config_path),
                 "--worker",
                 str(index),
+                *self._hub_args,
             )
             self._running[index] = process
             if self._stopping.is_set():

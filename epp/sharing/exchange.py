@@ -47,13 +47,18 @@ class Exchange:
         """Take in what the picker did; to be called whether or not anybody can be told."""
         self.speaker.gather(self._journal)
 
-    def next_batch(self, *, now: float, flags: int = 0) -> bytes | None:
+    @property
+    def has_endpoints(self) -> bool:
+        """Whether there is anything that a table could be about."""
+        return len(self._picker.fleet) > 0
+
+    def next_batch(self, *, now: float, flags: int = 0, urgent: bool = False) -> bytes | None:
         """What to say now; None: nothing, and a sign of life is not due."""
         listener = self.listener
+        due = urgent or self.speaker.waiting or listener.start_anew or listener.hello != self._hello_told
         if listener.start_anew:
             listener.start_anew = False
             self.speaker.start_anew()
-        due = self.speaker.waiting or flags or listener.hello != self._hello_told
         if not due and now - self._said_at < LIFE_SIGN_S:
             return None
         self._said_at = now

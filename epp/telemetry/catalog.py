@@ -216,6 +216,63 @@ TABLE_CAPACITY: Final = Spec("epp_table_capacity_bytes", "gauge", "Bound of epp_
 EVICTIONS: Final = Spec(
     "epp_table_evictions_total", "counter", "Entries evicted from the table for it.", ("endpoint",)
 )
+PEERS_IN_FLIGHT: Final = Spec(
+    "epp_endpoint_peers_in_flight",
+    "gauge",
+    "Requests that other pickers say they have open there.",
+    ("endpoint",),
+)
+SHARING_CONNECTED: Final = Spec(
+    "epp_sharing_connected",
+    "gauge",
+    "1 while Redis or the workers' socket takes and gives what pickers share.",
+)
+SHARING_PEERS: Final = Spec("epp_sharing_peers", "gauge", "Other pickers that are alive.")
+SHARING_WAITING: Final = Spec(
+    "epp_sharing_waiting_bytes", "gauge", "What waits to be told; sharing.outboxBytes bounds it."
+)
+SHARING_SAID_BATCHES: Final = Spec(
+    "epp_sharing_said_batches_total", "counter", "Batches told, life signs included."
+)
+SHARING_SAID_BYTES: Final = Spec("epp_sharing_said_bytes_total", "counter", "Bytes of them.")
+SHARING_SAID_EVENTS: Final = Spec(
+    "epp_sharing_said_events_total", "counter", "Events told; a request is two: it begins, it is over."
+)
+SHARING_DROPPED: Final = Spec(
+    "epp_sharing_dropped_events_total",
+    "counter",
+    "Events that were never told, since there was no room to let them wait.",
+)
+SHARING_READ_BYTES: Final = Spec(
+    "epp_sharing_read_bytes_total",
+    "counter",
+    "Bytes of batches read; from Redis, this picker's own among them.",
+)
+SHARING_HEARD: Final = Spec(
+    "epp_sharing_heard_events_total", "counter", "Events of others that were applied."
+)
+SHARING_SKIPPED: Final = Spec(
+    "epp_sharing_skipped_events_total",
+    "counter",
+    "Events of others left out: unresolved (they refer to what was missed), stale (from before an endpoint lost its cache, "
+    "or of another process of its name), stranger (no such endpoint here); and malformed batches.",
+    ("reason",),
+)
+SHARING_GAPS: Final = Spec(
+    "epp_sharing_gaps_total", "counter", "Times at which batches of another picker were missing."
+)
+SHARING_ERRORS: Final = Spec(
+    "epp_sharing_errors_total", "counter", "Failed calls to Redis or to the workers' socket.", ("reason",)
+)
+SHARING_TABLES: Final = Spec(
+    "epp_sharing_tables_total", "counter", "Whole tables stored for others, or loaded from them.", ("what",)
+)
+SHARING: Final = (
+    *(SHARING_CONNECTED, SHARING_PEERS, SHARING_WAITING, SHARING_SAID_BATCHES, SHARING_SAID_BYTES),
+    *(SHARING_SAID_EVENTS, SHARING_DROPPED, SHARING_READ_BYTES, SHARING_HEARD, SHARING_SKIPPED),
+    *(SHARING_GAPS, SHARING_ERRORS, SHARING_TABLES),
+)
+"""Absent where a picker shares with nobody."""
 STATE: Final = (
     *(
         POLICY,
@@ -242,6 +299,8 @@ STATE: Final = (
         TABLE_BYTES,
         TABLE_CAPACITY,
         EVICTIONS,
+        PEERS_IN_FLIGHT,
     ),
+    *SHARING,
 )
 """Read from the picker's state when Prometheus asks."""

@@ -21,7 +21,7 @@ from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
 from epp.telemetry.counting import Counts
 from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+from epp.telemetry.state import EndpointStatus, PickerStatus, SharingStatus, StatusSource
 from epp.types import EndpointName
 
 _C = TypeVar("_C")
@@ -170,6 +170,8 @@ class _StateCollector(Collector):
         yield _family(catalog.DRAINING, ((), float(status.draining)))
         yield _family(catalog.TABLE_TOTAL, ((), status.table_entries))
         yield from _endpoint_families(status)
+        if status.sharing is not None:
+            yield from _sharing_families(status.sharing)
 
     def _picks_of(self, present: set[EndpointName]) -> Metric:
         for key in [key for key in self._picks if key[0] not in present]:
@@ -180,6 +182,7 @@ class _StateCollector(Collector):
 _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...] = (
     (catalog.READY, lambda e: e.ready),
     (catalog.ENDPOINT_IN_FLIGHT, lambda e: e.in_flight),
+    (catalog.PEERS_IN_FLIGHT, lambda e: e.peers_in_flight),
     (catalog.BACKLOG, lambda e: e.backlog_tokens),
     (catalog.PREFILL_RATE, lambda e: e.prefill_tokens_per_s),
     (catalog.RUNNING, lambda e: e.running),
@@ -204,6 +207,28 @@ def _endpoint_families(status: PickerStatus) -> Iterator[Metric]:
     for spec, read in _PER_ENDPOINT:
         values = ((e.name, read(e)) for e in status.endpoints)
         yield _family(spec, *(((name,), float(value)) for name, value in values if value is not None))
+
+
+def _sharing_families(sharing: SharingStatus) -> Iterator[Metric]:
+    for spec, value in (
+        (catalog.SHARING_CONNECTED, sharing.connected),
+        (catalog.SHARING_PEERS, sharing.peers),
+        (catalog.SHARING_WAITING, sharing.waiting_bytes),
+        (catalog.SHARING_SAID_BATCHES, sharing.said_batches),
+        (catalog.SHARING_SAID_BYTES, sharing.said_bytes),
+        (catalog.SHARING_SAID_EVENTS, sharing.said_events),
+        (catalog.SHARING_DROPPED, sharing.dropped_events),
+        (catalog.SHARING_READ_BYTES, sharing.read_bytes),
+        (catalog.SHARING_HEARD, sharing.heard_events),
+        (catalog.SHARING_GAPS, sharing.gaps),
+    ):
+        yield _family(spec, ((), float(value)))
+    for spec, counts in (
+        (catalog.SHARING_SKIPPED, sharing.skipped),
+        (catalog.SHARING_ERRORS, sharing.errors),
+        (catalog.SHARING_TABLES, sharing.tables),
+    ):
+        yield _family(spec, *(((label,), float(count)) for label, count in counts.items()))
 
 
 def _family(spec: Spec, *samples: tuple[tuple[str, ...], float]) -> CounterMetricFamily | GaugeMetricFamily:

@@ -6,7 +6,7 @@ means that the server does not say, or that nothing fresh is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from epp.types import Address, EndpointName
@@ -25,6 +25,8 @@ class EndpointStatus:
     """Among the candidates."""
     in_flight: int = 0
     """Requests that this picker has open there."""
+    peers_in_flight: int = 0
+    """Requests that other pickers say they have open there."""
     backlog_tokens: float = 0.0
     """Prompt tokens sent there and not yet computed, as far as this picker knows."""
     prefill_tokens_per_s: float | None = None
@@ -52,6 +54,30 @@ class EndpointStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharingStatus:
+    """What this picker tells others and hears from them. Totals since it started, but for the first three."""
+
+    connected: bool
+    peers: int
+    """Other pickers that are alive."""
+    waiting_bytes: int
+    said_batches: int
+    said_bytes: int
+    said_events: int
+    dropped_events: int
+    read_bytes: int
+    heard_events: int
+    skipped: Mapping[str, int]
+    """Events that were heard and left out, by reason."""
+    gaps: int
+    """Times at which batches of another picker were missing."""
+    errors: Mapping[str, int]
+    """Failed calls to the link, by reason."""
+    tables: Mapping[str, int]
+    """Whole tables, stored or loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PickerStatus:
     """The whole picker now."""
 
@@ -61,6 +87,8 @@ class PickerStatus:
     policy: str = ""
     rule: str = ""
     draining: bool = False
+    sharing: SharingStatus | None = None
+    """None: it shares with nobody."""
 
 
 StatusSource = Callable[[], PickerStatus]

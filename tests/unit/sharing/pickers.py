@@ -57,13 +57,12 @@ class Replica:
         self.picker.on_response_headers(pick, status=status, served=None, now=now)
         self.picker.end(pick, outcome=outcome, now=now)
 
-    def say(self, *, now: float, flags: int = 0) -> list[bytes]:
+    def say(self, *, now: float) -> list[bytes]:
         """All that it has to say now."""
         self.exchange.gather()
         said = []
-        while (batch := self.exchange.next_batch(now=now, flags=flags)) is not None:
+        while (batch := self.exchange.next_batch(now=now)) is not None:
             said.append(batch)
-            flags = 0
         return said
 
     def hear(self, said: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:

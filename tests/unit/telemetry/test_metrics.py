@@ -13,16 +13,34 @@ from epp.telemetry import catalog
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.reference import metrics_reference
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.state import EndpointStatus, PickerStatus, SharingStatus
 from epp.types import EndpointName
 from tests.unit.telemetry.records import HERE, decision, pick
+
+SHARING = SharingStatus(
+    connected=True,
+    peers=3,
+    waiting_bytes=0,
+    said_batches=4,
+    said_bytes=500,
+    said_events=6,
+    dropped_events=0,
+    read_bytes=900,
+    heard_events=7,
+    skipped={"stale": 2},
+    gaps=0,
+    errors={"timeout": 1},
+    tables={"stored": 1},
+)
 
 
 class Shown:
     """Metrics over a state that the test sets, and their values as Prometheus would read them."""
 
     def __init__(self) -> None:
-        self.status = PickerStatus(endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),))
+        self.status = PickerStatus(
+            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),), sharing=SHARING
+        )
         self.ring = DecisionRing(keep=10)
         self.metrics = Metrics(decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0)
 
@@ -155,6 +173,13 @@ def test_label_values_from_outside_cannot_forge_a_line(shown: Shown) -> None:
     shown.status = PickerStatus(policy='p"\nepp_in_flight 99\n', rule="r\\")
     assert shown.samples("epp_policy_info") == {('p"\nepp_in_flight 99\n', "r\\"): 1}
     assert shown.value("epp_in_flight") == 0
+
+
+def test_what_pickers_share_is_shown_by_reason_and_absent_without_sharing(shown: Shown) -> None:
+    assert shown.value("epp_sharing_peers") == 3
+    assert shown.samples("epp_sharing_skipped_events_total") == {("stale",): 2}
+    shown.status = PickerStatus()
+    assert shown.samples("epp_sharing_peers") == {}
 
 
 def test_two_pickers_in_one_process_do_not_share_counts() -> None:

@@ -1,0 +1,115 @@
+"""Where the workers of one machine meet: a unix socket in the process that started them.
+
+The hub passes every batch on to all others of the channel, keeps the channel's newest table for a worker that starts
+again, and gives turns. It knows nothing of what is in a batch. A worker that does not read what it is sent misses batches,
+which their numbers show; one that dies is gone with its connection. The hub dies only with the process that starts
+workers again, and they end with it.
+
+A frame is its length (4 bytes, big-endian), one byte that says what it is, and the rest. From a worker: J channel, S batch,
+T table, G (give me the table), N period in milliseconds and name of a turn. To a worker: S batch, T table or nothing, Y or N.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_HEADER: Final = struct.Struct(">IB")
+_MOST_BYTES: Final = 512 * 2**20
+"""Of a frame; a table of a million entries takes some 10 MB."""
+_UNREAD_BYTES: Final = 8 * 2**20
+"""A worker with so much unread is left out until it has read."""
+
+
+class BadFrameError(Exception):
+    """What came is no frame; the connection is of no more use."""
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Kind and content. BadFrameError; IncompleteReadError at the end."""
+    length, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    if length > _MOST_BYTES:
+        raise BadFrameError(f"a frame of {length} bytes")
+    return bytes((kind,)), await reader.readexactly(length)
+
+
+def frame(kind: bytes, content: bytes = b"") -> bytes:
+    return _HEADER.pack(len(content), kind[0]) + content
+
+
+@dataclass(slots=True, eq=False)
+class _Channel:
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    table: bytes = b""
+    turns: dict[bytes, float] = field(default_factory=dict)
+    """Until when each is taken."""
+
+
+class Hub:
+    """Serves until closed. The directory of the socket decides who gets there."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._channels: dict[bytes, _Channel] = {}
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+        self._path.chmod(0o600)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        channel = _Channel()
+        try:
+            while True:
+                kind, content = await read_frame(reader)
+                if kind == b"J":
+                    channel.writers.discard(writer)
+                    channel = self._channels.setdefault(content, _Channel())
+                    channel.writers.add(writer)
+                else:
+                    self._answer(channel, kind, content, writer)
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, BadFrameError, OSError, asyncio.CancelledError):
+            return
+        finally:
+            channel.writers.discard(writer)
+            self._tasks.discard(task)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _answer(self, channel: _Channel, kind: bytes, content: bytes, writer: asyncio.StreamWriter) -> None:
+        if kind == b"S":
+            said = frame(b"S", content)
+            for other in channel.writers:
+                if other is not writer and other.transport.get_write_buffer_size() < _UNREAD_BYTES:
+                    other.write(said)
+        elif kind == b"T":
+            channel.table = struct.pack(">d", self._clock()) + content
+        elif kind == b"G":
+            age_s = self._clock() - struct.unpack(">d", channel.table[:8])[0] if channel.table else 0.0
+            writer.write(frame(b"T", struct.pack(">d", age_s) + channel.table[8:] if channel.table else b""))
+        elif kind == b"N":
+            period_s, name = struct.unpack(">I", content[:4])[0] / 1000, content[4:]
+            now = self._clock()
+            free = channel.turns.get(name, now) <= now
+            if free:
+                channel.turns[name] = now + period_s
+            writer.write(frame(b"Y" if free else b"N"))

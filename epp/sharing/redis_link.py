@@ -1,0 +1,215 @@
+"""Pickers meet at a Redis or Valkey: one bounded stream of batches, one stored table, both under the channel's name.
+
+Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, PEXPIRE. All keys of a channel
+share a hash tag, so a cluster keeps them on one node. The age of a batch is told by Redis's own clock: ids of stream entries are its
+milliseconds, and each answer to XADD tells what they are now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import redis.asyncio as aredis
+from redis import exceptions
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+
+from epp.sharing.link import LinkError, Received
+from epp.sharing_config import Redis
+
+_T = TypeVar("_T")
+_FIELD: Final = b"b"
+_BLOCK_MS: Final = 1000
+_TIMEOUT_S: Final = 3.0
+"""Of one command, connecting included. More than `_BLOCK_MS`."""
+_READ_BATCHES: Final = 200
+_KEEP_MS: Final = 3_600_000
+"""A channel that nobody uses is gone after so long."""
+_START: Final = b"0-0"
+
+
+class _PasswordFile(CredentialProvider):
+    """Read at each connection, so a renewed password is followed."""
+
+    def __init__(self, *, username: str, password_file: str) -> None:
+        self._username = username
+        self._password_file = password_file
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        password = Path(self._password_file).read_text(encoding="utf-8").strip()
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+class RedisLink:
+    def __init__(self, settings: Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._client: Any = None
+        self._others: list[Any] = []
+        """Clients that the first one stands on: the sentinels."""
+        self._channel = ""
+        self._position = _START
+        self._ahead_ms = 0.0
+        """Redis's clock less ours."""
+
+    async def join(self, channel: str) -> None:
+        if channel != self._channel:
+            self._channel, self._position = channel, _START
+        if self._position == _START:
+            self._position = await self._last_id()
+
+    async def say(self, batch: bytes) -> None:
+        entry = await self._call(
+            lambda client: client.xadd(
+                self._stream,
+                {_FIELD: batch},
+                maxlen=self._settings.stream_entries,
+                approximate=True,
+            )
+        )
+        self._ahead_ms = _milliseconds(entry) - self._clock() * 1000
+
+    async def read(self) -> list[Received]:
+        answer = await self._call(
+            lambda client: client.xread({self._stream: self._position}, count=_READ_BATCHES, block=_BLOCK_MS)
+        )
+        entries = answer[0][1] if answer else []
+        if entries:
+            self._position = entries[-1][0]
+        return [Received(fields.get(_FIELD, b""), self._age_s(entry)) for entry, fields in entries]
+
+    async def recover(self) -> None:
+        """A Redis that came back empty, or another one after a failover, may count from before where we were."""
+        last = await self._last_id()
+        if _order(last) < _order(self._position):
+            self._position = last
+
+    async def stored(self) -> Received | None:
+        data = await self._call(lambda client: client.get(self._table))
+        if data is None:
+            return None
+        position, _, table = data.partition(b"\n")
+        if _order(position) < _order(self._position):
+            self._position = position
+        return Received(table, self._age_s(position))
+
+    async def store(self, table: bytes) -> None:
+        data = self._position + b"\n" + table
+        await self._call(lambda client: client.set(self._table, data, px=_KEEP_MS))
+        await self._call(lambda client: client.pexpire(self._stream, _KEEP_MS))
+
+    async def take_turn(self, name: str, *, period_s: float) -> bool:
+        key = f"{self._channel}:turn:{name}"
+        taken = await self._call(lambda client: client.set(key, b"1", nx=True, px=int(period_s * 1000)))
+        return bool(taken)
+
+    async def close(self) -> None:
+        clients = [client for client in (self._client, *self._others) if client is not None]
+        self._client, self._others = None, []
+        for client in clients:
+            with contextlib.suppress(exceptions.RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await client.aclose()
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _stream(self) -> str:
+        return f"{self._channel}:stream"
+
+    @property
+    def _table(self) -> str:
+        return f"{self._channel}:table"
+
+    def _age_s(self, entry: bytes) -> float:
+        return max(0.0, (self._clock() * 1000 + self._ahead_ms - _milliseconds(entry)) / 1000)
+
+    async def _last_id(self) -> bytes:
+        entries = await self._call(lambda client: client.xrevrange(self._stream, count=1))
+        return cast("bytes", entries[0][0]) if entries else _START
+
+    async def _call(self, command: Callable[[Any], Awaitable[_T]]) -> _T:
+        """One command, in time. LinkError."""
+        try:
+            if self._client is None:
+                self._client, self._others = _connect(self._settings)
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await command(self._client)
+        except TimeoutError as error:
+            raise LinkError("no answer in time", reason="timeout") from error
+        except exceptions.OutOfMemoryError as error:
+            raise LinkError(str(error), reason="full") from error
+        except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+            raise LinkError(str(error), reason="auth") from error
+        except (exceptions.TimeoutError, exceptions.BusyLoadingError) as error:
+            raise LinkError(str(error), reason="timeout") from error
+        except (exceptions.ConnectionError, exceptions.ClusterError, OSError) as error:
+            raise LinkError(str(error), reason="connection") from error
+        except (exceptions.RedisError, ValueError) as error:
+            raise LinkError(str(error), reason="refused") from error
+
+
+def _connect(settings: Redis) -> tuple[Any, list[Any]]:
+    """A client, which connects when it is used, and those it stands on. redis-py's clients have no common type."""
+    target = settings.target
+    options: dict[str, Any] = {
+        "socket_timeout": _TIMEOUT_S,
+        "socket_connect_timeout": _TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "credential_provider": _credentials(settings.username, settings.password_file),
+    }
+    tls = _tls(settings)
+    if target.kind == "single":
+        host, port = target.hosts[0]
+        return aredis.Redis(host=host, port=port, db=target.database, **options, **tls), []
+    if target.kind == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in target.hosts]
+        # One retry: after a failover the first attempt only learns where the slot is now.
+        options["retry"] = Retry(NoBackoff(), 1)
+        return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls), []
+    sentinel = {
+        **options,
+        **tls,
+        "credential_provider": _credentials(settings.sentinel_username, settings.sentinel_password_file),
+    }
+    master_of = Sentinel(target.hosts, sentinel_kwargs=sentinel, **options, **tls)  # type: ignore[no-untyped-call]  # redis-py
+    return master_of.master_for(target.master, db=target.database), list(master_of.sentinels)
+
+
+def _credentials(username: str, password_file: str) -> CredentialProvider | None:
+    return _PasswordFile(username=username, password_file=password_file) if password_file else None
+
+
+def _tls(settings: Redis) -> dict[str, Any]:
+    if not settings.target.tls:
+        return {}
+    tls = settings.tls
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca_file or None,
+        "ssl_certfile": tls.cert_file or None,
+        "ssl_keyfile": tls.key_file or None,
+        "ssl_check_hostname": tls.check_hostname,
+    }
+
+
+def _milliseconds(entry: bytes) -> int:
+    return _order(entry)[0]
+
+
+def _order(entry: bytes) -> tuple[int, int]:
+    """Ids of stream entries compare as these. ValueError on what is none."""
+    milliseconds, _, number = entry.partition(b"-")
+    return int(milliseconds), int(number or 0)

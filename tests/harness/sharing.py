@@ -1,0 +1,98 @@
+"""Pickers that share for real: each with its service, in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from epp.decision import Pick
+from epp.policy import DEFAULT_POLICY, Policy
+from epp.sharing.link import Link
+from epp.sharing.redis_link import RedisLink
+from epp.sharing.service import SharingService
+from epp.sharing_config import Redis, Sharing
+from epp.types import Endpoint
+from tests.harness.processes import wait_until
+from tests.unit.sharing.pickers import Replica, endpoints, text
+
+
+class Sharer:
+    """A replica that runs. Made by `sharing`."""
+
+    def __init__(self, replica: Replica, service: SharingService) -> None:
+        self.replica = replica
+        self.service = service
+
+    @property
+    def peers(self) -> int:
+        return self.replica.exchange.listener.peers
+
+    def serve(self, prompt: bytes) -> Pick:
+        """One request from pick to end."""
+        now = time.monotonic()
+        pick = self.replica.pick(prompt, now=now)
+        self.replica.end(pick, now=now)
+        return pick
+
+    def pick(self, prompt: bytes) -> Pick:
+        return self.replica.pick(prompt, now=time.monotonic())
+
+    def knows(self, prompt: bytes) -> bool:
+        return bool(self.replica.matched(prompt, now=time.monotonic()))
+
+    async def learns(self, prompt: bytes, *, timeout_s: float = 60.0) -> None:
+        await wait_until(
+            lambda: self.knows(prompt), what="what another picker did is known", timeout_s=timeout_s
+        )
+
+
+_numbers = iter(range(1000, 10**6))
+
+
+@asynccontextmanager
+async def sharing(
+    link: Link, *, settings: Sharing, on: Sequence[Endpoint] = (), policy: Policy = DEFAULT_POLICY
+) -> AsyncIterator[Sharer]:
+    """A replica and its service, joined."""
+    replica = Replica(
+        next(_numbers), on=on or endpoints("abc"), outbox_bytes=settings.outbox_bytes, policy=policy
+    )
+    service = SharingService(replica.exchange, link, settings=settings)
+    task = asyncio.create_task(service.run())
+    try:
+        yield Sharer(replica, service)
+    finally:
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=60)
+        assert done, f"it does not end: {[(t.get_name(), t.get_stack()) for t in asyncio.all_tasks()]}"
+        replica.check()
+
+
+@asynccontextmanager
+async def sharing_over(
+    redis: Redis, *, pool: str = "p", flush_interval_seconds: float = 0.02, **fields: Any
+) -> AsyncIterator[Sharer]:
+    """`fields` are further ones of the settings."""
+    settings = Sharing(pool=pool, redis=redis, flush_interval_seconds=flush_interval_seconds, **fields)
+    async with sharing(RedisLink(redis), settings=settings) as sharer:
+        yield sharer
+
+
+async def met(*sharers: Sharer, timeout_s: float = 60.0) -> None:
+    """Everybody has heard of everybody."""
+    await wait_until(
+        lambda: all(s.peers == len(sharers) - 1 and s.service.connected for s in sharers),
+        what="all pickers have met",
+        timeout_s=timeout_s,
+    )
+
+
+async def both_ways(one: Sharer, other: Sharer, *, name: str) -> None:
+    """What either does is soon known to the other."""
+    one.serve(text(f"{name} of one"))
+    other.serve(text(f"{name} of the other"))
+    await other.learns(text(f"{name} of one"))
+    await one.learns(text(f"{name} of the other"))

@@ -1,0 +1,162 @@
+"""Redis killed, stalled, full, refusing: no pick waits or fails, what waits is bounded, and sharing goes on afterwards."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from epp.sharing_config import Redis
+from tests.harness.ports import free_port
+from tests.harness.processes import wait_until
+from tests.harness.redis_server import Kind, RedisServer, running_redis
+from tests.harness.sharing import Sharer, both_ways, met, sharing_over
+from tests.unit.sharing.pickers import text
+
+FAULTS = ["killed", "stalled", "full", "refusing", "loses its data"]
+
+
+@asynccontextmanager
+async def two_over(server: RedisServer) -> AsyncIterator[tuple[Sharer, Sharer]]:
+    redis = Redis(url=server.url)
+    async with sharing_over(redis) as one, sharing_over(redis) as other:
+        await met(one, other)
+        yield one, other
+
+
+@asynccontextmanager
+async def faulty(
+    server: RedisServer, fault: str, stack: AsyncExitStack, *, directory: Path
+) -> AsyncIterator[None]:
+    """The fault holds until the block ends."""
+    if fault == "killed":
+        server.process.signal(signal.SIGKILL)
+        await server.process.wait()
+        yield
+        await stack.enter_async_context(running_redis(directory, port=server.port))
+    elif fault == "stalled":
+        server.process.freeze()
+        yield
+        server.process.thaw()
+    elif fault == "full":
+        await server.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        await server.do("CONFIG", "SET", "maxmemory", "1")
+        yield
+        await server.do("CONFIG", "SET", "maxmemory", "0")
+    elif fault == "refusing":
+        await server.do("ACL", "SETUSER", "default", "-@stream", "-set")
+        yield
+        await server.do("ACL", "SETUSER", "default", "+@all")
+    else:
+        await server.do("FLUSHALL")
+        yield
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_picks_go_on_through_a_fault_and_are_told_when_it_is_over(tmp_path: Path, fault: str) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running_redis(tmp_path))
+        one, other = await stack.enter_async_context(two_over(server))
+        await both_ways(one, other, name="before")
+        async with faulty(server, fault, stack, directory=tmp_path):
+            if fault != "loses its data":
+                await wait_until(
+                    lambda: one.service.counts.errors.total() > 0 and other.service.counts.errors.total() > 0,
+                    what="the fault is noticed",
+                    timeout_s=60,
+                )
+            for n in range(50):
+                assert one.serve(text(f"meanwhile {n}")).decision.chosen
+                assert other.serve(text(f"meanwhile too {n}")).decision.chosen
+        await met(one, other, timeout_s=120)
+        await both_ways(one, other, name="after")
+        if fault != "loses its data":
+            await other.learns(text("meanwhile 49"))
+            await one.learns(text("meanwhile too 49"))
+        assert one.replica.exchange.speaker.dropped == 0
+        assert one.replica.in_flight_of_peers() == other.replica.in_flight_of_peers() == {}
+
+
+async def test_what_waits_for_a_redis_that_is_away_is_bounded_and_counted(tmp_path: Path) -> None:
+    port = free_port()
+    redis = Redis(url=f"redis://127.0.0.1:{port}")
+    async with sharing_over(redis, outbox_bytes=2**16) as one:
+        for n in range(600):
+            one.serve(text(str(n)))
+        speaker = one.replica.exchange.speaker
+        await wait_until(lambda: speaker.dropped > 0, what="the oldest were dropped")
+        assert speaker.waiting_bytes <= 2**16
+        await wait_until(lambda: one.service.warm, what="nobody waits for a Redis that is away", timeout_s=60)
+        async with running_redis(tmp_path, port=port), sharing_over(redis) as other:
+            await met(one, other)
+            await both_ways(one, other, name="after")
+
+
+async def test_a_picker_that_dies_does_not_count_for_long(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server, sharing_over(Redis(url=server.url)) as other:
+        async with sharing_over(Redis(url=server.url)) as dying:
+            await met(other, dying)
+            dying.pick(text("p"))
+            await wait_until(lambda: other.replica.in_flight_of_peers() != {}, what="its load is known")
+        await wait_until(
+            lambda: other.replica.in_flight_of_peers() == {}, what="it is given up", timeout_s=60
+        )
+        assert other.replica.undone(now=time.monotonic()) == 0
+        assert other.peers == 0
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+async def test_one_who_joins_has_the_others_table_at_once(tmp_path: Path, kind: Kind) -> None:
+    async with running_redis(tmp_path, kind=kind) as server, two_over(server) as (one, other):
+        prompts = [text(f"conversation {n}", 20_000) for n in range(300)]
+        for n, prompt in enumerate(prompts):
+            (one, other)[n % 2].serve(prompt)
+        await other.learns(prompts[-2])
+        await one.learns(prompts[-1])
+        async with sharing_over(Redis(url=server.url)) as joined:
+            await wait_until(lambda: joined.service.warm, what="it says it is ready", timeout_s=60)
+            await wait_until(
+                lambda: len(joined.replica.picker.table) >= 0.9 * len(one.replica.picker.table),
+                what="it has nine tenths of the table",
+                timeout_s=60,
+            )
+
+
+async def test_a_lone_picker_that_starts_again_finds_what_it_left(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url)
+        async with sharing_over(redis) as first:
+            await wait_until(lambda: first.service.warm, what="it has started")
+            for n in range(100):
+                first.serve(text(f"conversation {n}"))
+            entries = len(first.replica.picker.table)
+        async with sharing_over(redis) as second:
+            await wait_until(lambda: second.service.warm, what="it has started")
+            assert len(second.replica.picker.table) >= 0.9 * entries
+
+
+async def test_words_that_are_none_are_counted_and_passed_over(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server, two_over(server) as (one, other):
+        (stream,) = [key for key in await server.do("KEYS", "*") if key.endswith(b":stream")]
+        await server.do("XADD", stream.decode(), "*", "b", "nonsense")
+        await server.do("XADD", stream.decode(), "*", "other", "field")
+        await wait_until(lambda: one.service.counts.malformed == 2, what="they are counted")
+        await both_ways(one, other, name="p")
+
+
+async def test_a_key_of_another_kind_in_the_way_is_an_error_and_no_more(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url)
+        async with sharing_over(redis) as one:
+            stream = f"{one.replica.exchange.channel('p')}:stream"
+        await server.do("DEL", stream)
+        await server.do("SET", stream, "in the way")
+        async with sharing_over(redis) as two:
+            await wait_until(lambda: two.service.counts.errors["refused"] > 0, what="it is noticed")
+            assert two.serve(text("p")).decision.chosen
+            await server.do("DEL", stream)
+            await wait_until(lambda: two.service.connected, what="it goes on")

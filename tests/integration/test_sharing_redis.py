@@ -1,0 +1,179 @@
+"""Pickers that share over real Redis and Valkey servers: alone, in a cluster, under a sentinel; TLS, auth and pools."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from epp.sharing.redis_link import RedisLink
+from epp.sharing_config import Redis, RedisTls
+from tests.harness.certificate import write_tls
+from tests.harness.processes import wait_until
+from tests.harness.redis_server import (
+    Kind,
+    running_cluster,
+    running_redis,
+    running_sentinel,
+    tls_in_front,
+)
+from tests.harness.sharing import both_ways, met, sharing_over
+from tests.unit.sharing.pickers import text
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+async def test_pickers_learn_from_each_other_over_one_server(tmp_path: Path, kind: Kind) -> None:
+    async with running_redis(tmp_path, kind=kind) as server:
+        redis = Redis(url=server.url)
+        async with sharing_over(redis) as one, sharing_over(redis) as other:
+            await met(one, other)
+            await both_ways(one, other, name="p")
+            pick = one.pick(text("long"))
+            await wait_until(
+                lambda: other.replica.in_flight_of_peers() == {pick.decision.chosen: 1},
+                what="its load is known",
+            )
+            assert not one.service.counts.errors
+
+
+async def test_pools_on_one_server_never_mix(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server, AsyncExitStack() as stack:
+        redis = Redis(url=server.url)
+        a1, a2, b = [await stack.enter_async_context(sharing_over(redis, pool=p)) for p in ("a", "a", "b")]
+        await met(a1, a2)
+        b.serve(text("p of b"))
+        await both_ways(a1, a2, name="p")
+        assert b.peers == 0
+        assert not b.knows(text("p of one"))
+        assert not a1.knows(text("p of b"))
+
+
+async def test_the_stream_is_bounded_and_a_channel_that_nobody_uses_goes_away(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url, stream_entries=100)
+        async with sharing_over(redis, snapshot_interval_seconds=1.0) as one:
+            await wait_until(lambda: one.service.connected, what="it joins")
+            link = RedisLink(redis)
+            await link.join(one.replica.exchange.channel("p"))
+            for n in range(600):
+                one.serve(text(str(n), 300))
+                for batch in one.replica.say(now=time.monotonic()):
+                    await link.say(batch)
+            await link.close()
+            (stream,) = [key for key in await server.do("KEYS", "*") if key.endswith(b":stream")]
+            assert 100 <= await server.do("XLEN", stream) <= 300
+            await wait_until(
+                lambda: one.service.counts.stored_tables > 0, what="a table is stored", timeout_s=60
+            )
+
+        async def all_expire() -> bool:
+            return all([await server.do("PTTL", key) > 0 for key in await server.do("KEYS", "*")])
+
+        await wait_until(all_expire, what="every key has its end")
+
+
+async def test_a_password_and_an_acl_user_are_told_from_files(tmp_path: Path) -> None:
+    secret, wrong = tmp_path / "secret", tmp_path / "wrong"
+    secret.write_text("s3cret\n")
+    wrong.write_text("other")
+    async with running_redis(tmp_path, password="s3cret") as server:
+        await server.do("ACL", "SETUSER", "picker", "on", ">s3cret", "~prefix-gateway:*", "+@all")
+        plain = Redis(url=server.url, password_file=str(secret))
+        named = Redis(url=server.url, username="picker", password_file=str(secret))
+        async with sharing_over(plain) as one, sharing_over(named) as other:
+            await met(one, other)
+            await both_ways(one, other, name="p")
+        for bad in (Redis(url=server.url), Redis(url=server.url, password_file=str(wrong))):
+            async with sharing_over(bad) as refused:
+                await wait_until(lambda s=refused: s.service.counts.errors["auth"] > 0, what="it is refused")  # type: ignore[misc]  # as above
+                assert refused.serve(text("p")).decision.chosen
+        wrong.write_text("s3cret")
+        async with sharing_over(Redis(url=server.url, password_file=str(wrong))) as corrected:
+            await wait_until(lambda: corrected.service.connected, what="it is let in")
+
+
+async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("old")
+    async with (
+        running_redis(tmp_path, password="old") as server,
+        sharing_over(Redis(url=server.url, password_file=str(secret))) as one,
+    ):
+        await wait_until(lambda: one.service.connected, what="it is let in")
+        secret.write_text("new")
+        await server.do("CONFIG", "SET", "requirepass", "new")
+        server.password = "new"
+        await server.do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        said = one.service.counts.said_batches
+        await wait_until(
+            lambda: one.service.counts.said_batches > said + 1 and one.service.connected,
+            what="it is let in again",
+            timeout_s=60,
+        )
+
+
+async def test_tls_is_verified_and_a_certificate_shown_where_one_is_asked_for(tmp_path: Path) -> None:
+    tls = write_tls(tmp_path)
+    cert, key = Path(tls.cert_file), Path(tls.key_file)
+    ours = RedisTls(ca_file=str(cert), cert_file=str(cert), key_file=str(key))
+    async with (
+        running_redis(tmp_path) as server,
+        tls_in_front(server, cert=cert, key=key, mutual=True) as port,
+    ):
+        redis = Redis(url=f"rediss://127.0.0.1:{port}", tls=ours)
+        async with sharing_over(redis) as one, sharing_over(redis) as other:
+            await met(one, other)
+            await both_ways(one, other, name="p")
+        untrusting = Redis(url=f"rediss://127.0.0.1:{port}")
+        nameless = Redis(url=f"rediss://127.0.0.1:{port}", tls=RedisTls(ca_file=str(cert)))
+        other_name = Redis(url=f"rediss://127.0.0.2:{port}", tls=ours)
+        for bad in (untrusting, nameless, other_name):
+            async with sharing_over(bad) as refused:
+                await wait_until(
+                    lambda s=refused: s.service.counts.errors.total() > 0,  # type: ignore[misc]  # as above
+                    what="it does not connect",
+                )
+                assert refused.service.counts.said_batches == 0
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+async def test_a_cluster_keeps_a_channel_on_one_node_and_is_found_through_any(
+    tmp_path: Path, kind: Kind
+) -> None:
+    async with running_cluster(tmp_path, kind=kind) as servers, AsyncExitStack() as stack:
+        urls = [f"redis+cluster://127.0.0.1:{server.port}" for server in servers]
+        sharers = [await stack.enter_async_context(sharing_over(Redis(url=url))) for url in urls]
+        await met(*sharers)
+        await both_ways(sharers[0], sharers[1], name="p")
+        await both_ways(sharers[1], sharers[2], name="q")
+        keys = [await server.do("KEYS", "*") for server in servers]
+        assert sorted(map(bool, keys)) == [False, False, True]
+
+
+async def test_pickers_follow_a_sentinel_to_the_new_master(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        master = await stack.enter_async_context(running_redis(tmp_path))
+        follower = [f"replicaof 127.0.0.1 {master.port}"]
+        replica = await stack.enter_async_context(running_redis(tmp_path, options=follower))
+        sentinel = await stack.enter_async_context(running_sentinel(tmp_path, master=master, name="main"))
+        redis = Redis(url=f"redis+sentinel://127.0.0.1:{sentinel.port}/main")
+        one, other = [await stack.enter_async_context(sharing_over(redis)) for _ in range(2)]
+        await met(one, other)
+        await both_ways(one, other, name="before")
+
+        async def followed() -> bool:
+            return bool(await sentinel.do("SENTINEL", "REPLICAS", "main"))
+
+        await wait_until(followed, what="the sentinel knows the replica", timeout_s=60)
+        master.process.signal(signal.SIGKILL)
+
+        async def promoted() -> bool:
+            told: dict[str, object] = await replica.do("INFO", "replication")
+            return told["role"] == "master"
+
+        await wait_until(promoted, what="the replica is master", timeout_s=120)
+        await met(one, other, timeout_s=120)
+        await both_ways(one, other, name="after")
