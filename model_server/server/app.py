@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from model_server.core.engine import Engine
 from model_server.core.request import Adapter, Request, RequestId
+from model_server.server.backends import Backend
 from model_server.server.driver import EngineDriver, Mailbox
 from model_server.server.errors import ApiError, EngineStoppedError, error_body
 from model_server.server.metrics import Metrics
@@ -48,6 +49,7 @@ class Api:
         driver: EngineDriver,
         reader: RequestReader,
         models: ServedModels,
+        backend: Backend,
         metrics: Metrics,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -58,6 +60,7 @@ class Api:
         self._driver = driver
         self._reader = reader
         self._models = models
+        self._backend = backend
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
@@ -176,12 +179,18 @@ class Api:
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await http.read(), LoadAdapterBody)
-        self._models.load(Adapter(body.lora_name, body.lora_path))
+        adapter = Adapter(body.lora_name, body.lora_path)
+        self._models.check_free(adapter.name)
+        await self._backend.load_adapter(adapter)
+        self._models.load(adapter)
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await http.read(), UnloadAdapterBody)
-        self._models.unload(body.lora_name)
+        adapter = self._models.unload(body.lora_name)
+        scheduler = self._engine.scheduler
+        in_use = {request.adapter for request in (*scheduler.waiting, *scheduler.running) if request.adapter}
+        await self._backend.unload_adapter(adapter, frozenset(in_use))
         return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
 
     async def _tokenize(self, http: web.Request) -> web.Response:

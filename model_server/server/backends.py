@@ -10,18 +10,24 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from model_server.core.engine import Runner, StepResult
-from model_server.core.request import TokenId
+from model_server.core.request import Adapter, TokenId
 from model_server.core.scheduler import StepPlan
 from model_server.runners.cost import CostModel, CostRunner
+from model_server.runners.hf.errors import AdapterError
+from model_server.server.errors import ApiError
 from model_server.text.answers import Answers
 from model_server.text.language import Language
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.errors import WeightsError
 from model_server.weights.known import find
+
+if TYPE_CHECKING:
+    from model_server.runners.hf.lora import AdapterBank
 
 DEFAULT_COST_BLOCKS = 4096
 DEFAULT_HF_BLOCKS = 1024
@@ -54,6 +60,10 @@ class Backend:
     """The longest prompt plus answer that the model itself allows; None: any."""
     compute: Callable[[StepPlan], Awaitable[StepResult]] | None
     """None: the runner takes no time of its own."""
+    load_adapter: Callable[[Adapter], Awaitable[None]]
+    """ApiError: it cannot be served."""
+    unload_adapter: Callable[[Adapter, frozenset[Adapter]], Awaitable[None]]
+    """The second: those that unfinished requests use."""
     about: str
     """One line for who started the server; empty: nothing worth saying."""
 
@@ -71,6 +81,8 @@ def made_up(settings: CostSettings, *, max_loras: int) -> Backend:
         made_up=True,
         max_len_tokens=None,
         compute=None,
+        load_adapter=_nothing_to_load,
+        unload_adapter=_nothing_to_unload,
         about="",
     )
 
@@ -81,6 +93,7 @@ def real(
     model: str,
     num_blocks: int,
     block_size_tokens: int,
+    adapters: Sequence[Adapter],
     progress: Callable[[str], None],
 ) -> Backend:
     """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served."""
@@ -105,6 +118,21 @@ def real(
         block_size_tokens=block_size_tokens,
     )
     runner = HfRunner(paged)
+    for adapter in adapters:
+        _load(paged.adapters, adapter)
+    # One thread for all steps, so that the event loop goes on answering while one is computed.
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
+
+    async def compute(plan: StepPlan) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(thread, runner.execute, plan)
+
+    async def load_adapter(adapter: Adapter) -> None:
+        await asyncio.get_running_loop().run_in_executor(thread, _load, paged.adapters, adapter)
+
+    async def unload_adapter(adapter: Adapter, in_use: frozenset[Adapter]) -> None:
+        unload = partial(paged.adapters.unload, adapter, in_use=in_use)
+        await asyncio.get_running_loop().run_in_executor(thread, unload)
+
     cache_gb = paged.memory.data.nbytes / 1e9
     where = f"{threads} threads" if device.type == "cpu" else str(device)
     return Backend(
@@ -112,7 +140,9 @@ def real(
         language=language,
         made_up=False,
         max_len_tokens=paged.max_len_tokens,
-        compute=_in_a_thread(runner),
+        compute=compute,
+        load_adapter=load_adapter,
+        unload_adapter=unload_adapter,
         about=(
             f"{folder} on {where}, {str(dtype).removeprefix('torch.')}; "
             f"KV cache of {num_blocks * block_size_tokens:,} tokens, {cache_gb:.2f} GB"
@@ -120,11 +150,18 @@ def real(
     )
 
 
-def _in_a_thread(runner: Runner) -> Callable[[StepPlan], Awaitable[StepResult]]:
-    """One thread for all steps, so that the event loop goes on answering while one is computed."""
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
+async def _nothing_to_load(_: Adapter) -> None:
+    """A made-up model has a name for every adapter, and no weights."""
 
-    async def compute(plan: StepPlan) -> StepResult:
-        return await asyncio.get_running_loop().run_in_executor(thread, runner.execute, plan)
 
-    return compute
+async def _nothing_to_unload(_: Adapter, __: frozenset[Adapter]) -> None:
+    """As for loading."""
+
+
+def _load(bank: AdapterBank, adapter: Adapter) -> None:
+    if not adapter.path:
+        raise ApiError(f"The adapter {adapter.name!r} needs the path of its folder.", param="lora_path")
+    try:
+        bank.load(adapter)
+    except AdapterError as error:
+        raise ApiError(f"{error}.", param="lora_path") from error

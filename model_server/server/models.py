@@ -32,17 +32,21 @@ class ServedModels:
         except KeyError:
             raise ModelNotFoundError(name) from None
 
-    def load(self, adapter: Adapter) -> None:
-        if not adapter.name:
+    def check_free(self, name: str) -> None:
+        """ApiError: an adapter cannot have this name."""
+        if not name:
             raise ApiError("An adapter needs a name.", param="lora_name")
-        if adapter.name in self.names:
-            raise ApiError(f"{adapter.name!r} is the base model's name.", param="lora_name")
-        if adapter.name in self._adapters:
-            raise ApiError(f"The adapter {adapter.name!r} is loaded already.", param="lora_name")
+        if name in self.names:
+            raise ApiError(f"{name!r} is the base model's name.", param="lora_name")
+        if name in self._adapters:
+            raise ApiError(f"The adapter {name!r} is loaded already.", param="lora_name")
+
+    def load(self, adapter: Adapter) -> None:
+        self.check_free(adapter.name)
         self._adapters[adapter.name] = adapter
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str) -> Adapter:
         """Requests under way finish; new ones do not find the name."""
         if name not in self._adapters:
             raise ModelNotFoundError(name)
-        del self._adapters[name]
+        return self._adapters.pop(name)

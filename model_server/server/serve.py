@@ -134,6 +134,7 @@ class Server:
             driver=self.driver,
             reader=reader,
             models=models,
+            backend=backend,
             metrics=metrics,
             clock=time.monotonic,
             wall_clock=time.time,
@@ -214,6 +215,7 @@ def _backend(settings: ServerSettings, *, num_blocks: int, progress: Callable[[s
         model=settings.model,
         num_blocks=num_blocks,
         block_size_tokens=settings.block_size_tokens,
+        adapters=settings.adapters,
         progress=progress,
     )
 

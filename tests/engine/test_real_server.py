@@ -246,3 +246,31 @@ async def test_an_abandoned_stream_frees_its_blocks_while_a_step_is_computed(run
             await asyncio.sleep(0.01)
     running.server.engine.check_integrity()
     assert await running.text()
+
+
+async def test_adapters_are_loaded_from_their_folders_and_say_something_else_from_blocks_of_their_own(
+    running: Running, folder: Path
+) -> None:
+    prompt = "Adapters read this text, each in its own way. " * 6
+    for name in tiny_model.ADAPTERS:
+        body = {"lora_name": name, "lora_path": str(folder.parent / name)}
+        async with running.http.post("/v1/load_lora_adapter", json=body) as response:
+            assert response.status == 200, await response.text()
+    models = ("tiny", *tiny_model.ADAPTERS)
+    answers = await asyncio.gather(*(running.complete(prompt, model=model) for model in models))
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 3
+    assert {answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers} == {0}
+    again = await asyncio.gather(*(running.complete(prompt, model=model) for model in models))
+    assert [answer["choices"] for answer in again] == [answer["choices"] for answer in answers]
+    for name in tiny_model.ADAPTERS:
+        async with running.http.post("/v1/unload_lora_adapter", json={"lora_name": name}) as response:
+            assert response.status == 200
+    async with running.http.post("/v1/completions", json={"model": "alpha", "prompt": "x"}) as response:
+        assert response.status == 404
+    for body, says in (
+        ({"lora_name": "none", "lora_path": "/nonexistent"}, "is no adapter"),
+        ({"lora_name": "none", "lora_path": ""}, "needs the path"),
+    ):
+        error = await running.refused("/v1/load_lora_adapter", **body)
+        assert says in error["message"]
+        assert error["param"] == "lora_path"

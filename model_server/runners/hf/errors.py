@@ -7,5 +7,9 @@ class ModelError(Exception):
     """The model cannot be served."""
 
 
+class AdapterError(Exception):
+    """The LoRA adapter cannot be served with this model."""
+
+
 class UnsupportedModelError(ModelError):
     """It would be computed wrongly here."""

@@ -1,0 +1,194 @@
+"""LoRA adapters in PEFT's format, several in one step: each adds its own low-rank part to the rows of its own requests.
+
+A hook on every adapted projection adds `scale · B(A(x))` to the output rows of the requests that named the adapter, and
+leaves the other rows alone. Keys and values of adapted requests differ from the base model's, which the core knows: adapters
+never share blocks. As a block is named by the adapter's name and path, an adapter whose file has changed in place is refused:
+what is cached would be of the old one.
+
+An adapter that was unloaded stays until no request uses it. Callers: the model (a step's rows), the server (load, unload),
+both in the thread that computes steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from model_server.core.request import Adapter
+from model_server.core.scheduler import Chunk
+from model_server.runners.hf.errors import AdapterError
+
+_PREFIX = "base_model.model."
+_REFUSED: dict[str, object] = {
+    "use_dora": False,
+    "bias": "none",
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layer_replication": None,
+}
+"""Fields of adapter_config.json that change the computation, with the value that does not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What one projection gets: down (rank, inputs) and up (outputs, rank), the scale already in `up`."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+class AdapterBank:
+    """The adapters of one model, and who of a step's rows wants which."""
+
+    def __init__(self, module: Any) -> None:
+        self._projections = {
+            name: layer
+            for name, layer in module.named_modules()
+            if getattr(getattr(layer, "weight", None), "ndim", 0) == 2
+        }
+        self._device, self._dtype = module.device, module.dtype
+        self._adapters: dict[Adapter, dict[str, LowRank]] = {}
+        self._leaving: set[Adapter] = set()
+        self._digests: dict[Adapter, bytes] = {}
+        self._hooked: set[str] = set()
+        self._rows: list[tuple[dict[str, LowRank], torch.Tensor]] = []
+
+    def __len__(self) -> int:
+        """Adapters in memory, those that wait for their last requests included."""
+        return len(self._adapters)
+
+    def load(self, adapter: Adapter) -> None:
+        """Read it from its folder. AdapterError: it is none, or does not fit this model; nothing has changed then."""
+        folder = Path(adapter.path)
+        digest = _digest(folder)
+        if self._digests.get(adapter, digest) != digest:
+            raise AdapterError(
+                f"{adapter.path} has changed since {adapter.name!r} was loaded from it, and what the old one computed may be "
+                "cached: load it from another path or under another name"
+            )
+        parts = self._read(folder)
+        for name in parts.keys() - self._hooked:
+            self._projections[name].register_forward_hook(self._hook(name))
+            self._hooked.add(name)
+        self._digests[adapter] = digest
+        self._adapters[adapter] = parts
+        self._leaving.discard(adapter)
+
+    def unload(self, adapter: Adapter, *, in_use: Collection[Adapter]) -> None:
+        """Let go of it when no request uses it. `in_use`: by unfinished requests, now."""
+        self._leaving.add(adapter)
+        for gone in self._leaving - set(in_use):
+            self._adapters.pop(gone, None)
+            self._leaving.discard(gone)
+
+    def begin_step(self, chunks: Sequence[Chunk]) -> None:
+        """The step's rows follow the order of its chunks."""
+        rows: defaultdict[Adapter, list[int]] = defaultdict(list)
+        first = 0
+        for chunk in chunks:
+            if chunk.request.adapter is not None:
+                rows[chunk.request.adapter] += range(first, first + chunk.num_tokens)
+            first += chunk.num_tokens
+        self._rows = [
+            (self._adapters[adapter], torch.tensor(wanted, device=self._device))
+            for adapter, wanted in rows.items()
+        ]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the adapters, the hooks and the model disagree."""
+        assert self._leaving <= self._adapters.keys() <= self._digests.keys()
+        wanted = {name for parts in self._adapters.values() for name in parts}
+        assert wanted <= self._hooked <= self._projections.keys()
+
+    def _hook(self, name: str) -> Callable[[Any, tuple[torch.Tensor, ...], torch.Tensor], None]:
+        def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            for parts, rows in self._rows:
+                part = parts.get(name)
+                if part is not None:
+                    flat = inputs[0].reshape(-1, inputs[0].shape[-1])
+                    low = flat[rows] @ part.down.T
+                    output.view(-1, output.shape[-1]).index_add_(0, rows, low @ part.up.T)
+
+        return add
+
+    def _read(self, folder: Path) -> dict[str, LowRank]:
+        scale = _scale(_config(folder))
+        try:
+            tensors = load_file(folder / "adapter_model.safetensors", device="cpu")
+        except (OSError, SafetensorError) as error:
+            raise AdapterError(
+                f"{folder} holds no adapter_model.safetensors that can be read: {error}"
+            ) from error
+        halves: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, tensor in tensors.items():
+            name, _, half = key.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+            halves[name][half] = tensor
+        return {name: self._part(name, both, scale) for name, both in halves.items()}
+
+    def _part(self, name: str, halves: dict[str, torch.Tensor], scale: float) -> LowRank:
+        if halves.keys() != {"lora_A", "lora_B"}:
+            raise AdapterError(f"{name} has {sorted(halves)}, and lora_A and lora_B are wanted")
+        layer = self._projections.get(name)
+        if layer is None:
+            raise AdapterError(f"the adapter is for another model: this one has no {name}")
+        down, up = halves["lora_A"], halves["lora_B"]
+        wanted = _inputs_and_outputs(layer)
+        if (down.shape[1], up.shape[0]) != wanted or down.shape[0] != up.shape[1]:
+            raise AdapterError(
+                f"the adapter is for another model: {name} has {wanted} inputs and outputs here, and the adapter's parts are "
+                f"{tuple(down.shape)} and {tuple(up.shape)}"
+            )
+        place = {"device": self._device, "dtype": self._dtype}
+        return LowRank(down.to(**place), (up.float() * scale).to(**place))
+
+
+def _inputs_and_outputs(layer: Any) -> tuple[int, int]:
+    """Of a linear layer, or of GPT-2's own kind, whose weights lie the other way round."""
+    if hasattr(layer, "in_features"):
+        return int(layer.in_features), int(layer.out_features)
+    return int(layer.weight.shape[0]), int(layer.weight.shape[1])
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{folder} holds no adapter_config.json that can be read: {error}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise AdapterError(f"{folder} is no LoRA adapter in PEFT's format")
+    for name, neutral in _REFUSED.items():
+        if config.get(name) not in (None, neutral):
+            raise AdapterError(
+                f"{name} is set in {folder}/adapter_config.json, which this engine does not compute"
+            )
+    return config
+
+
+def _scale(config: dict[str, Any]) -> float:
+    try:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise AdapterError(f"adapter_config.json has no usable r and lora_alpha: {error}") from error
+    if rank < 1:
+        raise AdapterError(f"adapter_config.json has a rank of {rank}")
+    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _digest(folder: Path) -> bytes:
+    digest = hashlib.sha256()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        try:
+            digest.update((folder / name).read_bytes())
+        except OSError as error:
+            raise AdapterError(f"{folder} is no adapter: {error}") from error
+    return digest.digest()

@@ -1,0 +1,160 @@
+"""LoRA adapters, several in one batch, against models into whose weights the adapter was merged."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model_server.core.request import Adapter
+from model_server.runners.hf.errors import AdapterError
+from model_server.runners.hf.lora import AdapterBank
+from tests.engine.harness import ask, check_against_plain, engine_around, run, tokens
+from tests.engine.tiny_models import tiny
+
+RANK = 4
+TARGETS = {
+    "llama": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    "opt": ("self_attn.q_proj", "self_attn.v_proj", "self_attn.out_proj"),
+    "gpt2": ("attn.c_attn", "attn.c_proj"),
+}
+
+
+def projections(module: Any, family: str) -> dict[str, Any]:
+    return {name: layer for name, layer in module.named_modules() if name.endswith(TARGETS[family])}
+
+
+def write_adapter(folder: Path, module: Any, family: str, *, seed: int, **config: Any) -> Adapter:
+    """Random, in PEFT's format, for the attention projections of every layer."""
+    folder.mkdir(exist_ok=True)
+    fields = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "bias": "none", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, layer in projections(module, family).items():
+        shape = tuple(layer.weight.shape)
+        inputs, outputs = shape if family == "gpt2" else shape[::-1]
+        for half, size in (("lora_A", (RANK, inputs)), ("lora_B", (outputs, RANK))):
+            tensors[f"base_model.model.{name}.{half}.weight"] = 0.3 * torch.randn(size, generator=random)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return Adapter(folder.name, str(folder))
+
+
+def merged(module: Any, family: str, adapter: Adapter, *, scale: float = 6 / RANK) -> Any:
+    tensors = load_file(Path(adapter.path) / "adapter_model.safetensors")
+    found = copy.deepcopy(module)
+    with torch.no_grad():
+        for name, layer in projections(found, family).items():
+            down, up = (tensors[f"base_model.model.{name}.{half}.weight"] for half in ("lora_A", "lora_B"))
+            delta = scale * (up @ down)
+            layer.weight += delta.T if family == "gpt2" else delta
+    return found
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_one_batch_serves_the_base_and_two_adapters_each_with_its_own_logits(
+    family: str, tmp_path: Path
+) -> None:
+    module = tiny(family)
+    adapters = [write_adapter(tmp_path / name, module, family, seed=n) for n, name in enumerate("ab")]
+    plains = [copy.deepcopy(module), *(merged(module, family, adapter) for adapter in adapters)]
+    engine, runner = engine_around(module, budget=40)
+    for adapter in adapters:
+        runner.model.adapters.load(adapter)
+    prompt = tokens(30, seed=1)
+    requests = [
+        ask(f"{name}-{turn}", prompt + tokens(turn * 5, seed=turn), adapter=adapter)
+        for turn in (0, 1)
+        for name, adapter in zip(("base", "a", "b"), (None, *adapters), strict=True)
+    ]
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    runner.model.adapters.check_integrity()
+    together = [{chunk.request.adapter for chunk in plan.chunks} for plan in runner.steps]
+    assert {None, *adapters} in together, "the three never computed in one step"
+    for plain, request in zip(plains * 2, requests, strict=True):
+        check_against_plain(runner, plain, [request])
+    answers = {tuple(request.token_ids[30:]) for request in requests[:3]}
+    assert len(answers) == 3
+    assert [request.num_cached_tokens for request in requests] == [0, 0, 0, 24, 24, 24]
+
+
+def test_an_adapter_that_was_unloaded_stays_for_its_last_requests(tmp_path: Path) -> None:
+    module = tiny("llama")
+    one, two = (write_adapter(tmp_path / name, module, "llama", seed=n) for n, name in enumerate("ab"))
+    plain = merged(module, "llama", one)
+    engine, runner = engine_around(module)
+    bank = runner.model.adapters
+    bank.load(one)
+    request = ask("last", tokens(20, seed=1), adapter=one)
+    engine.add(request)
+    engine.step(now=0.0)
+    bank.unload(one, in_use={one})
+    run(engine)
+    check_against_plain(runner, plain, [request])
+    bank.load(two)
+    bank.unload(two, in_use=())
+    assert len(bank) == 0
+    bank.check_integrity()
+
+
+def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank(tmp_path: Path) -> None:
+    module = tiny("llama")
+    adapter = write_adapter(tmp_path / "a", module, "llama", seed=1, use_rslora=True)
+    plain = merged(module, "llama", adapter, scale=6 / RANK**0.5)
+    engine, runner = engine_around(module)
+    runner.model.adapters.load(adapter)
+    request = ask("one", tokens(20, seed=1), adapter=adapter)
+    engine.add(request)
+    run(engine)
+    check_against_plain(runner, plain, [request])
+
+
+def test_a_file_that_changed_in_place_is_refused_and_its_old_bytes_are_welcome_again(tmp_path: Path) -> None:
+    module = tiny("llama")
+    adapter = write_adapter(tmp_path / "a", module, "llama", seed=1)
+    bank = AdapterBank(module)
+    bank.load(adapter)
+    bank.unload(adapter, in_use=())
+    write_adapter(tmp_path / "a", module, "llama", seed=2)
+    with pytest.raises(AdapterError, match="from another path"):
+        bank.load(adapter)
+    write_adapter(tmp_path / "a", module, "llama", seed=1)
+    bank.load(adapter)
+    assert len(bank) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"peft_type": "IA3"}, "no LoRA adapter"),
+        ({"r": 0}, "rank of 0"),
+        ({"lora_alpha": None}, "no usable r and lora_alpha"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+    module = tiny("llama")
+    adapter = write_adapter(tmp_path / "a", module, "llama", seed=1, **config)
+    bank = AdapterBank(module)
+    with pytest.raises(AdapterError, match=says):
+        bank.load(adapter)
+    assert len(bank) == 0
+    bank.check_integrity()
+
+
+def test_an_adapter_of_another_model_or_none_at_all_is_refused(tmp_path: Path) -> None:
+    bank = AdapterBank(tiny("llama"))
+    with pytest.raises(AdapterError, match="is for another model"):
+        bank.load(write_adapter(tmp_path / "a", tiny("gpt2"), "gpt2", seed=1))
+    with pytest.raises(AdapterError, match="is for another model"):
+        bank.load(write_adapter(tmp_path / "b", tiny("qwen3"), "llama", seed=1))
+    with pytest.raises(AdapterError, match="is no adapter"):
+        bank.load(Adapter("c", str(tmp_path / "nothing")))
