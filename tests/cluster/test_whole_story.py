@@ -1,0 +1,260 @@
+"""The gateway's life in a cluster, by the charts, under load: installed, used, re-programmed, scaled, harmed, upgraded,
+left alone by its API server, and removed.
+
+The control plane, helm, kubectl, Envoy, the picker and the model servers are real; a stand-in kubelet runs the pods. One
+test, because each chapter goes on from the one before; each chapter is a function. No request may fail in any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
+from tests.cluster.pods import container_status
+from tests.cluster.steady_load import SteadyLoad, ask, steady_load
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import create_namespace, install_inference_pool
+from tests.harness.kubelet.running import RunningNode, running_node
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+NAMESPACE: Final = "models"
+IN_FLIGHT: Final = 24
+AT_LEAST_IN_FLIGHT: Final = 20
+OUTAGE_S: Final = 60
+LONGEST_ANSWER_S: Final = 60
+SERVER_ARGUMENTS: Final = ["--prefill-tokens-per-s", "4000", "--decode-step-ms", "40"]
+
+
+async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
+    own_cluster: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_namespace(own_cluster, NAMESPACE)
+    install_inference_pool(own_cluster)
+    site = Installed(own_cluster, NAMESPACE)
+    with running_node(own_cluster, images=IMAGES, folder=tmp_path / "node") as node:
+        await install(site)
+        url = await service_url(site)
+        await requests_find_warm_servers(node, url)
+        await a_policy_changes_routing(site, node, url)
+        await bad_policies_are_refused(site)
+        connector = node.connector(force_close=True, limit=0)
+        async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="at rest") as load:
+            try:
+                await servers_come_and_go(site, node, load)
+                await the_gateway_is_renewed(site, load)
+                cost = await the_api_server_is_away(site, node, load)
+            finally:
+                with capsys.disabled():
+                    print(f"\n{load.table()}\n")
+            load.check(at_least=AT_LEAST_IN_FLIGHT)
+            with capsys.disabled():
+                print(f"{cost}\n")
+        await uninstall(site)
+
+
+async def install(site: Installed) -> None:
+    """Both releases, side by side; each is waited for."""
+    await asyncio.gather(
+        site.upgrade(
+            "servers",
+            "model-server",
+            engine="simulated",
+            replicas=3,
+            profile__model=MODEL,
+            simulated__args=SERVER_ARGUMENTS,
+            longestAnswerSeconds=LONGEST_ANSWER_S,
+        ),
+        site.upgrade("gateway", "prefix-gateway", longestAnswerSeconds=LONGEST_ANSWER_S),
+    )
+    assert len(await site.pods("servers")) == 3
+    assert len(await site.pods("gateway", component="gateway")) == 2
+    assert "Succeeded" in await site.helm("test", "gateway")
+
+
+async def service_url(site: Installed) -> str:
+    service = await site.get("service", GATEWAY)
+    return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+
+
+async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) -> int:
+    """How many of so many equal prompts, one after the other, were new to the server that answered."""
+    cold = 0
+    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+        for _ in range(count):
+            outcome = await ask(session, url, prompt, model=MODEL)
+            assert not outcome.fault, outcome.fault
+            cold += outcome.cached_tokens == 0
+    return cold
+
+
+async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
+    """Each of the two pickers may teach one server. A busy machine may be too slow for a pick: then it is tried again."""
+    seen: list[int] = []
+
+    async def warm() -> bool:
+        seen.append(await cold_answers(node, url, f"warm {len(seen)} " * 200, count=12))
+        return seen[-1] <= 2
+
+    await wait_until(warm, what=f"equal prompts stay together, cold answers: {seen}", timeout_s=120)
+
+
+async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str) -> None:
+    """Round robin shows every prompt to all three servers; then back."""
+    await site.apply(await site.policy("routing", rule="round-robin"))
+    await site.wait_policy("routing", "Programmed", status="True")
+    seen: list[int] = []
+
+    async def by_turns() -> bool:  # the second picker applies it by itself, and is heard of by what it does
+        seen.append(await cold_answers(node, url, f"turn {len(seen)} " * 200, count=12))
+        return seen[-1] == 3
+
+    await wait_until(by_turns, what=f"round robin, cold answers: {seen}", timeout_s=120)
+    await site.apply(await site.policy("routing", rule="least-cost"))
+    found = await site.wait_policy("routing", "Programmed", status="True")
+    assert found["status"]["observedGeneration"] == 2
+    assert found["status"]["readyEndpoints"] == 3
+    wide = await site.kubectl("get", "prefixroutingpolicy", "-o", "wide")
+    assert [row.split()[0:4] for row in wide.splitlines()[1:]] == [["routing", "True", "least-cost", "3"]]
+
+
+async def bad_policies_are_refused(site: Installed) -> None:
+    """What a schema can say, the API server says; the rest stands in the object's status."""
+    said = await site.refused(await site.policy("other", rule="fastest"))
+    assert 'Unsupported value: "fastest"' in said
+    said = await site.refused(await site.policy("other", chunks={"sizeBytes": 1024, "laterSizeBytes": 256}))
+    assert "laterSizeBytes is under sizeBytes" in said
+    await site.apply(await site.policy("other", rule="random"))
+    found = await site.wait_policy("other", "Accepted", status="False", reason="Conflicted")
+    assert "routing" in message(found, "Accepted")
+    await site.kubectl("delete", "prefixroutingpolicy", "other")
+    await site.apply(await site.policy("routing", rule="least-cost", debugHeader="host"))
+    found = await site.wait_policy("routing", "Accepted", status="False", reason="Invalid")
+    assert "debugHeader" in message(found, "Accepted")
+    await site.apply(await site.policy("routing", rule="least-cost", debugHeader="x-explain"))
+    await site.wait_policy("routing", "Programmed", status="True")
+
+
+def message(policy: dict[str, Any], condition: str) -> str:
+    return str(next(c["message"] for c in policy["status"]["conditions"] if c["type"] == condition))
+
+
+async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
+    with load.phase("servers scaled from 3 to 6"):
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=6")
+        await site.rolled_out(SERVERS)
+        await load.answers(IN_FLIGHT)
+    with load.phase("servers scaled from 6 to 3"):
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
+        await pods_are(site, node, "servers", 3)
+        await load.answers(IN_FLIGHT)
+    with load.phase("a server's pod deleted"):
+        victim = (await site.pods("servers"))[0]["metadata"]["name"]
+        await site.kubectl("delete", "pod", victim)
+        await site.rolled_out(SERVERS)
+        await pods_are(site, node, "servers", 3)
+    with load.phase("a server's container restarted"):
+        victim = (await site.pods("servers"))[0]["metadata"]["name"]
+        node.signal(f"{NAMESPACE}/{victim}", "server", signal.SIGTERM)
+        await restarted_once(site, victim, "server")
+        await load.answers(IN_FLIGHT)
+    with load.phase("a picker killed (SIGKILL)"):
+        victim = (await site.pods("gateway", component="gateway"))[0]["metadata"]["name"]
+        node.signal(f"{NAMESPACE}/{victim}", "picker", signal.SIGKILL)
+        await restarted_once(site, victim, "picker")
+        await load.answers(IN_FLIGHT)
+
+
+async def restarted_once(site: Installed, pod: str, container: str) -> None:
+    """Until a container has ended, and is back in service."""
+
+    async def so() -> bool:
+        status = container_status(await site.get("pod", pod), container)
+        return bool(status["restartCount"] == 1 and status["ready"])
+
+    await wait_until(so, what=f"{container} of {pod} has restarted", timeout_s=DEADLINE_S)
+
+
+async def pods_are(site: Installed, node: RunningNode, release: str, count: int) -> None:
+    """Until so many pods of a release are left, those that were on their way out included."""
+
+    async def so() -> bool:
+        running = [pod for pod in node.running() if pod.startswith(f"{NAMESPACE}/{release}-")]
+        return len(running) == count == len(await site.pods(release))
+
+    await wait_until(so, what=f"{count} pods of {release}", timeout_s=DEADLINE_S)
+
+
+async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
+    with load.phase("rolling update of the picker"):
+        await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
+        await site.rolled_out(GATEWAY)
+        await load.answers(IN_FLIGHT)
+    with load.phase("helm upgrade of the gateway"):
+        await site.upgrade(
+            "gateway",
+            "prefix-gateway",
+            longestAnswerSeconds=LONGEST_ANSWER_S,
+            config__log__level="warning",
+        )
+        await load.answers(IN_FLIGHT)
+    with load.phase("helm rollback of the gateway"):
+        await site.helm("rollback", "gateway", "1", "--wait", "--timeout", f"{DEADLINE_S:.0f}s")
+        await load.answers(IN_FLIGHT)
+    with load.phase("helm upgrade of the servers"):
+        await site.upgrade(
+            "servers",
+            "model-server",
+            engine="simulated",
+            replicas=3,
+            profile__model=MODEL,
+            simulated__args=[*SERVER_ARGUMENTS, "--max-num-seqs", "128"],
+            longestAnswerSeconds=LONGEST_ANSWER_S,
+        )
+        await load.answers(IN_FLIGHT)
+
+
+async def the_api_server_is_away(site: Installed, node: RunningNode, load: SteadyLoad) -> str:
+    """Nothing changes but that nothing can be changed; afterwards it can. What the pickers cost in that quiet time."""
+    pickers = [
+        f"{NAMESPACE}/{pod['metadata']['name']}" for pod in await site.pods("gateway", component="gateway")
+    ]
+    with load.phase(f"API server away for {OUTAGE_S} s") as phase:
+        site.plane.kill_api_server()
+        before = [node.usage(pod, "picker").cpu_s for pod in pickers]
+        await asyncio.sleep(OUTAGE_S)
+        after = [node.usage(pod, "picker") for pod in pickers]
+    assert phase.hit_ratio > 0.9, "routing by cached prefixes goes on"
+    cpu_s = sum(usage.cpu_s for usage in after) - sum(before)
+    memory = ", ".join(f"{usage.rss_bytes / 2**20:.0f} MiB" for usage in after)
+    cost = f"pickers: {cpu_s / len(phase.outcomes) * 1e3:.1f} ms of CPU a request all told, {memory}"
+    with load.phase("API server back"):
+        await asyncio.to_thread(site.plane.start_api_server)
+        await site.apply(await site.policy("routing", rule="affinity"))
+        await site.wait_policy("routing", "Programmed", status="True")
+        await load.answers(IN_FLIGHT)
+    return cost
+
+
+async def uninstall(site: Installed) -> None:
+    """What is left is what the cluster makes in every namespace, and the CRDs."""
+    await site.kubectl("delete", "prefixroutingpolicy", "routing")
+    await site.helm("uninstall", "gateway", "--wait")
+    await site.helm("uninstall", "servers", "--wait")
+    clusters_own = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+    assert await site.gone(but=clusters_own.__contains__) == []
+    crds = (await site.kubectl("get", "crd", "-o", "name")).split()
+    assert crds == [
+        "customresourcedefinition.apiextensions.k8s.io/inferencepools.inference.networking.k8s.io",
+        "customresourcedefinition.apiextensions.k8s.io/prefixroutingpolicies.prefix-gateway.dev",
+    ]
+    made = ("clusterrole,clusterrolebinding", "-l", "app.kubernetes.io/managed-by=Helm", "-o", "name")
+    assert await site.kubectl("get", *made) == ""
