@@ -4,6 +4,8 @@ Each pick books the tokens that the server will have to compute. The server comp
 is taken from the oldest booking first. Between scrapes the backlog drains at the server's prefill rate, as an estimate;
 a scrape's counters then confirm what was really done, and the estimate keeps only what cannot have been counted
 yet: servers count a prompt when its prefill has finished, so at most the oldest booking is half done and uncounted.
+Until then a part of it counts as undone whatever the estimate says: a long prompt takes longer than its tokens foretell, and a
+server that wrongly seems idle gets the next one on top.
 
 Best counted are first tokens (`begun`): each ends one booking, however much of it was found in the cache against expectation
 and however wrong its size was guessed. A server that counts only tokens has them taken off (`confirm`); one that counts
@@ -18,6 +20,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+
+_LEFT_OF_OLDEST = 0.25
+"""Share of the oldest booking that is undone until the server says otherwise."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +53,11 @@ class Backlog:
 
     def undone_tokens(self, *, now: float, rate: float) -> float:
         """Estimate of the tokens still to compute, at `rate` tokens a second since the last event."""
-        undone = self._total - self._drained
-        if undone <= 0.0:  # of many endpoints most wait for work
+        total = self._total
+        if not total:  # of many endpoints most wait for work
             return 0.0
-        return max(0.0, undone - rate * max(0.0, now - self._at))
+        undone = total - self._drained - rate * max(0.0, now - self._at)
+        return max(undone, _LEFT_OF_OLDEST * next(iter(self._bookings)).tokens)
 
     def book(self, booking: Booking, *, now: float, rate: float) -> None:
         """Add work. Time before it was idle time: it drains nothing of the new booking."""

@@ -22,11 +22,17 @@ def undone(backlog: Backlog, *, now: float) -> float:
     return backlog.undone_tokens(now=now, rate=RATE)
 
 
-def test_work_drains_at_the_servers_rate_and_no_further_than_to_nothing() -> None:
+def test_work_drains_at_the_servers_rate_but_for_a_quarter_of_the_prompt_in_turn() -> None:
     backlog = Backlog(now=0.0)
-    booked(backlog, 300, now=0.0)
-    assert undone(backlog, now=1.0) == 200
-    assert undone(backlog, now=10.0) == 0
+    booked(backlog, 400, now=0.0)
+    booked(backlog, 1000, now=0.0)
+    assert undone(backlog, now=1.0) == 1300
+    assert undone(backlog, now=13.5) == 100
+    assert undone(backlog, now=99.0) == 100
+    backlog.begun(1, now=99.0, rate=RATE)
+    assert undone(backlog, now=99.0) == 250
+    backlog.begun(1, now=99.0, rate=RATE)
+    assert undone(backlog, now=99.0) == 0
 
 
 def test_idle_time_drains_nothing_of_later_work() -> None:
@@ -214,7 +220,8 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         booking = Booking(tokens=tokens, booked_at=self.now)
         before = self.backlog.undone_tokens(now=self.now, rate=RATE)
         self.backlog.book(booking, now=self.now, rate=RATE)
-        assert self.backlog.undone_tokens(now=self.now, rate=RATE) == pytest.approx(before + tokens)
+        after = self.backlog.undone_tokens(now=self.now, rate=RATE)
+        assert before - 1e-6 <= after <= before + tokens + 1e-6
         self.pairs.append((booking, [tokens]))
 
     @precondition(lambda self: self.pairs)
@@ -260,9 +267,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        before = self.backlog.undone_tokens(now=self.now, rate=RATE)
         self.backlog.settle(now=self.now, rate=RATE)
-        assert abs(self.backlog.undone_tokens(now=self.now, rate=RATE) - before) < 1.001  # part of a token
         self.uncounted = self.unbegun = 0
         # The model follows the product's whole tokens, or a rounding at the edge would be told as a fault.
         taken = self.total() - sum(b.tokens for b, _ in self.pairs)
@@ -283,7 +288,8 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.backlog.check_integrity()
-        expected = max(0.0, self.total() - self.drained)
+        oldest = self.pairs[0][1][0] if self.pairs else 0
+        expected = max(oldest / 4, self.total() - self.drained)
         assert self.backlog.undone_tokens(now=self.now, rate=RATE) == pytest.approx(expected, abs=1e-6)
         assert sum(b.tokens for b, _ in self.pairs) == self.total()
         assert all(b.tokens == 0 for b in self.over)
