@@ -122,7 +122,8 @@ def test_a_chain_is_told_from_where_it_leaves_what_was_told_before() -> None:
 
 
 def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew() -> None:
-    one, other = two()
+    one, other = Replica(1, on=endpoints("a")), Replica(2, on=endpoints("a"))
+    meet([one, other], now=0.0)
     turn = text("p", 40_000)
     one.pick(text("s"), now=9.0)
     other.hear(one.say(now=9.0), now=9.0)

@@ -1,0 +1,134 @@
+"""Workers of one machine share over a local socket, with no Redis: the hub, its links, and whole workers behind Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import struct
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from epp.sharing.hub import Hub, frame
+from epp.sharing.hub_link import HubLink
+from epp.sharing_config import Sharing
+from tests.harness.gateway import PickerProcess, running_gateway
+from tests.harness.processes import wait_until
+from tests.harness.sharing import both_ways, met, sharing
+from tests.unit.sharing.pickers import text
+
+pytest_plugins = ["tests.harness.fixtures"]
+SETTINGS = Sharing(flush_interval_seconds=0.02)
+
+
+async def test_workers_learn_from_each_other_over_the_hub(tmp_path: Path) -> None:
+    hub = Hub(tmp_path / "hub.sock")
+    await hub.start()
+    assert (tmp_path / "hub.sock").stat().st_mode & 0o777 == 0o600
+    async with (
+        sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as one,
+        sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as other,
+    ):
+        await met(one, other)
+        await both_ways(one, other, name="p")
+        async with sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as third:
+            await third.learns(text("p of one"))
+            await third.learns(text("p of the other"))
+    await hub.close()
+
+
+async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_path: Path) -> None:
+    path = tmp_path / "hub.sock"
+    hub = Hub(path)
+    await hub.start()
+    async with (
+        sharing(HubLink(path), settings=SETTINGS) as one,
+        sharing(HubLink(path), settings=SETTINGS) as other,
+    ):
+        await met(one, other)
+        await hub.close()
+        path.unlink(missing_ok=True)
+        await wait_until(lambda: not one.service.connected, what="it is noticed", timeout_s=60)
+        one.serve(text("meanwhile"))
+        hub = Hub(path)
+        await hub.start()
+        await met(one, other)
+        await both_ways(one, other, name="after")
+        await other.learns(text("meanwhile"))
+    await hub.close()
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\xff" * 64, frame(b"N", b""), frame(b"?", b"x"), struct.pack(">IB", 2**31, 83)]
+)
+async def test_bytes_that_are_no_frame_end_their_own_connection_alone(tmp_path: Path, junk: bytes) -> None:
+    path = tmp_path / "hub.sock"
+    hub = Hub(path)
+    await hub.start()
+    async with (
+        sharing(HubLink(path), settings=SETTINGS) as one,
+        sharing(HubLink(path), settings=SETTINGS) as other,
+    ):
+        await met(one, other)
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(junk)
+        await writer.drain()
+        await both_ways(one, other, name="p")
+        writer.close()
+    await hub.close()
+
+
+@pytest.mark.envoy
+async def test_two_workers_hit_as_one_does_and_one_that_was_killed_starts_warm(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, workers=2) as gateway:
+        picker, client = gateway.picker, gateway.client
+
+        async def met_again() -> bool:
+            return await picker.ready() and await picker.metric("epp_sharing_peers") == 2
+
+        await wait_until(met_again, what="the workers have met", timeout_s=60)
+        for turn in range(4):
+            for user in range(12):
+                prompt = text(f"user {user}", 4000).decode() + "".join(
+                    text(f"{user} {n}", 600).decode() for n in range(turn)
+                )
+                assert (await client.complete(prompt)).status == 200
+            await wait_until(
+                functools.partial(_all_heard, picker), what="each heard what the other did", timeout_s=60
+            )
+        asked = await picker.metric("epp_prompt_tokens_total")
+        matched = await picker.metric("epp_matched_tokens_total")
+        assert matched / asked > 0.55, "one picker comes to 0.69, two that share nothing to less than half"
+
+        victim = picker.worker_pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        await wait_until(lambda: victim not in picker.worker_pids(), what="it is gone", timeout_s=60)
+        await wait_until(met_again, what="the workers have met again", timeout_s=60)
+
+        async def warm() -> bool:
+            entries = await _entries(picker)
+            return min(entries) >= 0.9 * max(entries) > 0
+
+        await wait_until(warm, what="both have the table", timeout_s=60)
+
+
+async def _entries(picker: PickerProcess) -> list[float]:
+    """Of each worker's table."""
+    entries = []
+    async with aiohttp.ClientSession() as session:
+        for url in picker.admin_urls:
+            async with session.get(f"{url}/metrics") as response:
+                page = await response.text()
+            (line,) = [line for line in page.splitlines() if line.startswith("epp_table_size_entries ")]
+            entries.append(float(line.split()[1]))
+    return entries
+
+
+async def _all_heard(picker: PickerProcess) -> bool:
+    """Requests that bypassed a busy picker are nobody's business; what a stored table told is heard as well."""
+    picks = await picker.metric("epp_pick_seconds_count")
+    said = await picker.metric("epp_sharing_said_events_total")
+    return picks > 0 and said == 2 * picks <= await picker.metric("epp_sharing_heard_events_total")
