@@ -97,6 +97,16 @@ async def test_every_shape_comes_up_serves_and_leaves_nothing(
                     async with session.get(url) as response:
                         assert 'epp_endpoint_ready{endpoint="servers-model-server' in await response.text()
 
+            async def replicas_hear_each_other() -> bool:
+                heard = []
+                for pod in pods(plane, "--selector=app.kubernetes.io/instance=gateway"):
+                    if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway":
+                        async with session.get(f"http://{pod['status']['podIP']}:9090/metrics") as response:
+                            heard.append("\nepp_sharing_peers 1.0\n" in await response.text())
+                return heard == [True, True]
+
+            await wait_until(replicas_hear_each_other, what="two replicas share", timeout_s=PATIENCE_S)
+
         service = plane.get("service/behind-prefix-gateway", *LLM)["spec"]["clusterIP"]
         secret = plane.get("secret/behind-prefix-gateway-picker-tls", *LLM)["data"]
         host = "behind-prefix-gateway.llm.svc"
