@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-routing bench-sharing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-routing bench-sharing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking and scraping: ta
 
 bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
 	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m tests.bench.model_server.bench_$$b; done
+
+bench-engine: engine-env ## the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
+	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine $(ARGS)
 
 bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)

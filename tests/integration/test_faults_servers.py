@@ -27,7 +27,7 @@ async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:
 
 async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_path: Path) -> None:
     # Scrapes would find it out in a moment; here they never do.
-    policy = {"scrape": {"failuresToEject": 100, "intervalSeconds": 10}}
+    policy = {"scrape": {"failuresToEject": 100, "intervalSeconds": 10, "staleAfterSeconds": 20}}
     async with running_gateway(tmp_path, policy=policy) as gateway:
         await gateway.backends[0].stop()
         assert "s0" not in await distinct_prompts(gateway)
