@@ -48,12 +48,16 @@ class PrefixScope:
     adapter_name: str = ""
     adapter_path: str = ""
     cache_salt: str = ""
+    approximation: str = ""
+    """How its KV differs from what the model computes from the tokens alone (`sel:0.25`); empty: not at all."""
 
     def packed(self) -> bytes:
         """Empty for the plain scope. Fields are preceded by their lengths: different scopes give different bytes."""
-        if not self.adapter_name and not self.cache_salt:
+        fields = [self.adapter_name.encode(), self.adapter_path.encode(), self.cache_salt.encode()]
+        if self.approximation:
+            fields.append(self.approximation.encode())
+        elif not self.adapter_name and not self.cache_salt:
             return b""
-        fields = (self.adapter_name.encode(), self.adapter_path.encode(), self.cache_salt.encode())
         return b"".join(struct.pack("<I", len(field)) + field for field in fields)
 
 
@@ -164,6 +168,8 @@ def _vllm_extra_keys(scope: PrefixScope, *, first: bool) -> _ExtraKeys:
         keys.append(("lora", _own_object(scope.adapter_name), _own_object(scope.adapter_path)))
     if scope.cache_salt and first:
         keys.append(("cache_salt", _own_object(scope.cache_salt)))
+    if scope.approximation and first:
+        keys.append(("approximation", _own_object(scope.approximation)))
     return tuple(keys) or None
 
 

@@ -25,7 +25,7 @@ from model_server.core.blocks import Block
 from model_server.core.cache_observer import CacheObserver, Unobserved
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import make_order
-from model_server.core.hashing import make_hasher
+from model_server.core.hashing import BlockHash, make_hasher
 from model_server.core.request import Request, RequestId
 
 
@@ -76,6 +76,8 @@ class KVCacheManager:
         self.block_size_tokens = block_size_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = PrefixCacheStats()
+        self._untold: Counter[BlockHash] = Counter()
+        """Cached blocks that are approximate: nobody outside hears of them."""
         self.observer: CacheObserver = Unobserved()
         """Hears of full blocks only, so it makes no sense where partial ones are found too."""
         self._hasher = make_hasher(
@@ -205,6 +207,7 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all cached content; requests under way keep their blocks and cache only what they fill from now on."""
         self.pool.forget_all()
+        self._untold.clear()
         self.observer.cleared()
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -216,6 +219,7 @@ class KVCacheManager:
         held = Counter(block for table in self._tables.values() for block in table) + self._pins
         assert all(block.ref_count == held[block] for block in self.pool.blocks)
         assert all(count > 0 for count in self._pins.values())
+        assert all(count > 0 for count in self._untold.values())
         assert self._tables.keys() == self._num_cached_blocks.keys()
         for request_id, table in self._tables.items():
             assert len(set(table)) == len(table), "a table holds a block twice"
@@ -252,7 +256,10 @@ class KVCacheManager:
         for index in range(first, num_full):
             self._cache(request, table[index], index)
         self._num_cached_blocks[request.request_id] = num_full
-        self.observer.stored(request, first=first, end=num_full)
+        if request.scope.approximation:
+            self._untold.update(request.block_hashes[first:num_full])
+        else:
+            self.observer.stored(request, first=first, end=num_full)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
         """The `index`th block of the request is full."""
@@ -260,5 +267,9 @@ class KVCacheManager:
 
     def _forgotten(self, block: Block) -> None:
         """The pool is about to take a block's hash."""
-        if block.block_hash is not None:
+        if block.block_hash is None:
+            return
+        if self._untold[block.block_hash]:
+            self._untold -= Counter((block.block_hash,))
+        else:
             self.observer.removed(block.block_hash)

@@ -55,6 +55,8 @@ class Request:
     ignore_eos: bool = False
     adapter: Adapter | None = None
     cache_salt: str = ""
+    approximation: str = ""
+    """Names how its KV is computed where that is not exact: such blocks serve only requests of the same name."""
     seed: int = 0
     """For a runner that makes up its answers; one that samples reads `sampling`."""
     sampling: SamplingParams = GREEDY
@@ -85,7 +87,12 @@ class Request:
             raise ValueError("an answer has at least one token")
         self.num_prompt_tokens = len(self.token_ids)
         name, path = (self.adapter.name, self.adapter.path) if self.adapter else ("", "")
-        self.scope = PrefixScope(adapter_name=name, adapter_path=path, cache_salt=self.cache_salt)
+        self.scope = PrefixScope(
+            adapter_name=name,
+            adapter_path=path,
+            cache_salt=self.cache_salt,
+            approximation=self.approximation,
+        )
         prompt = struct.pack(f"<{len(self.token_ids)}I", *self.token_ids)
         own = PrefixScope(adapter_name=name, adapter_path=path).packed()
         self.fingerprint = xxhash.xxh3_64_intdigest(prompt + own, seed=self.seed & 0xFFFFFFFFFFFFFFFF)

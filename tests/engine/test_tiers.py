@@ -1,0 +1,173 @@
+"""The probe, selective attention and the tiers on real computation: small random models, and SmolLM2."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
+from model_server.runners.hf import model as hf
+from model_server.text.pretrained import PretrainedLanguage
+from model_server.tiers.reader import Records, TieredReader
+from model_server.tiers.selection import Choice, Seen, probe
+from model_server.tiers.settings import SelectionSettings
+from model_server.tiers.similarity import threshold
+from model_server.tiers.store import PrefixStore
+from model_server.tiers.view import MemorySource, SelectiveView
+from model_server.weights.known import SMOLLM2, find
+from tests.bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, measure
+from tests.bench.tiers.samples import Sequencer, documents
+from tests.engine.harness import tokens
+from tests.engine.tiny_models import tiny
+
+BLOCK = 8
+PREFIX = 40
+
+
+def chain(token_ids: list[int]) -> list[BlockHash]:
+    hashes: list[BlockHash] = []
+    make_hasher("xxh3", block_size_tokens=BLOCK).extend(
+        hashes, token_ids, num_blocks=len(token_ids) // BLOCK, scope=PrefixScope()
+    )
+    return hashes
+
+
+class Tiny:
+    """A small model with 6 query heads on 2 KV heads, a store, and a reader over it."""
+
+    def __init__(self, folder: Path, settings: SelectionSettings, capacities: tuple[int, int]) -> None:
+        self.sequencer = Sequencer(tiny("llama"), max_tokens=80, block_size_tokens=BLOCK)
+        self.memory = self.sequencer.model.memory
+        records = Records(shape=self.memory.shape, probe_kv_heads=1)
+        layout = records.layout("tiny", block_tokens=BLOCK, chunk_tokens=4)
+        self.store = PrefixStore(folder, layout, capacity_bytes=10_000_000)
+        self.reader = TieredReader(self.store, records, settings, capacities_bytes=capacities)
+        self.settings = settings
+
+    def put(self, prefix: list[int]) -> None:
+        self.sequencer.compute(prefix, start=0)
+        blocks = self.sequencer.blocks[: len(prefix) // BLOCK]
+        self.store.put(chain(prefix), self.reader.records.of_memory(self.memory, blocks))
+
+    def by_probe(self, seen: Seen) -> Choice:
+        return probe(seen, settings=self.settings, group=3)
+
+    def ask(self, token_ids: list[int]) -> tuple[torch.Tensor, SelectiveView]:
+        """Logits after the stored prefix, whose keys and values are nowhere in paged memory."""
+        prefix = self.reader.open(chain(token_ids[:PREFIX]))
+        assert prefix is not None
+        view = SelectiveView(prefix, self.by_probe)
+        self.memory.data.zero_()
+        logits = self.sequencer.compute(token_ids, start=prefix.num_tokens, view=view)
+        self.reader.finish(prefix, view.choices.items())
+        self.reader.check_integrity()
+        self.store.check_integrity()
+        return logits, view
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    made: list[Tiny] = []
+
+    def make_tiny(settings: SelectionSettings, capacities: tuple[int, int] = (2000, 6000)) -> Tiny:
+        made.append(Tiny(tmp_path / str(len(made)), settings, capacities))
+        return made[-1]
+
+    yield make_tiny
+    for each in made:
+        each.reader.close()
+        each.store.close()
+
+
+def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: Any) -> None:
+    """A threshold of 1 (all kept would be needed to reach it) forces every layer to fall back."""
+    system = make(SelectionSettings(ratio=0.97))
+    token_ids = tokens(60, seed=1)
+    exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
+    system.put(token_ids[:PREFIX])
+    logits, view = system.ask(token_ids)
+    assert [choice.tokens for choice in view.choices.values()] == [None] * 3
+    torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any) -> None:
+    """What the tiers give is what attention over the same tokens in memory gives, before and after reordering."""
+    system = make(SelectionSettings(ratio=0.25, alpha=1.0))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    source = MemorySource(system.memory, system.sequencer.blocks, PREFIX, 1)
+    in_memory = SelectiveView(source, system.by_probe)
+    expected = system.sequencer.compute(token_ids, start=PREFIX, view=in_memory)
+    assert any(choice.tokens is not None for choice in in_memory.choices.values())
+    for reordered in (0, 1, 0):
+        if reordered:
+            assert system.reader.reorder() == 1
+        logits, view = system.ask(token_ids)
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+        for layer, choice in view.choices.items():
+            assert (choice.tokens is None) == (in_memory.choices[layer].tokens is None)
+
+
+def test_later_steps_of_a_request_see_what_its_first_one_chose(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.97))
+    token_ids = tokens(60, seed=2)
+    exact = system.sequencer.compute(token_ids, start=0)
+    system.put(token_ids[:PREFIX])
+    _, view = system.ask(token_ids[:50])
+    for end in range(51, 55):
+        logits = system.sequencer.compute(token_ids[:end], start=end - 1, view=view)
+        torch.testing.assert_close(logits[0], exact[end - 1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_prefix_in_several_nodes_is_read_across_them(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
+    token_ids, other = tokens(60, seed=3), tokens(16, seed=3) + tokens(24, seed=4)
+    exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
+    system.put(token_ids[:PREFIX])
+    system.ask(token_ids)
+    system.put(other)
+    assert len(system.store.match(chain(token_ids[:PREFIX]))) == 2
+    for _ in range(2):
+        logits, _ = system.ask(token_ids)
+        torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
+        system.reader.reorder()
+    assert sum(system.reader.found_in[:2]) == 0, "tiers without room find nothing"
+
+
+def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.25), capacities=(1 << 20, 1 << 20))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    system.ask(token_ids)
+    read = system.store.disk.counts.bytes
+    assert read > 0
+    system.ask(token_ids)
+    assert system.store.disk.counts.bytes == read
+    assert system.reader.resident_bytes(0) > 0
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[Path, Any]:
+    folder = find(SMOLLM2, progress=print)
+    return folder, hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_their_choice_is_good(
+    smollm2: tuple[Path, Any],
+) -> None:
+    folder, module = smollm2
+    samples = documents(PretrainedLanguage(folder), length_tokens=144, count=3)
+    found = measure(
+        copy.deepcopy(module), samples, prefix_tokens=128, ratios=[0.25, 0.5], after_each=lambda _: None
+    )
+    for ratio in (0.25, 0.5):
+        assert fmean(found[ratio, PROBE].similarity) > threshold(round(128 * ratio), 128)
+        assert 5 * fmean(found[ratio, PROBE].kl) < fmean(found[ratio, RANDOM].kl)
+        assert fmean(found[ratio, ORACLE].kl) < fmean(found[ratio, PROBE].kl)
+    assert fmean(found[0.5, PROBE].same) > fmean(found[0.5, RANDOM].same)
