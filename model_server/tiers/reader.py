@@ -241,21 +241,27 @@ class TieredPrefix:
         self._block_tokens = reader.store.layout.block_tokens
         self._probes: dict[int, Future[list[bytes]]] = {}
         self._probed: dict[int, torch.Tensor] = {}
+        self._reads: dict[int, Future[list[bytes]]] = {}
+        self._foreseen: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
         return sum(num_blocks for _, num_blocks in self.parts) * self._block_tokens
 
+    def foresee(self, tokens: torch.Tensor) -> None:
+        """Every layer will read just these: they are fetched ahead, without waiting for anybody's choice."""
+        self._foreseen = tokens
+
     def probe_keys(self, layer: int) -> torch.Tensor:
-        last = min(layer + self._reader.layers_ahead, self._records.shape.num_layers - 1)
-        for ahead in range(layer, last + 1):
+        shape, heads = self._records.shape, self._records.probe_kv_heads
+        if not heads:
+            return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype)
+        for ahead in self._ahead(layer):
             if ahead not in self._probes:
                 self._probes[ahead] = self._reader.submit(ahead, self._probe_read())
-        contents = self._probes[layer].result()
-        heads = self._records.probe_kv_heads
         keys = [
             self._records.tensor(content, num_heads=heads)[: num_blocks * self._block_tokens]
-            for content, (_, num_blocks) in zip(contents, self.parts, strict=True)
+            for content, (_, num_blocks) in zip(self._probes[layer].result(), self.parts, strict=True)
         ]
         probed = self._probed[layer] = torch.cat(keys)
         return probed
@@ -263,9 +269,26 @@ class TieredPrefix:
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         probed = self._probed.pop(layer) if layer in self._probed else self.probe_keys(layer)
         chosen = torch.arange(self.num_tokens) if tokens is None else tokens
+        if self._foreseen is not None:
+            assert torch.equal(chosen, self._foreseen), "what was foreseen is what is read"
+            for ahead in self._ahead(layer):
+                if ahead not in self._reads:
+                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0])
+        wanted, rows = self._wanted(layer, chosen)
+        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted)
+        others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
+        heads = others + self._records.shape.num_kv_heads
+        rest = self._records.tensor(b"".join(reading.result()), num_heads=heads)[rows]
+        return torch.cat((probed[chosen], rest[:, :others]), dim=1), rest[:, others:]
+
+    def _ahead(self, layer: int) -> range:
+        return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))
+
+    def _wanted(self, layer: int, chosen: torch.Tensor) -> tuple[_LayerRead, torch.Tensor]:
+        """The chunks to read, and where each chosen token is among all that they hold."""
+        layout = self._reader.store.layout
         wanted: list[tuple[Segment, int, int]] = []
-        rows, num_rows, start = [], 0, 0
-        size = self._reader.store.layout.chunk_tokens
+        rows, num_rows, start, size = [], 0, 0, layout.chunk_tokens
         for segment, num_blocks in self.parts:
             end = start + num_blocks * self._block_tokens
             own = chosen[(chosen >= start) & (chosen < end)] - start
@@ -274,17 +297,9 @@ class TieredPrefix:
             read = chunks.tolist()
             wanted += [(segment, chunk, held) for chunk, held in zip(read, counts.tolist(), strict=True)]
             rows.append(num_rows + ranks * size + slots % size)
-            layout = self._reader.store.layout
-            num_rows += sum(
-                layout.chunk_bytes(chunk, num_tokens=segment.num_tokens) // layout.rest_bytes
-                for chunk in read
-            )
+            num_rows += sum(min(size, segment.num_tokens - chunk * size) for chunk in read)
             start = end
-        contents = self._reader.submit(layer, wanted).result()
-        others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
-        heads = others + self._records.shape.num_kv_heads
-        rest = self._records.tensor(b"".join(contents), num_heads=heads)[torch.cat(rows)]
-        return torch.cat((probed[chosen], rest[:, :others]), dim=1), rest[:, others:]
+        return wanted, torch.cat(rows)
 
     def _probe_read(self) -> _LayerRead:
         kept = self._reader.settings.kept

@@ -152,6 +152,21 @@ def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) 
     assert system.reader.resident_bytes(0) > 0
 
 
+def test_what_is_foreseen_is_fetched_ahead_and_is_what_is_read(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.25))
+    token_ids = tokens(60, seed=5)
+    exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
+    system.put(token_ids[:PREFIX])
+    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    prefix.foresee(torch.arange(PREFIX))
+    view = SelectiveView(prefix, lambda _: Choice(None))
+    logits = system.sequencer.compute(token_ids, start=PREFIX, view=view)
+    torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
+    assert system.store.disk.counts.reads == 3 * (1 + PREFIX // 4), (
+        "probed keys and chunks of each layer, once"
+    )
+
+
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[Path, Any]:
     folder = find(SMOLLM2, progress=print)
@@ -162,7 +177,7 @@ def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_their_choice_
     smollm2: tuple[Path, Any],
 ) -> None:
     folder, module = smollm2
-    samples = documents(PretrainedLanguage(folder), length_tokens=144, count=3)
+    samples = documents(PretrainedLanguage(folder), length_tokens=144, count=2)
     found = measure(
         copy.deepcopy(module), samples, prefix_tokens=128, ratios=[0.25, 0.5], after_each=lambda _: None
     )
