@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
-from tests.harness.cached_builds import BuildFailedError, folder_bytes
+from tests.harness.build_command import build_and_tell, exit_status, sayer
+
+_say = sayer("cluster-env")
 
 
 def main() -> int:
@@ -20,31 +21,12 @@ def main() -> int:
     commands.add_parser("lock", help="write requirements/cluster*.txt and the indirect part of go.mod anew")
     commands.add_parser("up", help="run a control plane until interrupted, and say how to reach it")
     command: str = parser.parse_args().command
-    try:
-        if command == "build":
-            build()
-        elif command == "lock":
-            environment.lock()
-        else:
-            up()
-    except BuildFailedError as error:
-        print(f"cluster-env: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cluster-env: interrupted; nothing half-made is left under a final name", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status("cluster-env", {"build": build, "lock": environment.lock, "up": up}[command])
 
 
 def build() -> None:
-    started_at = time.monotonic()
-    found = environment.locate().ready
-    tools = environment.build(progress=_say)
-    if found:
-        _say(f"ready at {tools.folder}")
-    else:
-        megabytes = folder_bytes(tools.folder) / 1e6
-        _say(f"ready at {tools.folder}: {megabytes:.0f} MB, {time.monotonic() - started_at:.0f} s")
+    found = environment.locate()
+    build_and_tell(found.folder, ready=found.ready, build=lambda: environment.build(progress=_say), say=_say)
 
 
 def up() -> None:
@@ -56,10 +38,6 @@ def up() -> None:
         _say(f"export KUBECONFIG={plane.kubeconfig} PATH={plane.tools.kubectl.parent}:$PATH")
         _say("Enter or ctrl-C ends it")
         sys.stdin.readline()
-
-
-def _say(line: str) -> None:
-    print(f"cluster-env: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from tests.engine_env import environment
-from tests.harness.cached_builds import BuildFailedError, folder_bytes
+from tests.harness.build_command import build_and_tell, exit_status, sayer
+
+_say = sayer("engine-env")
 
 
 def main() -> int:
@@ -19,36 +20,17 @@ def main() -> int:
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     commands.add_parser("lock", help="write requirements/engine.txt from pyproject.toml")
     args = parser.parse_args()
-    command: str = args.command
-    try:
-        if command == "build":
-            build()
-        elif command == "run":
-            environment.become_python("-m", args.module, *args.arguments)
-        else:
-            environment.lock()
-    except BuildFailedError as error:
-        print(f"engine-env: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("engine-env: interrupted; nothing half-made is left under a final name", file=sys.stderr)
-        return 130
-    return 0
+    chosen = {
+        "build": build,
+        "lock": environment.lock,
+        "run": lambda: environment.become_python("-m", args.module, *args.arguments),
+    }[args.command]
+    return exit_status("engine-env", chosen)
 
 
 def build() -> None:
-    started_at = time.monotonic()
-    found = environment.locate().ready
-    built = environment.build(progress=_say)
-    if found:
-        _say(f"ready at {built.folder}")
-    else:
-        gigabytes = folder_bytes(built.folder) / 1e9
-        _say(f"ready at {built.folder}: {gigabytes:.1f} GB, {time.monotonic() - started_at:.0f} s")
-
-
-def _say(line: str) -> None:
-    print(f"engine-env: {line}", flush=True)
+    found = environment.locate()
+    build_and_tell(found.folder, ready=found.ready, build=lambda: environment.build(progress=_say), say=_say)
 
 
 if __name__ == "__main__":

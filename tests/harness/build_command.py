@@ -1,0 +1,40 @@
+"""What the commands that prepare cached things share: how they talk, what they say at the end, and their exit status."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.harness.cached_builds import BuildFailedError, folder_bytes
+
+Say = Callable[[str], None]
+
+
+def sayer(name: str) -> Say:
+    """Prints a line at once, with the command's name in front."""
+    return lambda line: print(f"{name}: {line}", flush=True)
+
+
+def exit_status(name: str, command: Callable[[], None]) -> int:
+    """Run the command; 1 where a build failed, 130 where a person stopped it."""
+    try:
+        command()
+    except BuildFailedError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; nothing half-made is left under a final name", file=sys.stderr)
+        return 130
+    return 0
+
+
+def build_and_tell(folder: Path, *, ready: bool, build: Callable[[], object], say: Say) -> None:
+    """Build what is to be in `folder`, and say how large it is and how long it took; ready: it was there."""
+    started_at = time.monotonic()
+    build()
+    if ready:
+        say(f"ready at {folder}")
+    else:
+        say(f"ready at {folder}: {folder_bytes(folder) / 1e6:,.0f} MB, {time.monotonic() - started_at:.0f} s")
