@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
+# A pytest command whose failed tests run once more, in a fresh process; one that fails twice has failed.
+twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
+	echo "The tests that failed run once more, on servers of their own; one that fails twice has failed."; \
+	$(1) --last-failed --last-failed-no-failures none
 
 .DEFAULT_GOAL := help
 .PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-routing bench-sharing bench-dataplane load load-compare docs lock clean
@@ -18,7 +22,7 @@ fetch-model: engine-env
 	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
 
 test: check vllm-env cluster-env test-engine ## everything CI runs: format, lint, types, layers, and all tests, on real Envoy, vLLM and Kubernetes
-	PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1 $(PYTEST)
+	@export PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1; $(call twice,$(PYTEST))
 
 check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
@@ -36,7 +40,7 @@ vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the check
 	@$(BIN)/python -m tests.vllm_env build
 
 test-engine: engine-env ## the tests of the engine alone, where torch is
-	@$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
+	@$(call twice,$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS))
 
 engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.engine_env build
