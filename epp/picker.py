@@ -10,29 +10,26 @@ called any number of times, in any order.
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from epp.decision import Decision, Pick, PickRequest
+from epp.decision import Decision, Pick, PickRequest, WouldPick
 from epp.dry_run import DryRun
 from epp.endpoints.absent import Absent
 from epp.endpoints.backlog import Booking
-from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.growth import growth, restarted
+from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
-from epp.endpoints.learning import TokenEstimate
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, SaturatedError
 from epp.journal import Journal
+from epp.mirrors import Mirrors
 from epp.policy import Policy, PolicySpec
-from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
 from epp.prefix.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
-from epp.request.response import ResponseFeedback, next_turn_prompt
+from epp.request.response import ResponseFeedback
 from epp.scheduling.candidates import View, gate
 from epp.scheduling.rules import RULES, Rule
 from epp.types import (
@@ -49,17 +46,8 @@ from epp.views import apply_gain, cached_tokens, shown, view_of
 _TOKEN_ID_BYTES = 4
 _SHOWN_CHARS = 256
 """Of a model's name in a decision: clients choose it, and decisions are kept."""
-_STATED_SPAN = 1.25
-"""A size that the server states is corrected by this at most, either way: requests that run take their part of it."""
-_ASSUMED_SPAN = 32.0
-"""One that the policy assumes, by this."""
-_RESIZE_RATIO = 0.02
-"""A capacity that moved by less than this is left as it is."""
 
 Outcome = Literal["ended", "aborted", "failed"]
-
-_root_seed = functools.lru_cache(maxsize=1024)(root_seed)
-"""A fleet has few models, and few salts are in use at once."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -103,9 +91,8 @@ class Picker:
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
         self._absent = Absent()
-        self._learned_of: dict[str, Learned] = {}
+        self._mirrors = Mirrors(policy.spec)
         self._apply(policy)
-        self._table = self._new_table()
         self._dry_run: DryRun | None = None
 
     # -- what the sources say ------------------------------------------------------------------------------------
@@ -121,31 +108,21 @@ class Picker:
 
     def learned(self, model: str) -> Learned:
         """For reading: what the servers of a model have taught."""
-        return self._learned(model)
+        return self._mirrors.learned(model)
 
     @property
     def table(self) -> PrefixTable:
         """For reading, and for what other pickers say. Another one once chunks are cut differently."""
-        return self._table
+        return self._mirrors.table
 
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self._fleet.states()]
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
         """Route by another policy from the next pick on. The table is kept, unless chunks are cut differently now."""
-        old = self._spec
         self._apply(policy)
-        if old.chunks != self._spec.chunks:
-            self._table = self._new_table()
+        if not self._mirrors.apply(policy.spec, self._fleet.states()):
             self._absent.clear()
-            for state in self._fleet.states():
-                self._table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
-        else:
-            self._table.set_bounds(
-                max_entries=self._spec.table.max_entries, ttl_s=self._spec.table.ttl_seconds
-            )
-            for state in self._fleet.states():
-                self._fit_table(state)
 
     @property
     def dry_run(self) -> DryRun | None:
@@ -162,17 +139,17 @@ class Picker:
         change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now)
         for name in change.removed:
             if not self._absent.leave(before[name], now=now):
-                self._table.drop_endpoint(name)
+                self.table.drop_endpoint(name)
         for name in change.restarted:
-            self._table.clear_endpoint(name)
+            self.table.clear_endpoint(name)
         for name in change.added:
             state = self._state(name)
             same = self._absent.come_back(state.endpoint)
             if same:
                 continue  # its share keeps its size until the server says one: nothing may be evicted for a guess
             if same is not None:
-                self._table.drop_endpoint(name)
-            self._table.add_endpoint(name, capacity_bytes=self._capacity_bytes(state))
+                self.table.drop_endpoint(name)
+            self._mirrors.add(state)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape; None: it failed."""
@@ -185,36 +162,27 @@ class Picker:
         before = state.metrics
         if before is not None and restarted(before, metrics):
             state.forget_server(now=now)
-            self._table.clear_endpoint(name)
+            self.table.clear_endpoint(name)
             before = None
             if self._journal is not None:
                 self._journal.append(("restarted", now, state))
         state.observe(metrics, now=now)
-        tokenizer = self._learned(state.endpoint.model).tokens
-        sample = state.window.observe(metrics)
-        if sample:
-            tokenizer.learn(*sample)
-        if before is not None:
-            answered = growth(before.generated_tokens, metrics.generated_tokens)
-            if answered:
-                self._table.charge(name, size_bytes=int(answered * tokenizer.bytes_per_token), now=now)
-        self._learn_size(state, metrics, now=now)
-        self._fit_table(state)
+        self._mirrors.observe(state, before, metrics, now=now)
 
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions."""
-        self._table.evict(now)
+        self.table.evict(now)
         for name in self._absent.give_up(now=now):
-            self._table.drop_endpoint(name)
+            self.table.drop_endpoint(name)
 
     def check_integrity(self) -> None:
         """Assert that every part is sound, and that the table has a share for each endpoint and each that is waited for."""
         self._fleet.check_integrity()
-        self._table.check_integrity()
+        self.table.check_integrity()
         self._absent.check_integrity()
         present = {state.endpoint.name for state in self._fleet.states()}
         assert not present & self._absent.names()
-        assert set(self._table.endpoints()) == present | self._absent.names()
+        assert set(self.table.endpoints()) == present | self._absent.names()
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -223,47 +191,25 @@ class Picker:
         inference, spec = request.inference, self._spec
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
         states = self._candidates(request)
-        learned = self._learned(states[0].endpoint.model)
+        learned = self._mirrors.learned(states[0].endpoint.model)
         size = prompt_size(inference, body_bytes=request.body_bytes)
         prompt_tokens = (
             size.text_bytes // _TOKEN_ID_BYTES if inference.token_ids else learned.tokens.tokens(size)
         )
-        chain = self._chain(inference)
-        matches = self._table.match(chain) if chain else {}
-        tokens_per_byte = prompt_tokens / max(1, size.text_bytes)
-        views = []
-        for state in states:
-            chunks = matches.get(state.endpoint.name, 0)
-            cached = 0
-            if chunks:  # of a hundred endpoints few hold any
-                held_tokens = self._schedule.end_bytes(chunks) * tokens_per_byte
-                cached = cached_tokens(state, held_tokens, prompt_tokens)
-            views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
-        if matches:
-            apply_gain(views, prompt_tokens, spec.gain)
-        dry_run, would_pick = self._dry_run, None
-        if dry_run is not None:
-            dry_run.follow(self._rng)
-        ordered, reason = self._rank(views, request=request, adapter=adapter)
-        chosen = ordered[0]
-        if dry_run is not None:
-            would_pick = dry_run.choose(
-                states,
-                views,
-                chosen=chosen.name,
-                prompt_tokens=prompt_tokens,
-                adapter=adapter,
-                session=request.session,
-                now=now,
-            )
+        chain = self._mirrors.chain(inference)
+        views = self._views(states, chain, size, prompt_tokens, adapter=adapter, now=now)
+        ordered, reason, would_pick = self._choose(
+            request, states, views, prompt_tokens=prompt_tokens, adapter=adapter, now=now
+        )
 
         # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
+        chosen = ordered[0]
         state = self._state(chosen.name)
         booking = Booking(tokens=prompt_tokens - chosen.cached_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
             state.use_adapter(adapter, spec=spec, now=now)
-        recorded = self._table.record(chosen.name, chain, now=now) if chain else None
+        recorded = self.table.record(chosen.name, chain, now=now) if chain else None
         if recorded is not None:
             learned.cache.predicted(
                 state.hits, tokens=chosen.cached_tokens, others=booking.tokens, unused_s=recorded.unused_s
@@ -299,7 +245,7 @@ class Picker:
             size=size,
             teaches=bool(inference.prompt) and not inference.token_ids,
             recorded=recorded,
-            table=self._table,
+            table=self.table,
         )
         if self._journal is not None:
             self._journal.append(("began", now, ticket))
@@ -334,19 +280,19 @@ class Picker:
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
         if feedback.prompt_tokens and ticket.teaches:
-            self._learned(ticket.state.endpoint.model).tokens.learn(ticket.size, feedback.prompt_tokens)
+            self._mirrors.learned(ticket.state.endpoint.model).tokens.learn(
+                ticket.size, feedback.prompt_tokens
+            )
         conversation = ticket.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
         if ticket.prefix_lost or not self._mirrored(ticket):
             return
-        grown = next_turn_prompt(conversation, feedback.text)
-        if grown is not None:
-            chain = hash_chain(grown, seed=self._seed(conversation), schedule=self._schedule)
-            if len(chain) > len(ticket.chain) and chain[: len(ticket.chain)] == ticket.chain:
-                self._table.record(ticket.state.endpoint.name, chain, now=now)
-                if self._journal is not None:
-                    self._journal.append(("grew", now, ticket.state, chain))
+        chain = self._mirrors.next_turn_chain(conversation, feedback.text)
+        if len(chain) > len(ticket.chain) and chain[: len(ticket.chain)] == ticket.chain:
+            self.table.record(ticket.state.endpoint.name, chain, now=now)
+            if self._journal is not None:
+                self._journal.append(("grew", now, ticket.state, chain))
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
@@ -364,7 +310,7 @@ class Picker:
             self._forget_prefix(ticket)
         if not ticket.prefix_lost and self._mirrored(ticket):
             # Servers order their blocks by when they are freed, which is now.
-            self._table.touch(ticket.state.endpoint.name, ticket.chain, now=now)
+            self.table.touch(ticket.state.endpoint.name, ticket.chain, now=now)
         if self._journal is not None:
             self._journal.append(("over", now, ticket))
 
@@ -383,67 +329,12 @@ class Picker:
     def _apply(self, policy: Policy) -> None:
         self._policy = policy
         self._spec: PolicySpec = policy.spec
-        chunks = policy.spec.chunks
-        self._schedule = ChunkSchedule(
-            chunk_bytes=chunks.size_bytes,
-            later_chunk_bytes=chunks.later_size_bytes,
-            later_from_bytes=chunks.later_from_bytes,
-        )
         self._rule: Rule = RULES[policy.spec.rule](policy.spec, self._rng)
-
-    def _new_table(self) -> PrefixTable:
-        table = self._spec.table
-        return PrefixTable(schedule=self._schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds)
-
-    def _learned(self, model: str) -> Learned:
-        known = self._learned_of.get(model)
-        if known is None:
-            tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
-            known = self._learned_of[model] = Learned(tokens=tokens, cache=CacheSize())
-        return known
-
-    def _learn_size(self, state: EndpointState, metrics: EndpointMetrics, *, now: float) -> None:
-        if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
-            return
-        name = state.endpoint.name
-        bounded = self._table.used_bytes(name) > 0.9 * self._table.capacity_bytes(name)
-        span = _STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN
-        self._learned(state.endpoint.model).cache.observe(
-            state.hits,
-            hits=metrics.prefix_hits,
-            waiting=metrics.waiting,
-            bounded=bounded,
-            span=span,
-            now=now,
-        )
-
-    def _capacity_bytes(self, state: EndpointState) -> int:
-        model = state.endpoint.model
-        stated = state.metrics.capacity_tokens if state.metrics else None
-        tokens = stated or self._spec.table.default_capacity_tokens
-        learned = self._learned(model)
-        factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
-        return int(tokens * factor * learned.tokens.bytes_per_token)
 
     def _state(self, name: EndpointName) -> EndpointState:
         state = self._fleet.get(name)
         assert state is not None, "asked for an endpoint that the fleet does not hold"
         return state
-
-    def _fit_table(self, state: EndpointState) -> None:
-        """Let the table's share for a server follow the server's capacity."""
-        name = state.endpoint.name
-        capacity, had = self._capacity_bytes(state), self._table.capacity_bytes(name)
-        if abs(capacity - had) > _RESIZE_RATIO * had:
-            self._table.resize(name, capacity_bytes=capacity)
-
-    def _seed(self, inference: InferenceRequest) -> int:
-        return _root_seed(schedule=self._schedule, model=inference.model, cache_salt=inference.cache_salt)
-
-    def _chain(self, inference: InferenceRequest) -> list[ChunkHash]:
-        if not inference.prompt:
-            return []
-        return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self._schedule)
 
     def _candidates(self, request: PickRequest) -> list[EndpointState]:
         """Endpoints that may serve the request at all. NoEndpointError if there are none."""
@@ -462,6 +353,57 @@ class Picker:
                     "none of the endpoints that the data plane allows is ready", reason="subset_empty"
                 )
         return states
+
+    def _views(
+        self,
+        states: Sequence[EndpointState],
+        chain: Sequence[ChunkHash],
+        size: PromptSize,
+        prompt_tokens: int,
+        *,
+        adapter: str,
+        now: float,
+    ) -> list[View]:
+        """What the rule looks at, for every candidate."""
+        spec, end_bytes = self._spec, self._mirrors.schedule.end_bytes
+        matches = self.table.match(chain) if chain else {}
+        tokens_per_byte = prompt_tokens / max(1, size.text_bytes)
+        views = []
+        for state in states:
+            chunks = matches.get(state.endpoint.name, 0)
+            # Of a hundred endpoints few hold any.
+            cached = cached_tokens(state, end_bytes(chunks) * tokens_per_byte, prompt_tokens) if chunks else 0
+            views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
+        if matches:
+            apply_gain(views, prompt_tokens, spec.gain)
+        return views
+
+    def _choose(
+        self,
+        request: PickRequest,
+        states: list[EndpointState],
+        views: list[View],
+        *,
+        prompt_tokens: int,
+        adapter: str,
+        now: float,
+    ) -> tuple[list[View], str, WouldPick | None]:
+        """All views, best first; the reason; and what the policy that is only tried would have picked."""
+        dry_run = self._dry_run
+        if dry_run is None:
+            return *self._rank(views, request=request, adapter=adapter), None
+        dry_run.follow(self._rng)
+        ordered, reason = self._rank(views, request=request, adapter=adapter)
+        tried = dry_run.choose(
+            states,
+            views,
+            chosen=ordered[0].name,
+            prompt_tokens=prompt_tokens,
+            adapter=adapter,
+            session=request.session,
+            now=now,
+        )
+        return ordered, reason, tried
 
     def _rank(self, views: list[View], *, request: PickRequest, adapter: str) -> tuple[list[View], str]:
         """All views, best first, the left-out last; and the reason of the choice. SaturatedError if so configured."""
@@ -494,12 +436,12 @@ class Picker:
         """
         state = ticket.state
         same_server = self._fleet.get(state.endpoint.name) is state and state.process == ticket.process
-        return bool(ticket.chain) and ticket.table is self._table and same_server
+        return bool(ticket.chain) and ticket.table is self.table and same_server
 
     def _forget_prefix(self, ticket: _Ticket) -> None:
         """The server did not compute the prompt: what only this request recorded is taken back."""
         if ticket.recorded is not None and not ticket.prefix_lost and self._mirrored(ticket):
-            self._table.undo(ticket.recorded)
+            self.table.undo(ticket.recorded)
         ticket.prefix_lost = True
 
     def _move(self, ticket: _Ticket, served: Address, *, now: float) -> None:
@@ -516,11 +458,13 @@ class Picker:
         ticket.state, ticket.process = state, state.process
         chunks = 0
         if self._mirrored(ticket):
-            chunks = self._table.match(ticket.chain).get(state.endpoint.name, 0)
-            ticket.recorded = self._table.record(state.endpoint.name, ticket.chain, now=now)
+            chunks = self.table.match(ticket.chain).get(state.endpoint.name, 0)
+            ticket.recorded = self.table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
         prompt_tokens = ticket.decision.prompt_tokens
-        held_tokens = self._schedule.end_bytes(chunks) * prompt_tokens / max(1, ticket.size.text_bytes)
+        held_tokens = (
+            self._mirrors.schedule.end_bytes(chunks) * prompt_tokens / max(1, ticket.size.text_bytes)
+        )
         cached = cached_tokens(state, held_tokens, prompt_tokens) if chunks else 0
         ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
         state.book(ticket.booking, now=now)

@@ -1,0 +1,138 @@
+"""What the servers' caches are believed to hold: the prefix table, cut by the policy, sized by what servers state and teach.
+
+Owns the table, the schedule of chunks, and what is learned of each model. Everything here is synchronous and belongs to one picker,
+its only caller.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from epp.endpoints.cache_size import CacheSize
+from epp.endpoints.growth import growth
+from epp.endpoints.learned import Learned
+from epp.endpoints.learning import TokenEstimate
+from epp.endpoints.state import EndpointState
+from epp.policy import PolicySpec
+from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
+from epp.prefix.table import PrefixTable
+from epp.request.response import next_turn_prompt
+from epp.types import ChunkHash, EndpointMetrics, InferenceRequest
+
+_STATED_SPAN = 1.25
+"""A size that the server states is corrected by this at most, either way: requests that run take their part of it."""
+_ASSUMED_SPAN = 32.0
+"""One that the policy assumes, by this."""
+_FULL_SHARE = 0.9
+"""A mirror used to this share of its size would hold more if it were larger."""
+_RESIZE_RATIO = 0.02
+"""A capacity that moved by less than this is left as it is."""
+
+_root_seed = functools.lru_cache(maxsize=1024)(root_seed)
+"""A fleet has few models, and few salts are in use at once."""
+
+
+class Mirrors:
+    def __init__(self, spec: PolicySpec) -> None:
+        self._spec = spec
+        self._learned: dict[str, Learned] = {}
+        self.schedule = _schedule(spec)
+        self.table = self._new_table()
+        """Another one once chunks are cut differently."""
+
+    def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
+        """Another policy. False: chunks are cut differently now, and the table started anew."""
+        old, self._spec = self._spec, spec
+        if old.chunks == spec.chunks:
+            self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
+            for state in states:
+                self._fit(state)
+            return True
+        self.schedule = _schedule(spec)
+        self.table = self._new_table()
+        for state in states:
+            self.add(state)
+        return False
+
+    def add(self, state: EndpointState) -> None:
+        """Start an empty mirror for an endpoint."""
+        self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
+
+    def learned(self, model: str) -> Learned:
+        """What the servers of a model have taught."""
+        known = self._learned.get(model)
+        if known is None:
+            tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
+            known = self._learned[model] = Learned(tokens=tokens, cache=CacheSize())
+        return known
+
+    def observe(
+        self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
+    ) -> None:
+        """One scrape, taken in by the endpoint's state already; before: the last one of the same process."""
+        name, tokens = state.endpoint.name, self.learned(state.endpoint.model).tokens
+        sample = state.window.observe(after)
+        if sample:
+            tokens.learn(*sample)
+        if before is not None:
+            answered = growth(before.generated_tokens, after.generated_tokens)
+            if answered:
+                self.table.charge(name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
+        self._learn_size(state, after, now=now)
+        self._fit(state)
+
+    def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
+        """Of the request's prompt; empty where it has none."""
+        if not inference.prompt:
+            return []
+        return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
+
+    def next_turn_chain(self, inference: InferenceRequest, answer_text: str) -> list[ChunkHash]:
+        """Of what the next turn will start with; empty where that cannot be foreseen."""
+        grown = next_turn_prompt(inference, answer_text)
+        return (
+            hash_chain(grown, seed=self._seed(inference), schedule=self.schedule) if grown is not None else []
+        )
+
+    def _seed(self, inference: InferenceRequest) -> int:
+        return _root_seed(schedule=self.schedule, model=inference.model, cache_salt=inference.cache_salt)
+
+    def _new_table(self) -> PrefixTable:
+        table = self._spec.table
+        return PrefixTable(schedule=self.schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds)
+
+    def _learn_size(self, state: EndpointState, metrics: EndpointMetrics, *, now: float) -> None:
+        if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
+            return
+        name = state.endpoint.name
+        self.learned(state.endpoint.model).cache.observe(
+            state.hits,
+            hits=metrics.prefix_hits,
+            waiting=metrics.waiting,
+            bounded=self.table.used_bytes(name) > _FULL_SHARE * self.table.capacity_bytes(name),
+            span=_STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN,
+            now=now,
+        )
+
+    def _fit(self, state: EndpointState) -> None:
+        """Let the table's share for a server follow the server's capacity."""
+        name = state.endpoint.name
+        capacity, had = self._capacity_bytes(state), self.table.capacity_bytes(name)
+        if abs(capacity - had) > _RESIZE_RATIO * had:
+            self.table.resize(name, capacity_bytes=capacity)
+
+    def _capacity_bytes(self, state: EndpointState) -> int:
+        stated = state.metrics.capacity_tokens if state.metrics else None
+        tokens = stated or self._spec.table.default_capacity_tokens
+        learned = self.learned(state.endpoint.model)
+        factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
+        return int(tokens * factor * learned.tokens.bytes_per_token)
+
+
+def _schedule(spec: PolicySpec) -> ChunkSchedule:
+    return ChunkSchedule(
+        chunk_bytes=spec.chunks.size_bytes,
+        later_chunk_bytes=spec.chunks.later_size_bytes,
+        later_from_bytes=spec.chunks.later_from_bytes,
+    )
