@@ -30,7 +30,7 @@ check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-fast: $(VENV)/.dev ## the tests that need neither Envoy nor vLLM nor Kubernetes: seconds
+test-fast: $(VENV)/.dev ## the tests that need neither Envoy nor vLLM nor Kubernetes: minutes
 	$(PYTEST) -m "not envoy and not vllm and not cluster and not slow" $(ARGS)
 
 test-vllm: vllm-env ## the tests on real vLLM alone
