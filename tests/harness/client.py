@@ -67,7 +67,7 @@ class OpenReply:
 
 
 class Client:
-    """HTTP/1.1 to one address, no limit on connections, no timeout but 60 s. Made by `http_client`."""
+    """HTTP/1.1 to one address, no limit on connections, no timeout but 240 s. Made by `http_client`."""
 
     def __init__(self, session: aiohttp.ClientSession, *, url: str) -> None:
         self._session = session
@@ -121,7 +121,7 @@ class Client:
 @asynccontextmanager
 async def http_client(url: str) -> AsyncIterator[Client]:
     connector = aiohttp.TCPConnector(limit=0, ssl=False)
-    timeout = aiohttp.ClientTimeout(total=60)
+    timeout = aiohttp.ClientTimeout(total=240)  # two thousand held at once: the first waits for the last
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield Client(session, url=url)
 

@@ -115,7 +115,7 @@ async def running_envoy(
     args += ["--concurrency", str(concurrency), "--log-level", "warning", "--file-flush-interval-msec", "50"]
     workers = config.workers if wait_healthy_pickers is None else wait_healthy_pickers
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
         managed_process("envoy", args, directory=directory) as process,
     ):
         envoy = EnvoyProcess(process, config=config, session=session)

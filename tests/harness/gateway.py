@@ -137,7 +137,7 @@ async def running_picker(
     """The real picker on `config`, which `config_in` wrote into `directory`; ready."""
     args = [sys.executable, "-m", "epp", "serve", "--config", str(directory / "config.yaml")]
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
         managed_process(name, args, directory=directory) as process,
     ):
         picker = PickerProcess(process, config=config, session=session)

@@ -126,7 +126,6 @@ async def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
         assert await gateway.envoy.bypassed() == before
 
 
-@pytest.mark.timeout(120)
 async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: Path) -> None:
     # The count is the matter, not the rate: they come in waves, and a slow machine may take its time over each.
     async with running_gateway(tmp_path, envoy={"messageTimeoutSeconds": 30}) as gateway:
@@ -163,7 +162,7 @@ async def test_pings_of_the_data_plane_and_of_clients_lose_no_stream(tmp_path: P
             assert await gateway.picker.metric("epp_in_flight") == STREAMS
             for backend in gateway.backends:
                 backend.behaviour.before_last.open()
-            await asyncio.wait_for(asyncio.gather(*(s.over.wait() for s in streams)), 20)
+            await asyncio.wait_for(asyncio.gather(*(s.over.wait() for s in streams)), 60)
             pinging.cancel()
             assert [(s.status, s.error) for s in streams] == [(200, "")] * STREAMS
             assert all(bytes(s.body).endswith(b"[DONE]\n\n") for s in streams)
