@@ -349,11 +349,7 @@ class Pod:
         return {
             "network_fd": self._network.fd,
             "host_name": pod["metadata"]["name"],
-            "binds": [
-                *({"source": f, "target": f, "read_only": True} for f in image.folders),
-                {"source": str(self._folder / "hosts"), "target": "/etc/hosts", "read_only": True},
-                *(self._bind(mount) for mount in entry.get("volumeMounts", [])),
-            ],
+            "binds": self._binds(entry, image),
             "read_only_root": bool(security.get("readOnlyRootFilesystem")),
             "uid": uid,
             "gid": security.get("runAsGroup", 0 if uid == 0 else image.uid),
@@ -366,6 +362,15 @@ class Pod:
             "variables": resolved,
             "command": _command(entry, image, resolved),
         }
+
+    def _binds(self, entry: JsonObject, image: Image) -> list[JsonObject]:
+        """What the container is shown, outer folders first, as container runtimes do: a volume at /tmp hides nothing below it."""
+        binds = [
+            *({"source": f, "target": f, "read_only": True} for f in image.folders),
+            {"source": str(self._folder / "hosts"), "target": "/etc/hosts", "read_only": True},
+            *(self._bind(mount) for mount in entry.get("volumeMounts", [])),
+        ]
+        return sorted(binds, key=lambda bind: len(Path(bind["target"]).parts))
 
     def _bind(self, mount: JsonObject) -> JsonObject:
         source = self._volumes.path(mount["name"])
