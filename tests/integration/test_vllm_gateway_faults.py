@@ -50,7 +50,10 @@ class Call:
 
 
 class Load:
-    """Requests of clients that ask for long answers, every other one streamed, each about a text of its own."""
+    """Requests of clients that ask for long answers, each about a text of its own.
+
+    Two of four are streamed, in pairs: two idle servers are picked in turns, and each is to get both kinds.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Load:
     def start(self, count: int) -> list[Call]:
         """`count` more at once."""
         numbers = range(len(self.calls), len(self.calls) + count)
-        new = [Call(request_id=f"{self._label}-{n}", stream=n % 2 == 0) for n in numbers]
+        new = [Call(request_id=f"{self._label}-{n}", stream=n % 4 < 2) for n in numbers]
         self.calls += new
         self._tasks += [asyncio.create_task(self._run(call)) for call in new]
         return new
