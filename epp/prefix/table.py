@@ -45,7 +45,8 @@ class Recorded:
 
 class PrefixTable:
     def __init__(self, *, schedule: ChunkSchedule, max_entries: int, ttl_s: float) -> None:
-        self._schedule = schedule
+        self.schedule = schedule
+        """How the prompts whose chains it holds are cut. For reading."""
         self._forest = RunForest(schedule=schedule)
         self._mirrors: dict[EndpointName, Mirror] = {}
         self._over: dict[Mirror, None] = {}
@@ -283,8 +284,8 @@ class PrefixTable:
             if not use.size_bytes:
                 mirror.unlink(use)
             return 0
-        keep_bytes = self._schedule.end_bytes(run.end) - most_bytes
-        keep_to = max(run.start, run.end - most_entries, self._schedule.chunks_in(max(keep_bytes, 0)))
+        keep_bytes = self.schedule.end_bytes(run.end) - most_bytes
+        keep_to = max(run.start, run.end - most_entries, self.schedule.chunks_in(max(keep_bytes, 0)))
         before, above = mirror.entries, run.parent
         kept = self._forest.release(mirror, run, keep_to=keep_to)
         self._retreat(mirror, use, kept or above)
@@ -317,7 +318,7 @@ class PrefixTable:
                 run = run.parent
         assert reached == set(mirror.last_use), "an entry that no use leads to would never be evicted"
         for run, use in mirror.last_use.items():
-            used_bytes += self._schedule.end_bytes(run.end) - self._schedule.end_bytes(run.start)
+            used_bytes += self.schedule.end_bytes(run.end) - self.schedule.end_bytes(run.start)
             if run.parent is not None:
                 assert order[mirror.last_use[run.parent]] >= order[use], "a prefix would go before its tail"
         assert used_bytes == mirror.used_bytes, "bytes miscounted"

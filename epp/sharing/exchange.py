@@ -10,7 +10,6 @@ from typing import Final
 
 from epp.journal import Journal
 from epp.picker import Picker
-from epp.prefix.hashing import ChunkSchedule
 from epp.sharing.listener import Listener
 from epp.sharing.speaker import Speaker
 from epp.sharing.storing import TableWriter
@@ -35,13 +34,7 @@ class Exchange:
 
     def channel(self, pool: str) -> str:
         """Where its peers are; changes with the policy's chunks."""
-        chunks = self._picker.policy.spec.chunks
-        schedule = ChunkSchedule(
-            chunk_bytes=chunks.size_bytes,
-            later_chunk_bytes=chunks.later_size_bytes,
-            later_from_bytes=chunks.later_from_bytes,
-        )
-        return channel_of(pool, schedule)
+        return channel_of(pool, self._picker.table.schedule)
 
     def gather(self) -> None:
         """Take in what the picker did; to be called whether or not anybody can be told."""
