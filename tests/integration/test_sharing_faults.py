@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,11 +12,11 @@ import pytest
 from epp.sharing_config import Redis
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
-from tests.harness.redis_server import Kind, RedisServer, running_redis
+from tests.harness.redis_server import Fault, Kind, RedisServer, faulty, running_redis
 from tests.harness.sharing import Sharer, both_ways, met, sharing_over
 from tests.unit.sharing.pickers import text
 
-FAULTS = ["killed", "stalled", "full", "refusing", "loses its data"]
+FAULTS: list[Fault] = ["killed", "stalled", "full", "refusing", "read-only", "loses its data"]
 
 
 @asynccontextmanager
@@ -28,36 +27,8 @@ async def two_over(server: RedisServer) -> AsyncIterator[tuple[Sharer, Sharer]]:
         yield one, other
 
 
-@asynccontextmanager
-async def faulty(
-    server: RedisServer, fault: str, stack: AsyncExitStack, *, directory: Path
-) -> AsyncIterator[None]:
-    """The fault holds until the block ends."""
-    if fault == "killed":
-        server.process.signal(signal.SIGKILL)
-        await server.process.wait()
-        yield
-        await stack.enter_async_context(running_redis(directory, port=server.port))
-    elif fault == "stalled":
-        server.process.freeze()
-        yield
-        server.process.thaw()
-    elif fault == "full":
-        await server.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
-        await server.do("CONFIG", "SET", "maxmemory", "1")
-        yield
-        await server.do("CONFIG", "SET", "maxmemory", "0")
-    elif fault == "refusing":
-        await server.do("ACL", "SETUSER", "default", "-@stream", "-set")
-        yield
-        await server.do("ACL", "SETUSER", "default", "+@all")
-    else:
-        await server.do("FLUSHALL")
-        yield
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_picks_go_on_through_a_fault_and_are_told_when_it_is_over(tmp_path: Path, fault: str) -> None:
+async def test_picks_go_on_through_a_fault_and_are_told_when_it_is_over(tmp_path: Path, fault: Fault) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(running_redis(tmp_path))
         one, other = await stack.enter_async_context(two_over(server))

@@ -1,0 +1,92 @@
+"""Several pickers, each a process of its own with its own configuration, behind one real Envoy that spreads requests over them.
+
+To Envoy they are what workers are: endpoints of the picker's cluster, each with a health check of its own. Among
+themselves they are replicas: nothing but Redis joins them, or nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from epp.config import Config
+from tests.harness.envoy import EnvoyProcess, running_envoy
+from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy
+from tests.harness.model_servers import MODEL, ModelServer
+from tests.harness.processes import wait_until
+
+
+@dataclass(slots=True)
+class Replicas:
+    """Ready for requests. Made by `running_replicas`."""
+
+    config: Config
+    """Envoy's."""
+    envoy: EnvoyProcess
+    pickers: list[PickerProcess]
+
+    async def total(self, name: str, **labels: str) -> float:
+        """Sum of a metric over all pickers."""
+        return sum([await picker.metric(name, **labels) for picker in self.pickers])
+
+    async def wait_met(self, *, timeout_s: float = 120) -> None:
+        """Everybody is connected and hears everybody."""
+        count = len(self.pickers)
+
+        async def met() -> bool:
+            connected = await self.total("epp_sharing_connected")
+            return connected == count and await self.total("epp_sharing_peers") == count * (count - 1)
+
+        await wait_until(met, what="the pickers have met", timeout_s=timeout_s)
+
+
+def write_model_servers(path: Path, servers: Iterable[ModelServer], *, adapters: Sequence[str] = ()) -> None:
+    """As an endpoints file."""
+    entries = [
+        {"name": s.name, "address": str(s.address), "model": MODEL, "adapters": list(adapters)}
+        for s in servers
+    ]
+    path.write_text(yaml.safe_dump({"endpoints": entries}))
+
+
+@asynccontextmanager
+async def running_replicas(
+    directory: Path,
+    *,
+    servers: Sequence[ModelServer],
+    replicas: int = 1,
+    policy: Mapping[str, Any] | None = None,
+    sharing: Mapping[str, Any] | None = None,
+    adapters: Sequence[str] = (),
+) -> AsyncIterator[Replicas]:
+    """`sharing`: that section of each picker's configuration."""
+    endpoints, eds = directory / "endpoints.yaml", directory / "eds.json"
+    write_model_servers(endpoints, servers, adapters=adapters)
+    config = config_in(directory, workers=replicas)
+    addresses = config.listen.addresses(workers=replicas)
+    async with AsyncExitStack() as stack:
+        pickers = []
+        for n, address in enumerate(addresses):
+            folder = directory / f"picker-{n}"
+            folder.mkdir()
+            own = config_in(
+                folder,
+                endpointsFile=str(endpoints),
+                policyFile=str(folder / "policy.yaml"),
+                listen={"address": address},
+                envoy={"edsFile": str(folder / "eds.json") if n else str(eds)},
+                **({"sharing": sharing} if sharing else {}),
+            )
+            write_policy(own, policy or {})
+            pickers.append(
+                await stack.enter_async_context(running_picker(own, directory=folder, name=f"picker-{n}"))
+            )
+        await wait_until(eds.exists, what="the picker writes the endpoints file")
+        envoy = await stack.enter_async_context(running_envoy(config, directory=directory))
+        await envoy.wait_endpoints({str(server.address) for server in servers})
+        yield Replicas(config, envoy, pickers)

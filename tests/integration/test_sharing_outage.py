@@ -1,0 +1,110 @@
+"""Redis away for a minute, stalled, full or refusing, seen by clients: pickers behind one Envoy under a steady load of conversations.
+
+No request fails, and the servers' hits come back. `pytest -s` prints what each phase gave.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.steady_load import Phase
+from tests.harness.model_servers import MODEL, running_model_servers
+from tests.harness.processes import wait_until
+from tests.harness.redis_server import Fault, RedisServer, faulty, running_redis
+from tests.harness.replicas import Replicas, running_replicas
+from tests.harness.talks import Talks, recent, talks
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = [pytest.mark.envoy, pytest.mark.slow]
+
+OUTAGE_S = 60.0
+REPLICAS = 3
+USERS = 8
+ENOUGH = 96
+"""Requests: each user has had two talks."""
+
+
+@dataclass(slots=True)
+class Site:
+    redis: RedisServer
+    replicas: Replicas
+    load: Talks
+    directory: Path
+    stack: AsyncExitStack
+
+
+@asynccontextmanager
+async def running_site(directory: Path) -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(running_redis(directory))
+        servers = await stack.enter_async_context(
+            running_model_servers(directory, count=4, flags=("--speed", "10", "--num-blocks", "8192"))
+        )
+        replicas = await stack.enter_async_context(
+            running_replicas(
+                directory, servers=servers, replicas=REPLICAS, sharing={"redis": {"url": redis.url}}
+            )
+        )
+        await replicas.wait_met()
+        load = await stack.enter_async_context(talks(replicas.envoy.url, model=MODEL, users=USERS))
+        yield Site(redis, replicas, load, directory, stack)
+        print(f"\n{load.table()}\nanswered without a picker: {await replicas.envoy.bypassed()}")
+
+
+async def usual(site: Site) -> Phase:
+    with site.load.phase("before") as phase:
+        await wait_until(lambda: len(phase.outcomes) >= ENOUGH, what="the usual hits", timeout_s=240)
+    return phase
+
+
+async def through(site: Site, fault: Fault, *, seconds: float, usual_hits: float) -> None:
+    """From the fault until hits are as before."""
+    async with faulty(site.redis, fault, site.stack, directory=site.directory):
+        with site.load.phase(fault) as meanwhile:
+            began_at = time.monotonic()
+
+            async def noticed() -> bool:
+                return await site.replicas.total("epp_sharing_connected") == 0
+
+            await wait_until(noticed, what=f"all pickers notice that it is {fault}", timeout_s=120)
+            await wait_until(
+                lambda: time.monotonic() - began_at >= seconds and len(meanwhile.outcomes) >= ENOUGH // 2,
+                what="the fault lasts",
+                timeout_s=seconds + 120,
+            )
+    with site.load.phase(f"{fault}, over") as after:
+        await site.replicas.wait_met()
+        await wait_until(
+            lambda: (
+                len(after.outcomes) >= ENOUGH // 2 and recent(after, ENOUGH).hit_ratio >= 0.95 * usual_hits
+            ),
+            what=f"hits are {usual_hits:.2f} again",
+            timeout_s=240,
+        )
+
+
+@pytest.mark.timeout(900)
+async def test_with_redis_killed_for_a_minute_no_request_fails_and_hits_come_back(tmp_path: Path) -> None:
+    async with running_site(tmp_path) as site:
+        before = await usual(site)
+        await through(site, "killed", seconds=OUTAGE_S, usual_hits=before.hit_ratio)
+        assert site.load.faults == []
+        assert await site.replicas.total("epp_sharing_dropped_events_total") == 0
+
+
+@pytest.mark.timeout(900)
+async def test_with_redis_stalled_full_or_refusing_no_request_fails_and_hits_come_back(
+    tmp_path: Path,
+) -> None:
+    faults: list[Fault] = ["stalled", "full", "refusing", "read-only"]
+    async with running_site(tmp_path) as site:
+        before = await usual(site)
+        for fault in faults:
+            await through(site, fault, seconds=0.0, usual_hits=before.hit_ratio)
+        assert site.load.faults == []
