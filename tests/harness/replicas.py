@@ -69,6 +69,7 @@ async def running_replicas(
     write_model_servers(endpoints, servers, adapters=adapters)
     config = config_in(directory, workers=replicas)
     addresses = config.listen.addresses(workers=replicas)
+    sections: dict[str, Any] = {"sharing": sharing} if sharing else {}
     async with AsyncExitStack() as stack:
         pickers = []
         for n, address in enumerate(addresses):
@@ -80,7 +81,7 @@ async def running_replicas(
                 policyFile=str(folder / "policy.yaml"),
                 listen={"address": address},
                 envoy={"edsFile": str(folder / "eds.json") if n else str(eds)},
-                **({"sharing": sharing} if sharing else {}),
+                **sections,
             )
             write_policy(own, policy or {})
             pickers.append(

@@ -102,11 +102,11 @@ def no_sharing(rng: random.Random, count: int) -> list[Timed]:
     ]
 
 
-def shared_system_prompts(rng: random.Random, count: int) -> list[Timed]:
+def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) -> list[Timed]:
     """150 groups of a 6,000-token system prompt and five 1,200-token questions each, 1,000 tokens of answer."""
     made = []
     for n in range(count):
-        group, question = rng.randrange(150), rng.randrange(5)
+        group, question = rng.randrange(groups), rng.randrange(5)
         shared = (Segment(SYSTEM_IDS + group, 6000),)
         own = Segment(SYSTEM_IDS + 1000 + group * 5 + question, 1200)
         request = SimRequest(
@@ -119,15 +119,15 @@ def shared_system_prompts(rng: random.Random, count: int) -> list[Timed]:
     return made
 
 
-def hot_prefixes(rng: random.Random, count: int) -> list[Timed]:
+def hot_prefixes(rng: random.Random, count: int, *, prefixes: int = 64) -> list[Timed]:
     """64 prefixes of 8,192 tokens by Zipf 1.1 with the top one at 5 %; from half-way on it is half of the traffic."""
-    weights = [1 / (rank + 1) ** 1.1 for rank in range(1, 64)]
+    weights = [1 / (rank + 1) ** 1.1 for rank in range(1, prefixes)]
     scale = 0.95 / sum(weights)
     calm = [0.05, *(w * scale for w in weights)]
     hot = [0.5, *(w * scale * 0.5 / 0.95 for w in weights)]
     made = []
     for n in range(count):
-        prefix = rng.choices(range(64), calm if n < count // 2 else hot)[0]
+        prefix = rng.choices(range(prefixes), calm if n < count // 2 else hot)[0]
         shared = (Segment(SYSTEM_IDS + prefix, 8192),)
         own = _length(rng, mean=900, sigma=0.5, least=64, most=4000)
         made.append(
@@ -139,12 +139,12 @@ def hot_prefixes(rng: random.Random, count: int) -> list[Timed]:
     return made
 
 
-def adapters(rng: random.Random, count: int) -> list[Timed]:
+def adapters(rng: random.Random, count: int, *, kinds: int = 32) -> list[Timed]:
     """32 LoRA adapters by a power law, each with its own 1,500-token system prompt."""
-    weights = [1 / (rank + 1) for rank in range(32)]
+    weights = [1 / (rank + 1) for rank in range(kinds)]
     made = []
     for n in range(count):
-        which = rng.choices(range(32), weights)[0]
+        which = rng.choices(range(kinds), weights)[0]
         shared = (Segment(SYSTEM_IDS + which, 1500),)
         own = _length(rng, mean=800, sigma=0.8, least=32, most=8000)
         answer = _length(rng, mean=200, sigma=0.6, least=16, most=1000)

@@ -1,0 +1,52 @@
+"""Whether two cores were enough: what each process of a run used, and how long it was ready to run and had to wait for a core.
+
+A server of the cost model that waits for a core answers later than its model says; so does everything between it and the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Seconds of one process, all its threads together."""
+
+    ran_s: float
+    waited_s: float
+
+    def since(self, before: Use) -> Use:
+        return Use(self.ran_s - before.ran_s, self.waited_s - before.waited_s)
+
+
+def use_of(pid: int) -> Use:
+    """From the kernel's accounts of its run queues. A thread that ended is left out."""
+    ran_ns = waited_ns = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            ran, waited, _ = file.read_text().split()
+            ran_ns += int(ran)
+            waited_ns += int(waited)
+    return Use(ran_ns / 1e9, waited_ns / 1e9)
+
+
+class Watch:
+    """Of named groups of processes, from its making on."""
+
+    def __init__(self, pids: Mapping[str, list[int]]) -> None:
+        self._pids = pids
+        self._before = self._now()
+
+    def uses(self) -> dict[str, Use]:
+        now = self._now()
+        return {name: use.since(self._before[name]) for name, use in now.items()}
+
+    def _now(self) -> dict[str, Use]:
+        found = {}
+        for name, pids in self._pids.items():
+            uses = [use_of(pid) for pid in pids]
+            found[name] = Use(sum(u.ran_s for u in uses), sum(u.waited_s for u in uses))
+        return found

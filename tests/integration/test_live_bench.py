@@ -1,0 +1,37 @@
+"""The live side of the routing comparison in seconds: a real picker and a standing-in rule before real model servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.bench.routing.live.run import Case, live, settled
+from tests.bench.routing.live.small import server_flags
+from tests.harness.model_servers import running_model_servers
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = pytest.mark.envoy
+
+
+async def test_the_same_requests_run_live_by_the_picker_and_by_a_rule_that_stands_in(tmp_path: Path) -> None:
+    async with (
+        running_model_servers(tmp_path, count=2, flags=server_flags()) as servers,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
+    ):
+        for case in (
+            Case("lora", "least-cost", 1, 2.0, grace_s=120.0),
+            Case("b2b", "sgl", 1, 2.0, grace_s=120.0),
+            Case("chat", "round-robin", 1, 2.0, grace_s=120.0),
+        ):
+            folder = tmp_path / case.rule
+            folder.mkdir()
+            await settled(session, servers)
+            result = await live(case, servers=servers, session=session, directory=folder)
+            assert result.failures == ()
+            assert result.row.completed == 1
+            assert result.row.hit_ratio > 0
+            assert result.row.load_cov > 0, "Envoy's log says who served"
+            assert result.lateness is not None
+            assert result.lateness.ran_share["servers"] > 0

@@ -1,0 +1,88 @@
+"""What the live comparison is made of: prompts of exact sizes, one description of both sides, ranks, and its report."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from model_server.cli import main as model_server
+from model_server.sim.prompts import Segment
+from model_server.sim.request import Record, SimRequest
+from model_server.text.tokenizer import Tokenizer
+from tests.bench.routing.live.report import agreeing, kendall, report
+from tests.bench.routing.live.rules import DEFAULTS
+from tests.bench.routing.live.run import Case, Result, load_cov, simulate
+from tests.bench.routing.live.small import WORKLOADS, server_flags
+from tests.bench.routing.live.words import prompt_of
+
+
+def test_a_prompt_has_as_many_tokens_as_its_segments_say_and_equal_beginnings_are_equal_text() -> None:
+    tokenizer = Tokenizer()
+    shared, own = Segment(7, 300), Segment(8, 41)
+    whole = prompt_of((shared, own), answers={})
+    assert len(tokenizer.encode(whole)) == 341
+    assert whole.startswith(prompt_of((shared._replace(num_tokens=120),), answers={}))
+    assert tokenizer.encode(whole)[:300] == tokenizer.encode(prompt_of((shared,), answers={}))
+
+
+def test_an_answer_stands_in_the_next_prompt_as_the_server_said_it() -> None:
+    answer = Segment(9, 5)
+    assert prompt_of((Segment(7, 1), answer), answers={9: " as it was said"}).endswith(" as it was said")
+
+
+def test_the_model_server_takes_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        model_server(["serve", *server_flags(), "--num-blocks", "none"])
+    assert ended.value.code == 2
+    assert "--num-blocks: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_a_small_workload_is_the_same_for_the_same_seed_and_fits_its_servers(name: str) -> None:
+    first, again = (simulate(Case(name, "round-robin", 1, 3.0)) for _ in range(2))
+    assert first == again
+    assert first.row.completed == 1
+    assert first != simulate(Case(name, "round-robin", 2, 3.0))
+
+
+@pytest.mark.parametrize("rule", DEFAULTS)
+def test_every_rule_runs_in_the_small_fleet(rule: str) -> None:
+    assert simulate(Case("lora", rule, 1, 3.0)).row.completed == 1
+
+
+def test_ranks_agree_fully_oppose_fully_and_near_ties_are_told_apart() -> None:
+    assert kendall([1, 2, 3], [10, 20, 30]) == 1
+    assert kendall([1, 2, 3], [3, 2, 1]) == -1
+    assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
+    assert agreeing([1.0, 1.1, 2.0], [1.1, 1.0, 2.0], apart=0.15) == (2, 2)
+
+
+def test_load_is_sampled_from_who_served_when() -> None:
+    request = SimRequest(request_id=1, segments=(Segment(1, 16),), answer=Segment(2, 1))
+    one = Record(request=request, arrived_s=0.0, server="a", ended_s=2.0)
+    assert load_cov([one], until_s=2.0) == pytest.approx(3**0.5)
+    spread = [Record(request=request, arrived_s=0.0, server=s, ended_s=2.0) for s in "abcd"]
+    assert load_cov(spread, until_s=2.0) == 0
+
+
+def test_the_report_shows_what_both_sides_ran() -> None:
+    simulated = [
+        simulate(Case("b2b", rule, seed, 3.0)) for rule in ("least-cost", "round-robin") for seed in (1, 2)
+    ]
+    slower = random.Random(1)
+    live = [_as_live(result, slower.uniform(1.0, 1.05)) for result in simulated]
+    text = report([*simulated, *live, _as_live(simulate(Case("hot", "sgl", 1, 3.0)), 1.0)])
+    assert "| b2b | 2 | 2 | 1.00 | 1.00 |" in text
+    assert "### hot" not in text, "one side alone is no comparison"
+
+
+def _as_live(result: Result, factor: float) -> Result:
+    row = replace(
+        result.row,
+        ttft_mean_s=result.row.ttft_mean_s * factor,
+        ttft_p90_s=result.row.ttft_p90_s * factor,
+    )
+    return msgspec.structs.replace(result, side="live", row=row)
