@@ -103,7 +103,7 @@ except urllib.error.HTTPError as error:
     volumes = [{"name": "settings", "configMap": {"name": "settings"}}, {"name": "scratch", "emptyDir": {}}]
     pods.apply(pod("told", [main, python("api", reading_api)], volumes=volumes))
 
-    found = pods.wait("told", lambda p: bool(container_status(p, "api")["lastState"]), what="api has run")
+    found = pods.wait("told", lambda p: bool(container_status(p, "api").get("lastState")), what="api has run")
     path = f"{pods.namespace}/told"
     eventually(lambda: "CapEff" in node.log(path, "main"), what="the script has run")
     address = found["status"]["podIP"]
