@@ -6,18 +6,18 @@ Uses of chunks are counted as long as disk has them, in a tier or not.
 
 Scores: `by_importance` (important tokens x uses), and for comparison `by_uses` (LFU, with the same full history) and `by_age` (LRU).
 
-Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may; every chunk of a tier
-has a heap entry that is not above its score.
+Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 
 Pure. Callers: the tiered reader, benchmarks.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from model_server.tiers.weakest_first import WeakestFirst
 
 K = TypeVar("K", bound=Hashable)
 
@@ -27,7 +27,7 @@ class ChunkUse:
     """What is known of one chunk that disk holds."""
 
     size_bytes: int
-    num_important: int = 0
+    num_important: float = 0
     num_uses: int = 0
     last_use: int = 0
 
@@ -51,47 +51,18 @@ class _Tier(Generic[K]):
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self.filed: dict[K, float] = {}
-        """The score under which each chunk stands in the heap; its own may have risen since."""
-        self._heap: list[tuple[float, int, K]] = []
-        self._entries = 0
+        self.ranking = WeakestFirst[K, float]()
+
+    def __contains__(self, key: K) -> bool:
+        return key in self.ranking.filed
 
     def add(self, key: K, score: float, size_bytes: int) -> None:
         self.used_bytes += size_bytes
-        self._file(key, score)
+        self.ranking.file(key, score)
 
     def remove(self, key: K, size_bytes: int) -> None:
-        del self.filed[key]
+        self.ranking.remove(key)
         self.used_bytes -= size_bytes
-
-    def lowered(self, key: K, score: float) -> None:
-        """Scores that rise are noticed when their entry comes up; those that fall must be filed again."""
-        if score < self.filed[key]:
-            self._file(key, score)
-
-    def weakest(self, score_of: Callable[[K], float]) -> K | None:
-        while self._heap:
-            filed, _, key = self._heap[0]
-            if self.filed.get(key) != filed:
-                heapq.heappop(self._heap)
-            elif (score := score_of(key)) > filed:
-                heapq.heappop(self._heap)
-                self._file(key, score)
-            else:
-                return key
-        return None
-
-    def _file(self, key: K, score: float) -> None:
-        self._entries += 1
-        self.filed[key] = score
-        heapq.heappush(self._heap, (score, self._entries, key))
-        if len(self._heap) > 4 * len(self.filed) + 64:
-            self._heap = [entry for entry in self._heap if self.filed.get(entry[2]) == entry[0]]
-            heapq.heapify(self._heap)
-
-    def check_integrity(self) -> None:
-        assert 0 <= self.used_bytes <= self.capacity_bytes
-        assert set(self.filed.items()) <= {(key, score) for score, _, key in self._heap}
 
 
 class TieredPlacement(Generic[K]):
@@ -111,7 +82,7 @@ class TieredPlacement(Generic[K]):
     def tier_of(self, key: K) -> int:
         """0 is the fastest; `num_tiers` means disk alone."""
         for number, tier in enumerate(self._tiers):
-            if key in tier.filed:
+            if key in tier:
                 return number
         return len(self._tiers)
 
@@ -139,7 +110,7 @@ class TieredPlacement(Generic[K]):
             return
         use.num_important = num_important
         if (tier := self.tier_of(key)) < len(self._tiers):
-            self._tiers[tier].lowered(key, self._score(use))
+            self._tiers[tier].ranking.lowered(key, self._score(use))
 
     def forget(self, keys: Iterable[K]) -> None:
         """Disk has these chunks no more, or others under their names."""
@@ -153,10 +124,10 @@ class TieredPlacement(Generic[K]):
 
     def check_integrity(self) -> None:
         for number, tier in enumerate(self._tiers):
-            tier.check_integrity()
-            assert tier.used_bytes == sum(self._uses[key].size_bytes for key in tier.filed)
-            assert all(filed <= self._score_of(key) for key, filed in tier.filed.items())
-            assert all(self.tier_of(key) == number for key in tier.filed)
+            assert 0 <= tier.used_bytes <= tier.capacity_bytes
+            tier.ranking.check_integrity(self._score_of)
+            assert tier.used_bytes == sum(self._uses[key].size_bytes for key in tier.ranking.filed)
+            assert all(self.tier_of(key) == number for key in tier.ranking.filed)
 
     def _score_of(self, key: K) -> float:
         return self._score(self._uses[key])
@@ -177,7 +148,7 @@ class TieredPlacement(Generic[K]):
             return None
         displaced: list[K] = []
         while tier.used_bytes + use.size_bytes > tier.capacity_bytes:
-            weakest = tier.weakest(self._score_of)
+            weakest = tier.ranking.weakest(self._score_of)
             assert weakest is not None, "a tier that is full holds something"
             if self._score_of(weakest) >= self._score(use):
                 for kept in displaced:

@@ -10,7 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from model_server.vllm.errors import Problem, ProfileError
-from model_server.vllm.profile import DEFAULT_EVENTS_ENDPOINT, KvEvents, Profile, of_pool, tcp_port
+from model_server.vllm.profile import (
+    DEFAULT_EVENTS_ENDPOINT,
+    OFFLOAD_POLICIES,
+    KvEvents,
+    Profile,
+    of_pool,
+    tcp_port,
+)
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -34,6 +41,8 @@ _OWN_FLAGS = {
     "--max-cpu-loras": "lora.maxCpuLoras",
     "--lora-modules": "lora.adapters",
 }
+_CONNECTOR_FLAGS = frozenset({"--kv-transfer-config", "--kv-offloading-size"})
+"""Other connectors than the one that `kvOffload` configures are nobody's business but the user's."""
 _OWN_VARIABLES = {
     "PYTHONHASHSEED": "hashSeed",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lora.runtimeUpdates",
@@ -173,6 +182,23 @@ def _events_addresses(profile: Profile) -> Iterator[Problem]:
             )
 
 
+def _kv_offload(profile: Profile) -> Iterator[Problem]:
+    offload = profile.kv_offload
+    if offload is None:
+        return
+    if offload.memory_bytes < 1:
+        yield Problem("kvOffload.memoryBytes", "vLLM does not start without memory for it.", "bytes.")
+    if offload.policy not in OFFLOAD_POLICIES:
+        yield Problem(
+            "kvOffload.policy",
+            f"vLLM does not know {offload.policy!r} and would not start.",
+            f"{', '.join(OFFLOAD_POLICIES)}.",
+        )
+    given = [*profile.extra_args, *(arg for pool in profile.pools for arg in pool.extra_args)]
+    for flag in _CONNECTOR_FLAGS & {_flag_of(arg) for arg in given}:
+        yield Problem("extraArgs", f"{flag} would replace what kvOffload writes.", "one of the two.")
+
+
 def _lora(profile: Profile) -> Iterator[Problem]:
     lora = profile.lora
     if lora is None:
@@ -222,7 +248,7 @@ def _extras(profile: Profile) -> Iterator[Problem]:
 
 def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterator[Problem]:
     for arg in args:
-        flag = arg.partition("=")[0].replace("_", "-")
+        flag = _flag_of(arg)
         if flag in _OWN_FLAGS:
             yield Problem(
                 f"{where}extraArgs",
@@ -241,6 +267,10 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
             f"{name} is what the profile writes, and is not checked here.",
             _OWN_VARIABLES[name],
         )
+
+
+def _flag_of(arg: str) -> str:
+    return arg.partition("=")[0].replace("_", "-")
 
 
 def _each_pool(profile: Profile) -> Iterator[tuple[str, Profile]]:
@@ -270,6 +300,7 @@ _CHECKS: tuple[Callable[[Profile], Iterator[Problem]], ...] = (
     _what_events_name,
     _exact_routing,
     _events_addresses,
+    _kv_offload,
     _lora,
     _extras,
 )

@@ -20,6 +20,11 @@ from model_server.vllm.errors import Problem, ProfileError
 DEFAULT_EVENTS_ENDPOINT = "tcp://*:5557"
 DEFAULT_TOPIC = "kv-events"
 
+IMPORTANCE = "importance"
+POLICY_MODULE = "model_server.vllm.offload_policy"
+POLICY_CLASS = "ImportanceCachePolicy"
+OFFLOAD_POLICIES = ("lru", "arc", IMPORTANCE)
+
 _EVENTS_PORT_NAMES = ("kv-events", "kv-replay")
 
 
@@ -51,6 +56,15 @@ class Lora(_Part, frozen=True):
     """Let `model-server lora-sync` load and unload while the server runs."""
 
 
+class KvOffload(_Part, frozen=True):
+    """KV that leaves GPU memory goes on in main memory (vLLM's OffloadingConnector)."""
+
+    memory_bytes: int
+    """Main memory of each pod."""
+    policy: str = "lru"
+    """`lru` and `arc` are vLLM's; `importance` is `offload_policy` of this package, which the image must hold."""
+
+
 class Pool(_Part, frozen=True):
     """Pods that differ from the rest; what is not given is as in the profile."""
 
@@ -78,6 +92,7 @@ class Profile(_Part, frozen=True):
     exact_routing: bool = False
     """Somebody outside computes the same block hashes from tokens and matches them with KV events."""
     kv_events: KvEvents | None = None
+    kv_offload: KvOffload | None = None
     lora: Lora | None = None
     pools: tuple[Pool, ...] = ()
     extra_args: tuple[str, ...] = ()
@@ -133,6 +148,8 @@ def arguments(profile: Profile) -> list[str]:
     found.append("--enable-prompt-tokens-details")
     if profile.kv_events is not None:
         found += ["--kv-events-config", _events_config(profile.kv_events)]
+    if profile.kv_offload is not None:
+        found += ["--kv-transfer-config", _offload_config(profile.kv_offload)]
     if profile.lora is not None:
         found += _lora_arguments(profile.lora)
     return [*found, *profile.extra_args]
@@ -191,6 +208,18 @@ def _events_config(events: KvEvents) -> str:
     }
     if events.replay_endpoint is not None:
         config["replay_endpoint"] = events.replay_endpoint
+    return msgspec.json.encode(config).decode()
+
+
+def _offload_config(offload: KvOffload) -> str:
+    extra: dict[str, object] = {"cpu_bytes_to_use": offload.memory_bytes, "eviction_policy": offload.policy}
+    if offload.policy == IMPORTANCE:
+        extra |= {"eviction_policy": POLICY_CLASS, "cache_policy_module_path": POLICY_MODULE}
+    config = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
     return msgspec.json.encode(config).decode()
 
 

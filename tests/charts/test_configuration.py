@@ -119,6 +119,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "kvEvents": {"endpoint": "ipc:///run/x", "topic": "t"},
     },
     "lora": {"model": "m", "lora": {"maxCpuLoras": 8, "maxRank": 64}},
+    "offload": {"model": "m", "kvOffload": {"memoryBytes": 16000000000}},
+    "importance": {"model": "m", "kvOffload": {"memoryBytes": 1, "policy": "importance"}},
 }
 
 
@@ -172,6 +174,9 @@ REFUSED: list[dict[str, Any]] = [
     {"lora": {"adapters": [{"name": "llama", "path": "/a"}]}},
     {"lora": {"adapters": [{"name": "x", "path": "/a"}, {"name": "x", "path": "/b"}]}},
     {"lora": {"adapters": [{"name": "a=b", "path": "/a"}]}},
+    {"kvOffload": {"memoryBytes": 0}},
+    {"kvOffload": {"memoryBytes": 4, "policy": "fifo"}},
+    {"kvOffload": {"memoryBytes": 4}, "extraArgs": ["--kv-transfer-config={}"]},
     {"port": 0},
     {"model": "-m"},
     {"servedNames": ["a", "a"]},

@@ -14,6 +14,14 @@ pod-patch` writes; a test compares them.
 {{- with $events.replayEndpoint }}{{ $_ := set $config "replay_endpoint" . }}{{ end }}
 {{- $args = concat $args (list "--kv-events-config" (toJson $config)) }}
 {{- end }}
+{{- with .kvOffload }}
+{{- $extra := dict "cpu_bytes_to_use" (int64 .memoryBytes) "eviction_policy" (.policy | default "lru") }}
+{{- if eq .policy "importance" }}
+{{- $_ := set $extra "eviction_policy" "ImportanceCachePolicy" }}
+{{- $_ := set $extra "cache_policy_module_path" "model_server.vllm.offload_policy" }}
+{{- end }}
+{{- $args = concat $args (list "--kv-transfer-config" (toJson (dict "kv_connector" "OffloadingConnector" "kv_role" "kv_both" "kv_connector_extra_config" $extra))) }}
+{{- end }}
 {{- with .lora }}
 {{- $args = concat $args (list "--enable-lora" "--max-loras" (toString (int (.maxLoras | default 1))) "--max-lora-rank" (toString (int (.maxRank | default 16)))) }}
 {{- with .maxCpuLoras }}{{ $args = concat $args (list "--max-cpu-loras" (toString (int .))) }}{{ end }}
@@ -25,7 +33,7 @@ pod-patch` writes; a test compares them.
 {{- toYaml (concat $args (.extraArgs | default list)) }}
 {{- end }}
 
-{{/* The same profile for this repository's model server; extraArgs are vLLM's and left out. */}}
+{{/* The same profile for this repository's model server; extraArgs and kvOffload are vLLM's and left out. */}}
 {{- define "server.simulatedArguments" -}}
 {{- $events := .kvEvents }}
 {{- $args := list "--host" "0.0.0.0" "--port" (toString (int (.port | default 8000))) "--model" .model }}

@@ -43,6 +43,9 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- if has $flag (list "--model" "--served-model-name" "--port" "--max-model-len" "--block-size" "--enable-prefix-caching" "--no-enable-prefix-caching" "--prefix-caching-hash-algo" "--enable-prompt-tokens-details" "--no-enable-prompt-tokens-details" "--kv-events-config" "--enable-lora" "--no-enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules") }}
 {{- fail (printf "profile.extraArgs: %s is what the profile writes; use its field" $flag) }}
 {{- end }}
+{{- if and $profile.kvOffload (has $flag (list "--kv-transfer-config" "--kv-offloading-size")) }}
+{{- fail (printf "profile.extraArgs: %s would replace what kvOffload writes; write one of the two" $flag) }}
+{{- end }}
 {{- if eq $flag "--disable-log-stats" }}
 {{- fail "profile.extraArgs: --disable-log-stats empties /metrics, and the server looks idle for ever; leave it out" }}
 {{- end }}

@@ -16,6 +16,7 @@ from model_server.vllm.checks import problems
 from model_server.vllm.errors import ProfileError
 from model_server.vllm.profile import (
     KvEvents,
+    KvOffload,
     Lora,
     Pool,
     Profile,
@@ -173,7 +174,7 @@ def test_the_profile_in_the_docs_is_sound_and_every_field_is_explained() -> None
     [profile, _] = blocks_of_the_docs()
     assert problems(read(profile)) == []
     page = (Path(__file__).parents[4] / "docs" / "vllm-pods.md").read_text()
-    for kind in (Profile, KvEvents, Lora, Pool):
+    for kind in (Profile, KvEvents, KvOffload, Lora, Pool):
         for field in kind.__struct_encode_fields__:
             assert f"`{field}`" in page, field
 
@@ -243,3 +244,34 @@ def test_a_profile_with_pools_wants_one_chosen(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.endswith(" --enforce-eager --swap\n")
     assert main(command[:-2]) == 0
     assert "seed 0" in capsys.readouterr().out
+
+
+def test_offloading_to_main_memory_names_a_policy_that_vllm_can_load() -> None:
+    def connector(policy: str) -> dict[str, Any]:
+        args = arguments(read(text(kvOffload={"memoryBytes": 4_000_000_000, "policy": policy})))
+        config = json.loads(args[args.index("--kv-transfer-config") + 1])
+        assert (config["kv_connector"], config["kv_role"]) == ("OffloadingConnector", "kv_both")
+        extra: dict[str, Any] = config["kv_connector_extra_config"]
+        assert extra.pop("cpu_bytes_to_use") == 4_000_000_000
+        return extra
+
+    assert connector("arc") == {"eviction_policy": "arc"}
+    assert connector("importance") == {
+        "eviction_policy": "ImportanceCachePolicy",
+        "cache_policy_module_path": "model_server.vllm.offload_policy",
+    }
+
+
+def test_an_offload_tier_without_memory_or_with_an_unknown_policy_is_refused() -> None:
+    told = complaints(kvOffload={"memoryBytes": 0, "policy": "fifo"})
+    assert "lru, arc, importance" in told["kvOffload.policy"]
+    assert "without memory" in told["kvOffload.memoryBytes"]
+
+
+def test_another_kv_connector_is_refused_only_beside_kv_offload() -> None:
+    other = ["--kv-transfer-config={}"]
+    assert complaints(extraArgs=other) == {}
+    offload = {"memoryBytes": 1_000_000}
+    assert "one of the two" in complaints(extraArgs=other, kvOffload=offload)["extraArgs"]
+    pools = [{"name": "a", "extraArgs": ["--kv_offloading_size", "4"]}]
+    assert "one of the two" in complaints(pools=pools, kvOffload=offload)["extraArgs"]

@@ -1,0 +1,65 @@
+"""Keys in the order of their scores, weakest first: a min-heap that is brought up to date only where it is looked at.
+
+A score that rises, as scores of what is used do, costs nothing until its key comes up as the weakest; one that falls is told
+with `lowered`. Of equal scores the one filed first goes first.
+
+Invariants (`check_integrity`): every key has a heap entry, and none stands above its score.
+
+Pure. Callers: the placement of chunks in tiers, the ranking of chunks in vLLM's offload tier.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Ordered(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+K = TypeVar("K", bound=Hashable)
+S = TypeVar("S", bound=Ordered)
+
+
+class WeakestFirst(Generic[K, S]):
+    def __init__(self) -> None:
+        self.filed: dict[K, S] = {}
+        """The score under which each key stands in the heap; its own may have risen since."""
+        self._heap: list[tuple[S, int, K]] = []
+        self._entries = 0
+
+    def file(self, key: K, score: S) -> None:
+        """A new key, or another score for one that is there."""
+        self._entries += 1
+        self.filed[key] = score
+        heapq.heappush(self._heap, (score, self._entries, key))
+        if len(self._heap) > 4 * len(self.filed) + 64:
+            self._heap = [entry for entry in self._heap if self.filed.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+
+    def remove(self, key: K) -> None:
+        del self.filed[key]
+
+    def lowered(self, key: K, score: S) -> None:
+        """Scores that rise are noticed when their key comes up; those that fall must be filed again."""
+        if score < self.filed[key]:
+            self.file(key, score)
+
+    def weakest(self, score_of: Callable[[K], S]) -> K | None:
+        """The key whose score is least by now; it stays. None: there is no key."""
+        while self._heap:
+            filed, _, key = self._heap[0]
+            if self.filed.get(key) != filed:
+                heapq.heappop(self._heap)
+            elif filed < (score := score_of(key)):
+                heapq.heappop(self._heap)
+                self.file(key, score)
+            else:
+                return key
+        return None
+
+    def check_integrity(self, score_of: Callable[[K], S]) -> None:
+        assert set(self.filed.items()) <= {(key, score) for score, _, key in self._heap}
+        assert not any(score_of(key) < filed for key, filed in self.filed.items())

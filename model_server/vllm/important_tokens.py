@@ -1,0 +1,64 @@
+"""What a request to vLLM says of its important tokens: `kv_transfer_params: {"important_tokens": [[0, 4], [96, 128]]}`.
+
+vLLM hands `kv_transfer_params` of a request through to its offload tier as they are. Ranges are half-open and in tokens of
+the prompt, as vLLM counts them. Pure. Callers: the cache policy, the ranking.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FIELD = "important_tokens"
+MAX_RANGES = 4096
+"""More are not believed: they are read on the thread of vLLM's scheduler."""
+
+
+class ImportantTokensError(ValueError):
+    """Not a list of ranges; the message says what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportantTokens:
+    """Of one prompt: half-open ranges, in order and apart."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def within(self, begin: int, end: int) -> int:
+        found = 0
+        first = max(0, bisect_right(self.ranges, (begin, begin)) - 1)
+        for start, stop in self.ranges[first:]:
+            if start >= end:
+                break
+            found += max(0, min(end, stop) - max(begin, start))
+        return found
+
+
+def important_tokens(params: Mapping[str, object]) -> ImportantTokens | None:
+    """None: the request says nothing. ImportantTokensError: not what it may say."""
+    told = params.get(FIELD)
+    if told is None:
+        return None
+    if not isinstance(told, list) or len(told) > MAX_RANGES:
+        raise ImportantTokensError(f"{FIELD} must be a list of at most {MAX_RANGES} ranges [begin, end)")
+    return ImportantTokens(_united(sorted(_range(part) for part in told)))
+
+
+def _range(part: object) -> tuple[int, int]:
+    match part:
+        case [int(begin), int(end)] if 0 <= begin < end:
+            return begin, end
+    raise ImportantTokensError(
+        f"{FIELD} must hold ranges [begin, end) with 0 <= begin < end, not {part!r:.80}"
+    )
+
+
+def _united(ordered: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    united: list[tuple[int, int]] = []
+    for begin, end in ordered:
+        if united and begin <= united[-1][1]:
+            united[-1] = (united[-1][0], max(united[-1][1], end))
+        else:
+            united.append((begin, end))
+    return tuple(united)

@@ -1,0 +1,108 @@
+"""The cache policy that vLLM loads for its CPU offload tier.
+
+`eviction_policy` names the class, `cache_policy_module_path` this module. It keeps vLLM's records of chunks and leaves the
+choice to `offload_ranking`.
+
+Runs in vLLM's process, on its scheduler's thread; what a request says of its important tokens may be anything, and never stops it.
+Nothing here imports more than the standard library and vLLM, so that vLLM's image needs no package of ours but this one. vLLM's
+interface is marked experimental; written for 0.32.
+
+Caller: vLLM. Nothing else in this repository may import it, for vLLM is not installed where the rest runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
+
+from model_server.vllm.important_tokens import ImportantTokens, ImportantTokensError, important_tokens
+from model_server.vllm.offload_ranking import OffloadRanking, RequestUses
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _OwnUses:
+    """What this policy keeps in a request's context; several tiers may share one context."""
+
+    owner: object
+    uses: RequestUses
+
+
+class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not where types are checked
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self._chunks: dict[OffloadKey, ChunkStatus] = {}
+        self._ranking = OffloadRanking(capacity_chunks=cache_capacity)
+
+    def get(self, key: OffloadKey) -> ChunkStatus | None:
+        return self._chunks.get(key)
+
+    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
+        self._chunks[key] = chunk
+        self._ranking.insert(key)
+        if chunk.ref_cnt == 0:
+            self._ranking.unpin(key)
+
+    def remove(self, key: OffloadKey) -> None:
+        del self._chunks[key]
+        self._ranking.remove(key)
+
+    def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        self._observe(list(keys), req_context)
+
+    def on_request_finished(
+        self,
+        key_groups: Sequence[Sequence[OffloadKey]],
+        insertion_only_keys: AbstractSet[OffloadKey],
+        reused_keys: AbstractSet[OffloadKey],
+        req_context: ReqContext,
+    ) -> None:
+        """What was only inserted was counted when it missed, and `observe` counts nothing twice."""
+        del insertion_only_keys, reused_keys
+        for keys in key_groups:
+            self._observe(keys, req_context)
+
+    def evict(
+        self, n: int, protected: AbstractSet[OffloadKey]
+    ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+        taken = self._ranking.take_weakest(n, spared=protected)
+        return None if taken is None else [(key, self._chunks.pop(key)) for key in taken]
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self._ranking = OffloadRanking(capacity_chunks=self.cache_capacity)
+
+    def mark_evictable(self, key: OffloadKey) -> None:
+        self._ranking.unpin(key)
+
+    def mark_non_evictable(self, key: OffloadKey) -> None:
+        self._ranking.pin(key)
+
+    def check_integrity(self) -> None:
+        self._ranking.check_integrity({key: chunk.ref_cnt == 0 for key, chunk in self._chunks.items()})
+
+    def _observe(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> None:
+        ends = [req_context.get_offload_key_position(key) for key in keys]
+        self._ranking.observe(keys, ends_tokens=ends, request=self._uses_of(req_context))
+
+    def _uses_of(self, req_context: ReqContext) -> RequestUses:
+        own: _OwnUses | None = req_context.get_state(_OwnUses)
+        if own is None or own.owner is not self:
+            own = _OwnUses(self, RequestUses(_told_by(req_context)))
+            req_context.set_state(own)
+        return own.uses
+
+
+def _told_by(req_context: ReqContext) -> ImportantTokens | None:
+    params: Mapping[str, object] | None = req_context.kv_transfer_params
+    try:
+        return important_tokens(params or {})
+    except ImportantTokensError as error:
+        log.warning("request %s: %s; all its tokens count as important", req_context.req_id, error)
+        return None

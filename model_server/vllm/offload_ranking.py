@@ -1,0 +1,191 @@
+"""Which chunk of vLLM's CPU offload tier goes first: `by_importance` of the tiers, fed with what vLLM tells its cache policies.
+
+vLLM tells which chunks a request used and where they end in its prompt; it never tells which tokens mattered. So important
+tokens are what requests say themselves (`important_tokens`), as a running mean over those that said anything, and all tokens of
+a chunk as long as none did: then the score is the number of uses.
+
+vLLM finds a prefix from its head on and never past a chunk that is missing. So what uses a chunk uses those before it, seen or not
+(vLLM does not tell of chunks that its GPU cache answers for), and a chunk is as important as what can only be found behind it.
+Of equal scores the one used longest ago goes first, of one prompt its tail.
+
+Uses are halved at intervals, or what was popular once would stay for ever; those of chunks that left are remembered for a while.
+
+Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked; memory of chunks outside it is bounded.
+
+Pure; knows nothing of vLLM but the names of its chunks. Caller: the cache policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from model_server.tiers.placement import ChunkUse, by_importance
+from model_server.tiers.weakest_first import WeakestFirst
+from model_server.vllm.important_tokens import ImportantTokens
+
+REMEMBERED_PER_CHUNK = 4
+"""Chunks that left the tier and are remembered, for each that fits in it."""
+USES_PER_CHUNK = 16
+"""Uses between two halvings, for each chunk that fits in the tier."""
+
+ChunkKey = bytes
+"""As vLLM names a chunk: its block hash and the KV cache group."""
+
+
+@dataclass(slots=True)
+class RequestUses:
+    """One request's share of the counts."""
+
+    important: ImportantTokens | None = None
+    counted: set[ChunkKey] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    end_tokens: int | None
+    """Where it ends in every prompt that has it."""
+    use: ChunkUse
+    parent: ChunkKey | None = None
+    told_tokens: float = 0
+    """Mean over the requests that said which tokens are important."""
+    num_told: int = 0
+    behind: float = 0
+    """The most important tokens of a chunk that can only be found through this one."""
+
+
+class OffloadRanking:
+    def __init__(self, *, capacity_chunks: int) -> None:
+        self._capacity_chunks = capacity_chunks
+        self._chunks: dict[ChunkKey, _Chunk] = {}
+        self._resident: set[ChunkKey] = set()
+        self._gone: OrderedDict[ChunkKey, None] = OrderedDict()
+        """Known and not in the tier; used longest ago first."""
+        self._evictable = WeakestFirst[ChunkKey, tuple[float, int]]()
+        self._chunk_tokens = 0
+        self._now = 0
+        self._uses_until_halved = capacity_chunks * USES_PER_CHUNK
+
+    def observe(
+        self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], request: RequestUses
+    ) -> None:
+        """A request used these chunks of one KV cache group, head first. Each counts once a request, however often it is told."""
+        self._learn(keys, ends_tokens)
+        seen: set[ChunkKey] = set()
+        for last in reversed(keys):
+            key: ChunkKey | None = last
+            behind = 0.0
+            while key is not None and key not in seen and (chunk := self._chunks.get(key)) is not None:
+                seen.add(key)
+                chunk.behind = max(chunk.behind, behind)
+                self._count(key, chunk, request)
+                behind = chunk.use.num_important
+                key = chunk.parent
+        self._forget_oldest()
+        if self._uses_until_halved <= 0:
+            self._halve()
+
+    def insert(self, key: ChunkKey) -> None:
+        """It is in the tier from now on, and may not be evicted yet."""
+        if key not in self._chunks:
+            self._chunks[key] = self._new(None)
+        self._gone.pop(key, None)
+        self._resident.add(key)
+
+    def remove(self, key: ChunkKey) -> None:
+        self._resident.remove(key)
+        self._gone[key] = None
+        if key in self._evictable.filed:
+            self._evictable.remove(key)
+        self._forget_oldest()
+
+    def pin(self, key: ChunkKey) -> None:
+        self._evictable.remove(key)
+
+    def unpin(self, key: ChunkKey) -> None:
+        self._evictable.file(key, self._rank(key))
+
+    def take_weakest(self, count: int, *, spared: Collection[ChunkKey]) -> list[ChunkKey] | None:
+        """Remove as many, weakest first, sparing the pinned and `spared`. None, and nothing changed: there are not as many."""
+        taken: list[ChunkKey] = []
+        passed: list[ChunkKey] = []
+        while len(taken) < count and (key := self._evictable.weakest(self._rank)) is not None:
+            self._evictable.remove(key)
+            (passed if key in spared else taken).append(key)
+        enough = len(taken) == count
+        for key in passed if enough else passed + taken:
+            self.unpin(key)
+        if not enough:
+            return None
+        for key in taken:
+            self.remove(key)
+        return taken
+
+    def score(self, key: ChunkKey) -> float:
+        """Important tokens x uses. KeyError: the chunk is not known."""
+        return by_importance(self._chunks[key].use)
+
+    def check_integrity(self, idle: Mapping[ChunkKey, bool]) -> None:
+        """`idle`: of each chunk in the tier, whether nothing reads or writes it."""
+        assert self._resident == idle.keys()
+        assert self._evictable.filed.keys() == {key for key, is_idle in idle.items() if is_idle}
+        assert self._resident.isdisjoint(self._gone)
+        assert self._resident | self._gone.keys() == self._chunks.keys()
+        assert len(self._gone) <= self._capacity_chunks * REMEMBERED_PER_CHUNK
+        self._evictable.check_integrity(self._rank)
+
+    def _learn(self, keys: Sequence[ChunkKey], ends_tokens: Sequence[int | None]) -> None:
+        """All chunks have one size, and end at multiples of it."""
+        self._chunk_tokens = math.gcd(self._chunk_tokens, *(end for end in ends_tokens if end is not None))
+        before: tuple[ChunkKey, int] | None = None
+        for key, end in zip(keys, ends_tokens, strict=True):
+            chunk = self._chunks.get(key)
+            if chunk is None:
+                chunk = self._chunks[key] = self._new(end)
+                self._gone[key] = None
+            if end is not None and before is not None and before[1] == end - self._chunk_tokens:
+                chunk.parent = before[0]
+            before = None if end is None else (key, end)
+
+    def _new(self, end_tokens: int | None) -> _Chunk:
+        return _Chunk(end_tokens, ChunkUse(size_bytes=1))
+
+    def _count(self, key: ChunkKey, chunk: _Chunk, request: RequestUses) -> None:
+        self._now += 1
+        chunk.use.last_use = self._now
+        if key in self._gone:
+            self._gone.move_to_end(key)
+        if key not in request.counted:
+            request.counted.add(key)
+            chunk.use.num_uses += 1
+            self._uses_until_halved -= 1
+            self._weigh(chunk, request.important)
+        own = chunk.told_tokens if chunk.num_told else float(self._chunk_tokens or 1)
+        chunk.use.num_important = max(own, chunk.behind)
+        if key in self._evictable.filed:
+            self._evictable.lowered(key, self._rank(key))
+
+    def _weigh(self, chunk: _Chunk, important: ImportantTokens | None) -> None:
+        if important is not None and chunk.end_tokens is not None:
+            told = important.within(chunk.end_tokens - self._chunk_tokens, chunk.end_tokens)
+            chunk.num_told += 1
+            chunk.told_tokens += (told - chunk.told_tokens) / chunk.num_told
+
+    def _rank(self, key: ChunkKey) -> tuple[float, int]:
+        use = self._chunks[key].use
+        return by_importance(use), use.last_use
+
+    def _halve(self) -> None:
+        """None falls to zero, or a new chunk of few important tokens would stand above it."""
+        self._uses_until_halved = self._capacity_chunks * USES_PER_CHUNK
+        for chunk in self._chunks.values():
+            chunk.use.num_uses -= chunk.use.num_uses // 2
+        for key in list(self._evictable.filed):
+            self._evictable.lowered(key, self._rank(key))
+
+    def _forget_oldest(self) -> None:
+        while len(self._gone) > self._capacity_chunks * REMEMBERED_PER_CHUNK:
+            key, _ = self._gone.popitem(last=False)
+            del self._chunks[key]

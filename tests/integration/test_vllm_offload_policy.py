@@ -1,0 +1,185 @@
+"""The importance score as the cache policy of vLLM's CPU offload tier.
+
+Once vLLM's own manager alone, driven as vLLM's scheduler drives it, and once in a real server that was started by a profile.
+vLLM's CPU backend has no copies for its offload tier; the server gets plain ones (`tests/vllm_env/main_memory_offload.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_server.vllm.checks import problems
+from model_server.vllm.profile import KvOffload, Profile, arguments
+from tests.vllm_env import server as vllm
+from tests.vllm_env import tiny_model
+from tests.vllm_env.environment import VllmEnvironment
+
+pytest_plugins = ["tests.vllm_env.fixtures"]
+# The manager's answers and the server's start: each waits for an import of vLLM.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+REPOSITORY = Path(__file__).parents[2]
+OURS = "ImportanceCachePolicy"
+LOADED_TOKENS = "vllm:external_prefix_cache_hits_total"
+
+
+@pytest.fixture(scope="module")
+def answers(vllm_environment: VllmEnvironment) -> dict[str, Any]:
+    command: list[str | Path] = [
+        vllm_environment.python,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.vllm_env.offload_manager",
+    ]
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VLLM_"))}
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**variables, "PYTHONPATH": str(REPOSITORY), "VLLM_NO_USAGE_STATS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_documents_example_keeps_chunk_b_where_vllms_policies_keep_a(answers: dict[str, Any]) -> None:
+    assert answers["example"] == {"lru": ["B"], "arc": ["B"], OURS: ["A"]}
+
+
+def test_chunks_leave_in_the_order_of_the_score_and_a_prompt_from_its_tail(answers: dict[str, Any]) -> None:
+    """w1 0 x 2, w0 1 x 2, y 5 x 2, x 4 x 3, new0 32 x 1; z0 and z1, of which nothing was said, 32 x 2, stay."""
+    assert answers["order"] == ["w1", "w0", "y", "x", "new0"]
+
+
+def test_what_is_read_or_written_or_asked_for_stays_and_too_little_room_changes_nothing(
+    answers: dict[str, Any],
+) -> None:
+    assert answers["in flight"] == {
+        "refused": True,
+        "kept": ["read", "again", "idle"],
+        "evicted": ["idle"],
+        "unwritten": "HIT_PENDING",
+        "none idle": True,
+        "then evicted": ["again"],
+    }
+
+
+def test_random_histories_of_stores_reads_failures_and_resets_keep_the_invariants(
+    answers: dict[str, Any],
+) -> None:
+    assert min(answers["history"]) > 100  # evicted in each; the invariants were checked at every step
+
+
+@pytest.mark.parametrize("trace", ["steady", "drifting"])
+def test_more_of_a_zipf_trace_is_found_than_with_lru_and_arc(
+    answers: dict[str, Any], trace: str, figure: Callable[[str], None]
+) -> None:
+    found = answers[trace]
+    for policy, one in found.items():
+        figure(f"{trace}, {policy}: {', '.join(f'{name} {value:.3g}' for name, value in one.items())}")
+    for what in ("hit rate", "important tokens found"):
+        vllms = max(found[policy][what] for policy in ("lru", "arc"))
+        assert found[OURS][what] > vllms
+        assert found[f"{OURS}, told"][what] > vllms
+
+
+def test_the_bare_score_finds_less_than_lru_for_it_evicts_heads_of_prefixes(answers: dict[str, Any]) -> None:
+    for trace in ("steady", "drifting"):
+        found = answers[trace]
+        assert found["bare score, told"]["hit rate"] < found["lru"]["hit rate"]
+
+
+BFLOAT16_BYTES = 2
+PROMPT_CHUNKS = 10
+CHUNK_BYTES = (
+    2 * tiny_model.LAYERS * tiny_model.KV_HEADS * tiny_model.HEAD_DIM * BFLOAT16_BYTES * vllm.BLOCK_TOKENS
+)
+"""Keys and values of one block."""
+
+
+def offloading() -> Profile:
+    """Room for the chunks of four prompts in main memory."""
+    profile = Profile(
+        model=tiny_model.MODEL,
+        served_names=(vllm.MODEL_NAME,),
+        block_size_tokens=vllm.BLOCK_TOKENS,
+        max_model_len_tokens=1024,
+        kv_offload=KvOffload(memory_bytes=4 * PROMPT_CHUNKS * CHUNK_BYTES, policy="importance"),
+    )
+    assert problems(profile) == []
+    return profile
+
+
+def for_main_memory(args: list[str]) -> list[str]:
+    """The same arguments, with copies that this machine can make."""
+    place = args.index("--kv-transfer-config") + 1
+    config = json.loads(args[place])
+    config["kv_connector_extra_config"] |= {
+        "spec_name": "MainMemorySpec",
+        "spec_module_path": "tests.vllm_env.main_memory_offload",
+    }
+    return [*args[:place], json.dumps(config), *args[place + 1 :]]
+
+
+@pytest.fixture(scope="module")
+def server(
+    vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[vllm.VllmServer]:
+    # The launcher's own arguments come first, and the last one given counts; the port is the launcher's choice.
+    _, _, _, *rest = for_main_memory(arguments(offloading()))
+    options = vllm.ServerOptions(
+        cache_blocks=4 * PROMPT_CHUNKS,
+        adapters=(),
+        arguments=tuple(rest),
+        variables={"PYTHONPATH": str(REPOSITORY)},
+    )
+    folder = tmp_path_factory.mktemp("offload")
+    with vllm.VllmServer(vllm_environment, name="offload", folder=folder, options=options) as running:
+        yield running
+
+
+def ask(server: vllm.VllmServer, name: str, *, important: object) -> str:
+    """The answer to a prompt of whole chunks and one token more; `important`: its tokens that are."""
+    rng = random.Random(name)
+    tokens = [rng.randrange(10, 400) for _ in range(PROMPT_CHUNKS * vllm.BLOCK_TOKENS + 1)]
+    body = {"model": vllm.MODEL_NAME, "prompt": tokens, "max_tokens": 8, "temperature": 0}
+    params = {"kv_transfer_params": {"important_tokens": important}}
+    answer = server.post("/v1/completions", body | params)
+    assert answer.status == 200, answer.body
+    choices = answer.json()["choices"]
+    assert isinstance(choices, list)
+    return str(choices[0]["text"])
+
+
+def test_a_real_server_keeps_what_its_requests_call_important_and_computes_the_same_from_it(
+    server: vllm.VllmServer,
+) -> None:
+    first = ask(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]])
+    for number in range(8):  # twice what either cache holds
+        ask(server, f"other {number}", important=[])
+    assert server.counter(LOADED_TOKENS) == 0
+
+    assert ask(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]]) == first
+    assert server.counter(LOADED_TOKENS) == PROMPT_CHUNKS * vllm.BLOCK_TOKENS
+    ask(server, "other 0", important=[])
+    assert server.counter(LOADED_TOKENS) == PROMPT_CHUNKS * vllm.BLOCK_TOKENS
+    assert "Loading out-of-tree cache policy" in server.log_path.read_text()
+
+
+def test_nonsense_about_importance_is_told_in_the_log_and_answered_all_the_same(
+    server: vllm.VllmServer,
+) -> None:
+    assert ask(server, "nonsense", important="all of them")
+    assert "important_tokens must be a list" in server.log_path.read_text()

@@ -1,0 +1,241 @@
+"""Drives vLLM's own offload manager as its scheduler does, without an engine: run in the vLLM environment, writes JSON.
+
+`python -m tests.vllm_env.offload_manager` answers every question below at once, since importing vLLM takes longest. The tests
+read the answers; what must hold at each step of a history is asserted here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from model_server.vllm.offload_ranking import OffloadRanking
+
+MODULE = "model_server.vllm.offload_policy"
+OURS = "ImportanceCachePolicy"
+POLICIES = ("lru", "arc", OURS)
+CHUNK_TOKENS = 32
+
+BARE = "bare score"
+"""Ours without the rule that a chunk is worth what stands behind it."""
+
+Prompt = Sequence[str]
+"""The names of its chunks, head first. As block hashes do, a name says what comes before it."""
+
+
+class BareRanking(OffloadRanking):
+    def _learn(self, keys: Sequence[bytes], ends_tokens: Sequence[int | None]) -> None:
+        super()._learn(keys, ends_tokens)
+        for key in keys:
+            self._chunks[key].parent = None
+
+
+def manager_with(policy: str, *, num_chunks: int) -> CPUOffloadingManager:
+    return CPUOffloadingManager(num_chunks, cache_policy=policy, cache_policy_module_path=MODULE)
+
+
+def keys_of(prompt: Prompt) -> list[OffloadKey]:
+    return [make_offload_key(name.encode(), 0) for name in prompt]
+
+
+def context_of(prompt: Prompt, *, important: Sequence[tuple[int, int]] | None = None) -> ReqContext:
+    params = None if important is None else {"important_tokens": [list(part) for part in important]}
+    context = ReqContext("request", kv_transfer_params=params)
+    for number, key in enumerate(keys_of(prompt), 1):
+        context.set_offload_key_position(key, number * CHUNK_TOKENS)
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    found: int
+    """Chunks of the prompt that were read from the tier, from its head on."""
+    evicted: list[str]
+
+
+def serve(
+    manager: CPUOffloadingManager, prompt: Prompt, *, important: Sequence[tuple[int, int]] | None = None
+) -> Served:
+    keys, context = keys_of(prompt), context_of(prompt, important=important)
+    manager.on_new_request(context)
+    found = 0
+    while found < len(keys) and manager.lookup(keys[found], context) is LookupResult.HIT:
+        found += 1
+    evicted: list[str] = []
+    if found:
+        manager.prepare_load(keys[:found], context)
+        manager.complete_load(keys[:found], context)
+    if found < len(keys) and (store := manager.prepare_store(keys[found:], context)) is not None:
+        evicted = [key[:-4].decode() for key in store.evicted_keys]
+        manager.complete_store(store.keys_to_store, context)
+    manager.on_request_finished(context)
+    return Served(found, evicted)
+
+
+def documents_example(policy: str) -> list[str]:
+    """Chunk A: 1 important token, 3 uses; chunk B: 2 and 2. What makes room for a third one."""
+    manager = manager_with(policy, num_chunks=2)
+    for name, tokens in [("A", 1), ("B", 2)] * 2 + [("A", 1)]:
+        serve(manager, [name], important=[(7, 7 + tokens)])
+    return serve(manager, ["C"], important=[(0, 9)]).evicted
+
+
+def order_of_eviction() -> list[str]:
+    """By score, whatever was used last; chunks of one prompt from the tail on."""
+    manager = manager_with(OURS, num_chunks=6)
+    prompts = {"w": (["w0", "w1"], 2, [(0, 1)]), "x": (["x"], 3, [(0, 4)]), "y": (["y"], 2, [(0, 5)])}
+    for prompt, uses, important in prompts.values():
+        for _ in range(uses):
+            serve(manager, prompt, important=important)
+    # Nothing is said of these, so that all 32 tokens count; of w1 none does.
+    for _ in range(2):
+        serve(manager, ["z0", "z1"])
+    one = serve(manager, ["new0"], important=[(0, 32)]).evicted
+    four = serve(manager, [f"batch{n}" for n in range(4)], important=[(0, 128)]).evicted
+    return [*one, *four]
+
+
+def what_is_in_flight() -> dict[str, object]:
+    """Of three chunks one is being read and one is asked for again: no room for two, and nothing changes."""
+    manager = manager_with(OURS, num_chunks=3)
+    for name in ("read", "again", "idle"):
+        serve(manager, [name])
+    reading = context_of(["read"])
+    manager.prepare_load(keys_of(["read"]), reading)
+    asked = ["again", "new1", "new2"]
+    refused = manager.prepare_store(keys_of(asked), context_of(asked)) is None
+    kept = [
+        name
+        for name in ("read", "again", "idle")
+        if manager.lookup(keys_of([name])[0], reading) is LookupResult.HIT
+    ]
+    one = manager.prepare_store(keys_of(["again", "new1"]), context_of(["again", "new1"]))
+    assert one is not None
+    unwritten = manager.lookup(keys_of(["new1"])[0], reading).name
+    none_idle = manager.prepare_store(keys_of(["again", "new2"]), context_of(["again", "new2"])) is None
+    manager.complete_load(keys_of(["read"]), reading)
+    manager.on_request_finished(reading)
+    after = manager.prepare_store(keys_of(["new2"]), context_of(["new2"]))
+    return {
+        "refused": refused,
+        "kept": kept,
+        "evicted": [key[:-4].decode() for key in one.evicted_keys],
+        "unwritten": unwritten,
+        "none idle": none_idle,
+        "then evicted": [key[:-4].decode() for key in after.evicted_keys] if after else [],
+    }
+
+
+def random_history(*, seed: int, steps: int = 1500) -> int:
+    """Stores and reads that overlap, fail and are reset; the number of chunks that were evicted on the way."""
+    rng = random.Random(seed)
+    manager = manager_with(OURS, num_chunks=24)
+    storing: list[tuple[list[OffloadKey], ReqContext]] = []
+    reading: list[tuple[list[OffloadKey], ReqContext]] = []
+    evicted = 0
+    for _ in range(steps):
+        which = rng.randrange(12)
+        prompt = [f"{which}.{n}" for n in range(rng.randrange(1, 9))]
+        begin = rng.randrange(200)
+        said: object = rng.choice([None, [[begin, begin + 40]], "nonsense", [[5, 2]], [[0, 9]] * 9])
+        context = context_of(prompt)
+        context.kv_transfer_params = {"important_tokens": said}
+        keys = keys_of(prompt)
+        ready = [key for key in keys if manager.lookup(key, context) is LookupResult.HIT]
+        match rng.choice(["store", "store", "read", "stored", "stored", "was read", "reset"]):
+            case "store":
+                if (output := manager.prepare_store(keys, context)) is not None:
+                    evicted += len(output.evicted_keys)
+                    assert not set(output.evicted_keys) & set(keys)
+                    storing.append((output.keys_to_store, context))
+            case "read" if ready:
+                manager.prepare_load(ready, context)
+                reading.append((ready, context))
+            case "stored" if storing:
+                done, its = storing.pop(rng.randrange(len(storing)))
+                manager.complete_store(done, its, success=rng.random() < 0.8)
+                manager.on_request_finished(its)
+            case "was read" if reading:
+                done, its = reading.pop(rng.randrange(len(reading)))
+                manager.complete_load(done, its)
+                manager.on_request_finished(its)
+            case "reset" if rng.random() < 0.02:
+                manager.reset_cache()
+                storing, reading = [], []
+        manager._policy.check_integrity()
+        for busy, _ in storing + reading:
+            assert all(manager._policy.get(key) is not None for key in busy)
+    return evicted
+
+
+def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tuple[int, int]]:
+    """Prefix and question of each request. `drift`: a tenth of the ranks change hands every fiftieth request."""
+    rng = random.Random(seed)
+    weights = [1 / (rank + 1) ** 0.9 for rank in range(prefixes)]
+    names = list(range(prefixes))
+    for number in range(requests):
+        if drift and number % 50 == 49:
+            for _ in range(prefixes // 10):
+                one, other = rng.randrange(prefixes), rng.randrange(prefixes)
+                names[one], names[other] = names[other], names[one]
+        [rank] = rng.choices(range(prefixes), weights)
+        yield names[rank], number
+
+
+def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
+    """Prompts of a shared prefix of 8 to 32 chunks and 2 of their own, in a tier that holds a tenth of the prefixes."""
+    rng = random.Random(5)
+    prefixes = 120
+    lengths = [rng.randrange(8, 33) for _ in range(prefixes)]
+    tokens = [[rng.choice((1, 1, 2, 3, 12, 16)) for _ in range(length)] for length in lengths]
+    manager = manager_with(OURS if policy == BARE else policy, num_chunks=sum(lengths) // 10)
+    if policy == BARE:
+        manager._policy._ranking = BareRanking(capacity_chunks=sum(lengths) // 10)
+    found = asked = found_tokens = asked_tokens = 0
+    started = time.process_time()
+    for prefix, question in zipf(seed=11, prefixes=prefixes, requests=3000, drift=drift):
+        prompt = [f"{prefix}.{n}" for n in range(lengths[prefix])] + [f"q{question}.{n}" for n in range(2)]
+        starts = [n * CHUNK_TOKENS for n in range(lengths[prefix])]
+        ranges = [(start, start + num) for start, num in zip(starts, tokens[prefix], strict=True)]
+        served = serve(manager, prompt, important=ranges if hints else None)
+        found += served.found
+        asked += len(prompt)
+        found_tokens += sum(tokens[prefix][: served.found])
+        asked_tokens += sum(tokens[prefix])
+    return {
+        "hit rate": found / asked,
+        "important tokens found": found_tokens / asked_tokens,
+        "us a chunk": (time.process_time() - started) / asked * 1e6,
+    }
+
+
+def traces(*, drift: bool) -> dict[str, dict[str, float]]:
+    """vLLM's policies take no notice of hints."""
+    silent = {policy: trace(policy, drift=drift, hints=False) for policy in POLICIES}
+    return silent | {f"{policy}, told": trace(policy, drift=drift, hints=True) for policy in (OURS, BARE)}
+
+
+def main() -> None:
+    logging.disable()  # the histories say much nonsense about importance
+    questions: dict[str, Callable[[], object]] = {
+        "example": lambda: {policy: documents_example(policy) for policy in POLICIES},
+        "order": order_of_eviction,
+        "in flight": what_is_in_flight,
+        "history": lambda: [random_history(seed=seed) for seed in (1, 2, 3)],
+    }
+    for name, drift in (("steady", False), ("drifting", True)):
+        questions[name] = partial(traces, drift=drift)
+    json.dump({name: answer() for name, answer in questions.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
