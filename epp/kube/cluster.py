@@ -161,8 +161,7 @@ class Cluster:
         )
         while True:
             await asyncio.sleep(_LOOK_S)
-            holds = holding.holds()
-            self._hooks.holding(holds)
+            self._hooks.holding(holding.holds())
             if not pool.settled or self._dirty.is_set():
                 continue  # half known is not worth telling
             await writer.look(
@@ -170,7 +169,7 @@ class Cluster:
                 says=self._policies.observed(),
                 live=self._hooks.live(),
                 pool_uid=pool.uid,
-                writes=holds,
+                holds=holding.holds,
                 now=time.monotonic(),
             )
 

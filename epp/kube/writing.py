@@ -68,15 +68,32 @@ class Writer:
         says: Mapping[str, Any],
         live: Live,
         pool_uid: str,
-        writes: bool,
+        holds: Callable[[], bool],
         now: float,
     ) -> None:
-        """`says`: the status that each policy object has now; `writes`: the Lease is held."""
+        """`says`: the status that each policy object has now.
+
+        `holds`, whether the Lease is held, is asked before each write: a slow API server can take longer over a few of
+        them than the Lease lasts.
+        """
         self._hit_ratio.observe(live.endpoints, now=now)
         told = self._watchman.look(dict(why_not(live.endpoints)))
-        if not writes:
-            return
+        if holds():
+            told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
+        for happening in told:
+            if holds():
+                await self._tell(happening, pool_uid=pool_uid, now=now)
+
+    def check_integrity(self) -> None:
+        for part in (self._times, self._happenings, self._watchman, self._hit_ratio):
+            part.check_integrity()
+
+    async def _write_due(
+        self, outcome: Outcome, *, says: Mapping[str, Any], live: Live, holds: Callable[[], bool], now: float
+    ) -> list[Happening]:
+        """Statuses that should say something else by now. Gives what they newly tell about the pool."""
         self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
+        told: list[Happening] = []
         written = 0
         for name, verdict in outcome.verdicts.items():
             before = says.get(name) or PolicyStatus()
@@ -87,19 +104,15 @@ class Writer:
                 hit_ratio=self._hit_ratio.text(now=now),
                 time_text=self._time_text(),
             )
-            if written < _WRITES_AT_ONCE and self._times.due(
-                verdict.uid, wanted=wanted, says=before, now=now
-            ):
-                written += 1
-                self._times.wrote(verdict.uid, now=now)
-                if await self._write(name, wanted, uid=verdict.uid):
-                    told += _news(name, verdict, before=before)
-        for happening in told:
-            await self._tell(happening, pool_uid=pool_uid, now=now)
-
-    def check_integrity(self) -> None:
-        for part in (self._times, self._happenings, self._watchman, self._hit_ratio):
-            part.check_integrity()
+            if not self._times.due(verdict.uid, wanted=wanted, says=before, now=now):
+                continue
+            if written == _WRITES_AT_ONCE or not holds():
+                break
+            written += 1
+            self._times.wrote(verdict.uid, now=now)
+            if await self._write(name, wanted, uid=verdict.uid):
+                told += _news(name, verdict, before=before)
+        return told
 
     async def _write(self, name: str, wanted: PolicyStatus, *, uid: str) -> bool:
         path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
