@@ -84,6 +84,7 @@ class Hub:
                     channel.writers.discard(writer)
                     channel = self._channels.setdefault(content, _Channel())
                     channel.writers.add(writer)
+                    self._forget_others(content)
                 else:
                     self._answer(channel, kind, content, writer)
                     await writer.drain()
@@ -94,6 +95,12 @@ class Hub:
             self._tasks.discard(task)
             with contextlib.suppress(OSError):
                 writer.close()
+
+    def _forget_others(self, joined: bytes) -> None:
+        """A channel that all have left is one of a policy before: its table is of no more use."""
+        left = [name for name, channel in self._channels.items() if not channel.writers and name != joined]
+        for name in left:
+            del self._channels[name]
 
     def _answer(self, channel: _Channel, kind: bytes, content: bytes, writer: asyncio.StreamWriter) -> None:
         if kind == b"S":

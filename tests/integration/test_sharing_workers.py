@@ -61,6 +61,28 @@ async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_p
     await hub.close()
 
 
+async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_longer(tmp_path: Path) -> None:
+    hub = Hub(tmp_path / "hub.sock")
+    await hub.start()
+    one, other = HubLink(tmp_path / "hub.sock"), HubLink(tmp_path / "hub.sock")
+
+    async def table_after_joining(link: HubLink, channel: str) -> bytes | None:
+        await link.join(channel)
+        table = await link.stored()
+        return None if table is None else table.data
+
+    for link in (one, other):
+        assert await table_after_joining(link, "chunks of 256") is None
+    await one.store(b"table")
+    assert await table_after_joining(one, "chunks of 512") is None
+    assert await table_after_joining(other, "chunks of 256") == b"table"
+    assert await table_after_joining(other, "chunks of 512") is None
+    assert await table_after_joining(other, "chunks of 256") is None
+    for link in (one, other):
+        await link.close()
+    await hub.close()
+
+
 @pytest.mark.parametrize(
     "junk", [b"\xff" * 64, frame(b"N", b""), frame(b"?", b"x"), struct.pack(">IB", 2**31, 83)]
 )
