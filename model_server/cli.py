@@ -14,6 +14,7 @@ from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
 from model_server.server.serve import serve
 from model_server.sync import command as lora_sync
+from model_server.tiers.errors import StoreError
 from model_server.vllm import command as vllm_profile
 from model_server.weights.errors import WeightsError
 from model_server.weights.known import find
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> int:
     try:
         uvloop.run(serve(serve_flags.settings(args), announce=_say))
-    except (ValueError, ApiError, ModelError, WeightsError) as error:
+    except (ValueError, ApiError, ModelError, StoreError, WeightsError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 2
     except OSError as error:

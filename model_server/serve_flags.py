@@ -17,6 +17,7 @@ from model_server.server.backends import DEFAULT_COST_BLOCKS, DEFAULT_HF_BLOCKS,
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import ServerSettings
+from model_server.tiers.settings import KvStoreSettings
 from model_server.weights.known import SMOLLM2
 
 
@@ -26,6 +27,11 @@ def add_flags(run: argparse.ArgumentParser) -> None:
     _add_cache_policy(
         run.add_argument_group(
             "cache policy", "how the prefix cache finds and forgets; the defaults are vLLM's"
+        )
+    )
+    _add_kv_store(
+        run.add_argument_group(
+            "KV store", "with --runner hf: prefixes beyond the KV cache, in main memory and on disk"
         )
     )
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
@@ -199,6 +205,44 @@ def _add_cache_policy(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_kv_store(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-store",
+        type=Path,
+        metavar="DIR",
+        help="store the KV of every computed prefix here, and load it where the cache has lost it (default: no store)",
+    )
+    group.add_argument(
+        "--kv-store-size", type=float, default=20.0, metavar="GB", help="most on disk (default %(default)s)"
+    )
+    group.add_argument(
+        "--kv-store-cpu-size",
+        type=float,
+        default=1.0,
+        metavar="GB",
+        help="main memory for parts of it that are used often (default %(default)s)",
+    )
+    group.add_argument(
+        "--kv-store-ratio",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="1: load stored prefixes whole, answers are exact; 0.5: read only the half of their tokens that matters most to the "
+        "request, answers are approximate (default %(default)s)",
+    )
+
+
+def _kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
+    if args.kv_store is None:
+        return None
+    return KvStoreSettings(
+        folder=args.kv_store,
+        size_bytes=int(args.kv_store_size * 1e9),
+        cpu_bytes=int(args.kv_store_cpu_size * 1e9),
+        ratio=args.kv_store_ratio,
+    )
+
+
 def _add_hf(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--device",
@@ -304,6 +348,7 @@ def settings(args: argparse.Namespace) -> ServerSettings:
             partial_blocks=args.partial_blocks,
         ),
         kv_events=_kv_events(args),
+        kv_store=_kv_store(args),
         max_waiting=args.max_queue,
         stream_interval=args.stream_interval,
         drain_timeout_s=args.drain_timeout_s,

@@ -105,6 +105,11 @@ class Engine:
     def num_unfinished(self) -> int:
         return len(self._requests)
 
+    @property
+    def can_step(self) -> bool:
+        """A step would compute something: not all unfinished requests wait for a store."""
+        return self.scheduler.has_work
+
     def add(self, request: Request) -> None:
         """Queue a request. ValueError: its prompt leaves no room for a token, or its id is in use."""
         if request.num_prompt_tokens >= self.config.max_len_tokens:
@@ -129,9 +134,9 @@ class Engine:
         self._end(self._requests[request_id], FinishReason.STOP)
 
     def begin(self, *, now: float) -> StepPlan:
-        """Plan the next step. Whenever a request is unfinished, the plan has at least one chunk."""
+        """Plan the next step. Whenever the engine `can_step`, the plan has at least one chunk."""
         plan = self.scheduler.schedule(now=now)
-        assert plan.chunks or not self._requests, "requests wait and nothing can run"
+        assert plan.chunks or not self.can_step, "requests wait and nothing can run"
         return plan
 
     def finish(self, plan: StepPlan, result: StepResult, *, now: float) -> list[TokenOutput]:

@@ -27,6 +27,7 @@ from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import make_order
 from model_server.core.hashing import BlockHash, make_hasher
 from model_server.core.request import Request, RequestId
+from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 
 
 @dataclass(slots=True)
@@ -35,6 +36,9 @@ class PrefixCacheStats:
 
     queries_tokens: int = 0
     hits_tokens: int = 0
+    external_queries_tokens: int = 0
+    """Not found here, and looked up in a store below."""
+    external_hits_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,12 @@ class CachedPrefix:
 
     blocks: Sequence[Block]
     num_tokens: int
+    """What need not be computed, with what comes from outside."""
     tail: Block | None = None
+    loaded: LoadedPrefix | None = None
+    """To be copied into new blocks after `blocks`."""
+    outside_blocks: int = 0
+    """Before `blocks` stand so many that are read elsewhere and stay empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,15 @@ class BlockCopy:
     source: Block
     target: Block
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLoad:
+    """Content of a store that is wanted in `blocks`, which are those of its prefix from `first_block` on."""
+
+    prefix: LoadedPrefix
+    first_block: int
+    blocks: Sequence[Block]
 
 
 class KVCacheManager:
@@ -87,6 +105,7 @@ class KVCacheManager:
         self._num_cached_blocks: dict[RequestId, int] = {}
         self._pins: Counter[Block] = Counter()
         self._copies: list[BlockCopy] = []
+        self._loads: list[PrefixLoad] = []
 
     @property
     def capacity_tokens(self) -> int:
@@ -110,13 +129,19 @@ class KVCacheManager:
             return CachedPrefix((), 0)
         usable = (len(request.token_ids) - 1) // self.block_size_tokens
         self._hasher.extend(request.block_hashes, request.token_ids, num_blocks=usable, scope=request.scope)
+        stored = request.stored
+        outside = stored.num_blocks if isinstance(stored, OutsidePrefix) else 0
         found: list[Block] = []
-        for block_hash in request.block_hashes[:usable]:
+        for block_hash in request.block_hashes[outside:usable]:
             block = self.pool.find(block_hash)
             if block is None:
                 break
             found.append(block)
-        return CachedPrefix(found, len(found) * self.block_size_tokens)
+        size, num_blocks = self.block_size_tokens, outside + len(found)
+        if isinstance(stored, LoadedPrefix) and stored.first_block <= num_blocks < stored.end_block:
+            assert stored.end_block <= usable, "the last token is computed"
+            return CachedPrefix(found, stored.end_block * size, loaded=stored)
+        return CachedPrefix(found, num_blocks * size, outside_blocks=outside)
 
     def allocate(self, request: Request, prefix: CachedPrefix, *, num_new_tokens: int) -> bool:
         """Admit a request with its cached `prefix` and slots for the next tokens. False: no room, no change."""
@@ -129,8 +154,12 @@ class KVCacheManager:
         if num_new_blocks + hits_in_queue > self.pool.num_free:
             return False
         self.pool.hold(kept)
-        table = self._tables[request.request_id] = [*kept, *self._take(num_new_blocks)]
-        self._num_cached_blocks[request.request_id] = len(prefix.blocks)
+        new, outside = self._take(num_new_blocks), prefix.outside_blocks
+        table = self._tables[request.request_id] = [*new[:outside], *kept, *new[outside:]]
+        self._num_cached_blocks[request.request_id] = outside + len(prefix.blocks)
+        if prefix.loaded is not None:
+            first = len(prefix.blocks)
+            self._loads.append(PrefixLoad(prefix.loaded, first, table[first : prefix.loaded.end_block]))
         if prefix.tail is not None and len(kept) == len(prefix.blocks):
             used = prefix.num_tokens % self.block_size_tokens
             self._copies.append(BlockCopy(prefix.tail, table[len(kept)], used))
@@ -196,13 +225,22 @@ class KVCacheManager:
         self._copies.clear()
         return copies
 
+    def take_loads(self) -> tuple[PrefixLoad, ...]:
+        """As `take_copies`: what has to be there before anything is computed."""
+        loads = tuple(self._loads)
+        self._loads.clear()
+        return loads
+
     def end_step(self) -> None:
         """A step is planned."""
         self.pool.end_step()
 
-    def record_admission(self, *, num_tokens: int, num_hit_tokens: int) -> None:
+    def record_admission(self, *, num_tokens: int, num_hit_tokens: int, num_stored_tokens: int = 0) -> None:
+        """`num_hit_tokens`: found here; `num_stored_tokens`: not here, but in a store below."""
         self.stats.queries_tokens += num_tokens
         self.stats.hits_tokens += num_hit_tokens
+        self.stats.external_queries_tokens += num_tokens - num_hit_tokens
+        self.stats.external_hits_tokens += num_stored_tokens
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached content; requests under way keep their blocks and cache only what they fill from now on."""

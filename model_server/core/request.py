@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 import xxhash
 
 from model_server.core.hashing import BlockHash, PrefixScope
 from model_server.core.sampling import GREEDY, SamplingParams
+from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
@@ -67,6 +68,12 @@ class Request:
     """How many of `token_ids` have their KV in the cache; 0 again after a preemption."""
     num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens found in the cache when the request was first admitted; None while it has never been."""
+    loading: bool = field(default=False, init=False)
+    """Its prefix is being fetched from a store below the cache: it is not admitted before that has ended."""
+    stored: LoadedPrefix | OutsidePrefix | None = field(default=None, init=False)
+    """What was fetched. A loaded one is used once, by the first admission."""
+    num_stored_tokens: int = field(default=0, init=False)
+    """How many of `num_cached_tokens` came from that store."""
     num_preemptions: int = field(default=0, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)
@@ -96,6 +103,13 @@ class Request:
         prompt = struct.pack(f"<{len(self.token_ids)}I", *self.token_ids)
         own = PrefixScope(adapter_name=name, adapter_path=path).packed()
         self.fingerprint = xxhash.xxh3_64_intdigest(prompt + own, seed=self.seed & 0xFFFFFFFFFFFFFFFF)
+
+    def approximate(self, name: str) -> None:
+        """Before it is admitted: its KV will not be exact, and its blocks get other hashes."""
+        assert self.state is RequestState.WAITING
+        self.approximation = name
+        self.scope = replace(self.scope, approximation=name)
+        self.block_hashes.clear()
 
     @property
     def num_output_tokens(self) -> int:

@@ -8,7 +8,8 @@ The rule, first come first served:
   again later, with whatever of it is still in the prefix cache. The oldest running request therefore always goes on,
   and because a request that could not fit alone is refused at the door, every request ends;
 - then waiting requests are admitted while budget, places and blocks last. One that cannot get blocks stops the
-  admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is passed over.
+  admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is passed over, and so
+  is one whose prefix is still being loaded from a store below the cache.
 
 Invariants (`check_integrity`): a request is waiting or running, never both; running ones hold blocks and waiting ones
 none; at most `max_num_seqs` run, with at most `max_loras` different adapters.
@@ -23,8 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_server.core.blocks import Block
-from model_server.core.kv_cache import BlockCopy, KVCacheManager
+from model_server.core.kv_cache import BlockCopy, CachedPrefix, KVCacheManager, PrefixLoad
 from model_server.core.request import Adapter, Request, RequestId, RequestState
+from model_server.core.stored_prefix import LoadedPrefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class StepPlan:
     preempted: tuple[RequestId, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     """For a runner that writes KV: made in this order, before any chunk is computed."""
+    loads: tuple[PrefixLoad, ...] = ()
+    """Likewise."""
 
 
 class Scheduler:
@@ -75,6 +79,11 @@ class Scheduler:
     def running(self) -> Sequence[Request]:
         return self._running
 
+    @property
+    def has_work(self) -> bool:
+        """Not every unfinished request waits for its prefix to be loaded."""
+        return bool(self._running) or any(not request.loading for request in self._waiting)
+
     def add(self, request: Request) -> None:
         assert request.state is RequestState.WAITING
         self._waiting.append(request)
@@ -87,7 +96,9 @@ class Scheduler:
         if not preempted:
             chunks += self._admit(budget, now=now)
         self._kv_cache.end_step()
-        return StepPlan(tuple(chunks), tuple(preempted), self._kv_cache.take_copies())
+        return StepPlan(
+            tuple(chunks), tuple(preempted), self._kv_cache.take_copies(), self._kv_cache.take_loads()
+        )
 
     def remove(self, request: Request) -> None:
         """Take an ended request out, wherever it is; its blocks are free at once."""
@@ -146,7 +157,7 @@ class Scheduler:
         adapters = {request.adapter for request in self._running if request.adapter}
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting[0]
-            if self._needs_slot(request, adapters):
+            if request.loading or self._needs_slot(request, adapters):
                 passed_over.append(self._waiting.popleft())
                 continue
             chunk = self._try_admit(request, budget, now=now)
@@ -172,14 +183,24 @@ class Scheduler:
             return None
         request.state = RequestState.RUNNING
         request.num_computed_tokens = num_hit_tokens
+        if isinstance(request.stored, LoadedPrefix):
+            request.stored = None
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_hit_tokens
-            request.scheduled_s = now
-            self._kv_cache.record_admission(
-                num_tokens=request.num_prompt_tokens, num_hit_tokens=num_hit_tokens
-            )
+            self._record_first_admission(request, computed, now=now)
         self._running.append(request)
         return self._chunk(request, num_tokens)
+
+    def _record_first_admission(self, request: Request, computed: CachedPrefix, *, now: float) -> None:
+        num_own_tokens = len(computed.blocks) * self._kv_cache.block_size_tokens
+        if computed.loaded is not None or computed.outside_blocks:
+            request.num_stored_tokens = computed.num_tokens - num_own_tokens
+        request.num_cached_tokens = computed.num_tokens
+        request.scheduled_s = now
+        self._kv_cache.record_admission(
+            num_tokens=request.num_prompt_tokens,
+            num_hit_tokens=computed.num_tokens - request.num_stored_tokens,
+            num_stored_tokens=request.num_stored_tokens,
+        )
 
     def _chunk(self, request: Request, num_tokens: int) -> Chunk:
         return Chunk(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from model_server.core.engine import Runner, StepResult
@@ -19,15 +21,18 @@ from model_server.core.scheduler import StepPlan
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.runners.hf.errors import AdapterError
 from model_server.server.errors import ApiError
+from model_server.server.staging import Tiers
 from model_server.text.answers import Answers
 from model_server.text.language import Language
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
+from model_server.tiers.settings import KvStoreSettings
 from model_server.weights.errors import WeightsError
 from model_server.weights.known import find
 
 if TYPE_CHECKING:
     from model_server.runners.hf.lora import AdapterBank
+    from model_server.runners.hf.model import PagedModel
 
 DEFAULT_COST_BLOCKS = 4096
 DEFAULT_HF_BLOCKS = 1024
@@ -60,6 +65,10 @@ class Backend:
     """The longest prompt plus answer that the model itself allows; None: any."""
     compute: Callable[[StepPlan], Awaitable[StepResult]] | None
     """None: the runner takes no time of its own."""
+    step_thread: Executor | None
+    """The one thread in which `compute` computes."""
+    tiers: Tiers | None
+    """What is stored of prefixes beyond the engine's blocks."""
     load_adapter: Callable[[Adapter], Awaitable[None]]
     """ApiError: it cannot be served."""
     unload_adapter: Callable[[Adapter, frozenset[Adapter]], Awaitable[None]]
@@ -81,6 +90,8 @@ def made_up(settings: CostSettings, *, max_loras: int) -> Backend:
         made_up=True,
         max_len_tokens=None,
         compute=None,
+        step_thread=None,
+        tiers=None,
         load_adapter=_nothing_to_load,
         unload_adapter=_nothing_to_unload,
         about="",
@@ -94,12 +105,12 @@ def real(
     num_blocks: int,
     block_size_tokens: int,
     adapters: Sequence[Adapter],
+    kv_store: KvStoreSettings | None,
     progress: Callable[[str], None],
 ) -> Backend:
-    """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served."""
+    """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served. StoreError: not from there."""
     try:
         from model_server.runners.hf import model as hf  # noqa: PLC0415 - needs torch
-        from model_server.runners.hf.runner import HfRunner  # noqa: PLC0415 - needs torch
         from model_server.text.pretrained import PretrainedLanguage  # noqa: PLC0415 - needs transformers
     except ImportError as error:
         raise WeightsError(
@@ -117,7 +128,7 @@ def real(
         num_blocks=num_blocks,
         block_size_tokens=block_size_tokens,
     )
-    runner = HfRunner(paged)
+    runner, tiers = _with_tiers(paged, kv_store, folder)
     for adapter in adapters:
         _load(paged.adapters, adapter)
     # One thread for all steps, so that the event loop goes on answering while one is computed.
@@ -135,19 +146,37 @@ def real(
 
     cache_gb = paged.memory.data.nbytes / 1e9
     where = f"{threads} threads" if device.type == "cpu" else str(device)
+    stored = f"; prefixes stored in {kv_store.folder}" if kv_store is not None else ""
     return Backend(
         runner=runner,
         language=language,
         made_up=False,
         max_len_tokens=paged.max_len_tokens,
         compute=compute,
+        step_thread=thread,
+        tiers=tiers,
         load_adapter=load_adapter,
         unload_adapter=unload_adapter,
         about=(
             f"{folder} on {where}, {str(dtype).removeprefix('torch.')}; "
-            f"KV cache of {num_blocks * block_size_tokens:,} tokens, {cache_gb:.2f} GB"
+            f"KV cache of {num_blocks * block_size_tokens:,} tokens, {cache_gb:.2f} GB{stored}"
         ),
     )
+
+
+def _with_tiers(
+    paged: PagedModel, settings: KvStoreSettings | None, folder: Path
+) -> tuple[Runner, Tiers | None]:
+    from model_server.runners.hf.runner import HfRunner  # noqa: PLC0415 - needs torch
+    from model_server.tiers import fingerprint, serving  # noqa: PLC0415 - needs torch
+
+    if settings is None:
+        return HfRunner(paged), None
+    tiers = serving.ServedTiers(
+        paged, settings, fingerprint=fingerprint.of_model(folder), clock=time.monotonic
+    )
+    paged.view_for = serving.view_for
+    return serving.TieredRunner(HfRunner(paged), tiers), tiers
 
 
 async def _nothing_to_load(_: Adapter) -> None:

@@ -19,6 +19,7 @@ from model_server.core.scheduler import StepPlan
 from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
 from model_server.server.replies import Delta, TokenTold
+from model_server.server.staging import Staging
 from model_server.server.stops import StopFilter, StopRule
 from model_server.text.language import Detokenizer, Language, UnknownTokenError
 
@@ -84,10 +85,15 @@ class EngineDriver:
         max_waiting: int,
         stream_interval: int,
         compute: Callable[[StepPlan], Awaitable[StepResult]] | None = None,
+        staging: Staging | None = None,
     ) -> None:
-        """`compute`: the runner's `execute`, somewhere else than in the event loop's thread; None: it takes no time."""
+        """`compute`: the runner's `execute`, somewhere else than in the event loop's thread; None: it takes no time.
+
+        `staging`: fetches prefixes from a store below the cache; None: there is none.
+        """
         self._engine = engine
         self._compute = compute
+        self._staging = staging
         self._language = language
         self._metrics = metrics
         self._clock = clock
@@ -96,6 +102,8 @@ class EngineDriver:
         self._stream_interval = stream_interval
         self._receivers: dict[RequestId, _Receiver] = {}
         self._work = asyncio.Event()
+        if staging is not None:
+            staging.on_ready = self._work.set
         self.draining = False
         self.publish_events: Callable[[], None] = _nowhere
         """Called when the cache may have changed, between steps."""
@@ -126,6 +134,8 @@ class EngineDriver:
             )
             if request.adapter is not None:
                 self._metrics.adapter_requested()
+            if self._staging is not None:
+                self._staging.submitted(request)
         self._metrics.lora_activity(self._engine.scheduler)
         self._work.set()
 
@@ -154,7 +164,7 @@ class EngineDriver:
     async def _run(self) -> None:
         due_s = self._clock()
         while True:
-            if not self._engine.num_unfinished:
+            while not self._engine.can_step:
                 self._work.clear()
                 await self._work.wait()
                 due_s = self._clock()
@@ -168,6 +178,8 @@ class EngineDriver:
             outputs = self._engine.finish(plan, result, now=now)
             self.publish_events()
             reasons = [self._read(output) for output in outputs]
+            if self._staging is not None:
+                self._staging.stepped(plan)
             self._metrics.step_finished(outputs, self._engine.scheduler, now=now)
             for output, reason in zip(outputs, reasons, strict=True):
                 self._deliver(output, reason)

@@ -40,6 +40,8 @@ from model_server.server.metrics import Metrics
 from model_server.server.models import ServedModels
 from model_server.server.openai import RequestReader
 from model_server.server.sampling import SamplingReader
+from model_server.server.staging import Staging
+from model_server.tiers.settings import KvStoreSettings
 
 _INTERRUPTED = 130
 """Exit status after a Ctrl-C, as shells have it."""
@@ -68,14 +70,26 @@ class ServerSettings:
     max_body_bytes: int = 64 * 1024 * 1024
     cache: CacheOptions = field(default_factory=CacheOptions)
     kv_events: KvEventSettings | None = None
+    kv_store: KvStoreSettings | None = None
 
     def __post_init__(self) -> None:
+        if self.kv_store is not None:
+            self._check_kv_store()
         if self.kv_events is None:
             return
         if not self.enable_prefix_caching:
             raise ValueError("KV events tell of the prefix cache, which is switched off")
         if self.cache.partial_blocks:
             raise ValueError("KV events name full blocks only, and partial ones are cached too")
+
+    def _check_kv_store(self) -> None:
+        made_up_kv = isinstance(self.backend, CostSettings)
+        if made_up_kv:
+            raise ValueError("--kv-store keeps the KV of a real model: give --runner hf")
+        if not self.enable_prefix_caching:
+            raise ValueError("--kv-store extends the prefix cache, which is switched off")
+        if self.cache.partial_blocks:
+            raise ValueError("--kv-store keeps full blocks only, and --partial-blocks are found too")
 
 
 def _quietly(_: str) -> None:
@@ -105,6 +119,9 @@ class Server:
         metrics = Metrics(model_name=names[0], max_loras=limits.max_loras, wall_clock=time.time)
         self.engine = Engine(config, backend.runner)
         metrics.watch(self.engine)
+        self.staging = _staging(self.engine, backend, settings.kv_store)
+        if self.staging is not None:
+            metrics.watch_store(self.engine, self.staging.status)
         self.kv_event_log: KvEventLog | None = None
         if settings.kv_events is not None:
             self.kv_event_log = self.engine.kv_cache.observer = KvEventLog(
@@ -122,6 +139,7 @@ class Server:
             max_waiting=settings.max_waiting,
             stream_interval=settings.stream_interval,
             compute=backend.compute,
+            staging=self.staging,
         )
         reader = RequestReader(
             models=models,
@@ -158,6 +176,8 @@ async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[i
         shutdown_timeout=settings.drain_timeout_s,
     )
     async with AsyncExitStack() as stack:
+        if server.staging is not None:
+            stack.push_async_callback(server.staging.close, timeout_s=settings.drain_timeout_s)
         publisher = server.kv_publisher = await _publisher(server, settings, stack)
         await runner.setup()
         try:
@@ -207,6 +227,12 @@ async def serve(settings: ServerSettings, *, announce: Callable[[str], None]) ->
         announce(f"draining: {server.engine.num_unfinished} requests to finish")
 
 
+def _staging(engine: Engine, backend: Backend, settings: KvStoreSettings | None) -> Staging | None:
+    if settings is None or backend.tiers is None or backend.step_thread is None:
+        return None
+    return Staging(engine, backend.tiers, step_thread=backend.step_thread, staged_bytes=settings.staged_bytes)
+
+
 def _backend(settings: ServerSettings, *, num_blocks: int, progress: Callable[[str], None]) -> Backend:
     if isinstance(settings.backend, CostSettings):
         return made_up(settings.backend, max_loras=settings.limits.max_loras)
@@ -216,6 +242,7 @@ def _backend(settings: ServerSettings, *, num_blocks: int, progress: Callable[[s
         num_blocks=num_blocks,
         block_size_tokens=settings.block_size_tokens,
         adapters=settings.adapters,
+        kv_store=settings.kv_store,
         progress=progress,
     )
 

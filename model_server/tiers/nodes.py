@@ -9,6 +9,7 @@ Pure. Caller: the prefix store, which does on disk what `insert` reports.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,15 @@ class PrefixTree:
                 break
             children = node.children
         return found
+
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of a prefix's first blocks are in the tree: a block is there only after all those before it."""
+        return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
+
+    def split(self, head: Node, num_blocks: int) -> Node:
+        """Cut a node; gives its new tail."""
+        assert 0 < num_blocks < len(head.hashes)
+        return self._split(head, num_blocks)
 
     def insert(self, hashes: Sequence[BlockHash]) -> Inserted:
         """Make the tree hold all these blocks."""

@@ -63,6 +63,15 @@ class Records:
             layers.append(LayerRecords(_bytes(keys[:, : self.probe_kv_heads]), _bytes(rest)))
         return layers
 
+    def of_blocks(self, content: torch.Tensor) -> list[LayerRecords]:
+        """Of blocks that were copied out of a memory: (layer, keys and values, block, slot, head, dim), on the CPU."""
+        layers = []
+        for layer in content:
+            keys, values = (part.flatten(0, 1) for part in layer)
+            rest = torch.cat((keys[:, self.probe_kv_heads :], values), dim=1)
+            layers.append(LayerRecords(_bytes(keys[:, : self.probe_kv_heads]), _bytes(rest)))
+        return layers
+
     def tensor(self, content: bytes, *, num_heads: int) -> torch.Tensor:
         """As (tokens, heads, dim)."""
         if not content or not num_heads:

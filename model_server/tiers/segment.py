@@ -19,6 +19,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -93,14 +94,21 @@ def write(
     ]
     described = _describe(layout, place, orders, [zlib.crc32(chunk) for chunk in chunks])
     unfinished = path.with_name(path.name + UNFINISHED)
-    with unfinished.open("wb") as file:
-        file.write(_PREAMBLE.pack(_MAGIC, len(described), zlib.crc32(described)))
-        file.write(described)
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
-        size_bytes = file.tell()
-    unfinished.rename(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(_PREAMBLE.pack(_MAGIC, len(described), zlib.crc32(described)))
+            file.write(described)
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+            size_bytes = file.tell()
+        unfinished.rename(path)
+    except OSError:
+        with suppress(
+            OSError
+        ):  # a full disk needs the room back; what stays goes when the store is opened next
+            unfinished.unlink()
+        raise
     sync_folder(path.parent)
     return size_bytes
 

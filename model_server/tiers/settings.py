@@ -1,11 +1,13 @@
-"""What a selective load is told: how much to keep, how many heads look, and how much they have to agree.
+"""What a selective load and a server's store are told.
 
-Plain values, checked once. Callers: everything that selects, and the hash key under which approximate results are kept.
+Plain values, checked once. Callers: everything that selects, the hash key under which approximate results are kept, the
+server's flags.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from model_server.tiers.similarity import DEFAULT_ALPHA
 
@@ -32,3 +34,37 @@ class SelectionSettings:
 
     def kept(self, num_tokens: int) -> int:
         return max(1, round(self.ratio * num_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStoreSettings:
+    """A server's prefixes beyond the blocks of its engine."""
+
+    folder: Path
+    size_bytes: int = 20_000_000_000
+    """What the folder may hold."""
+    cpu_bytes: int = 1_000_000_000
+    """Main memory for chunks that were read."""
+    device_bytes: int = 0
+    """The model's device's memory for them, beside the engine's blocks."""
+    ratio: float = 1.0
+    """1: stored prefixes are loaded whole, and answers are exact. Less: only so much of their tokens is read."""
+    chunk_tokens: int = 16
+    pending_bytes: int = 512_000_000
+    """What may wait to be written; prefixes beyond that are not stored."""
+    staged_bytes: int = 1_000_000_000
+    """What may be loaded ahead for requests that wait for their admission."""
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 1:
+            raise ValueError("a KV store needs room: its size must be over 0")
+        if min(self.cpu_bytes, self.device_bytes, self.pending_bytes, self.staged_bytes) < 0:
+            raise ValueError("no part of a KV store can be smaller than 0")
+        if self.chunk_tokens < 1:
+            raise ValueError(f"a chunk holds at least one token, not {self.chunk_tokens}")
+        SelectionSettings(ratio=self.ratio)
+
+    @property
+    def selection(self) -> SelectionSettings | None:
+        """None: everything is loaded."""
+        return SelectionSettings(ratio=self.ratio) if self.ratio < 1 else None

@@ -7,8 +7,9 @@ The tree of prefixes is not written down: each segment says where it belongs. So
 files after a crash: a segment whose parent is gone, or whose blocks another one has already (a split that was cut off between
 its two writes), is dropped when the folder is opened, and so is whatever is damaged.
 
-One process at a time has the folder (flock); its threads may read, put and reorder together. A reader keeps the segment it was
-given, whatever replaces it. Where room is wanted the leaf goes that was used longest ago.
+One process at a time has the folder (flock); its threads may read, put and reorder together. Writers wait for each other, and
+nobody who looks something up waits for a file to be written. A reader keeps the segment it was given, whatever replaces it.
+Where room is wanted the leaf goes that was used longest ago.
 
 Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the limit.
 Callers: the tiered reader, whoever computes prefixes, the background reordering.
@@ -20,7 +21,8 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,17 +38,32 @@ _MANIFEST = "manifest.json"
 _FORMAT = 1
 
 
+def _nobody(_: Sequence[BlockHash]) -> None:
+    """No one wants to know."""
+
+
 class PrefixStore:
     def __init__(
-        self, folder: Path, layout: KvLayout, *, capacity_bytes: int, disk: Disk | None = None
+        self,
+        folder: Path,
+        layout: KvLayout,
+        *,
+        capacity_bytes: int,
+        disk: Disk | None = None,
+        on_removed: Callable[[Sequence[BlockHash]], None] = _nobody,
     ) -> None:
         """LayoutMismatchError: the folder belongs to another model. StoreError: to another process, or cannot be read."""
         self.layout = layout
         self.disk = disk or Disk()
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
+        self.on_removed = on_removed
+        """Called with the blocks of a node that has left, by whichever thread made it leave."""
         self._folder = folder
+        self._writing = threading.RLock()
+        """Held by who changes the tree, around `_lock`."""
         self._lock = threading.RLock()
+        """Held while the tree is read or changed, never while a file is written."""
         self._tree = PrefixTree()
         self._segments: dict[BlockHash, Segment] = {}
         self._last_use: dict[BlockHash, int] = {}
@@ -75,50 +92,57 @@ class PrefixStore:
             self._touch(found)
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
 
-    def put(self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords]) -> int:
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of a prefix's first blocks are stored. A hint: nobody is waited for, and it may be over in a moment."""
+        return self._tree.num_held(hashes)
+
+    def put(
+        self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords], *, first_block: int = 0
+    ) -> int:
         """Store a prefix of full blocks, as far as it is not there. Gives how many blocks are new.
 
-        `layers`: the records of all its tokens. StoreError: they are of another shape, or more than the store can hold.
+        `layers`: the records of all its tokens from block `first_block` on; where the store does not have what stands before,
+        nothing is stored. StoreError: they are of another shape, or more than the store can hold. OSError: of the disk; what
+        was there is there.
         """
-        self._check_shape(hashes, layers)
-        with self._lock:
-            found = self._tree.match(hashes)
-            self._touch(found)
-            covered = sum(match.num_blocks for match in found)
-            if covered == len(hashes):
-                return 0
-            num_tokens = (len(hashes) - covered) * self.layout.block_tokens
-            self._make_room(self._size_bytes(num_tokens), keep={match.node.name for match in found})
-            inserted = self._tree.insert(hashes)
-            assert inserted.added is not None
-            try:
-                if inserted.split:
-                    self._split(*inserted.split)
-                start = covered * self.layout.block_tokens
-                end = len(hashes) * self.layout.block_tokens
-                self._write(
-                    inserted.added, [records.part(self.layout, start, end) for records in layers], None
-                )
-            except BaseException:
-                self._reopen()
-                raise
-            self._touch([Match(inserted.added, len(inserted.added.hashes))])
+        self._check_shape(hashes, layers, first_block=first_block)
+        with self._writing:
+            with self._lock:
+                found = self._tree.match(hashes)
+                self._touch(found)
+                covered = sum(match.num_blocks for match in found)
+                if covered == len(hashes) or covered < first_block:
+                    return 0
+                num_tokens = (len(hashes) - covered) * self.layout.block_tokens
+                self._make_room(self._size_bytes(num_tokens), keep={match.node.name for match in found})
+            if found and found[-1].num_blocks < len(found[-1].node.hashes):
+                self._split(found[-1].node, found[-1].num_blocks)
+            place = Place(tuple(hashes[covered:]), covered, hashes[covered - 1] if covered else None)
+            start, end = ((at - first_block) * self.layout.block_tokens for at in (covered, len(hashes)))
+            own = [records.part(self.layout, start, end) for records in layers]
+            written = self._write(place, own, None)
+            with self._lock:
+                added = self._tree.insert(hashes).added
+                assert added is not None
+                self._hold(added.name, written)
+                self._touch([Match(added, len(added.hashes))])
             return len(hashes) - covered
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
         """Store a node's tokens in another order, without holding up readers. None: the node has changed or is gone."""
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
-        with self._lock:
+        with self._writing:
             name = old.place.hashes[0]
-            node = self._tree.find(name)
-            if node is None or self._segments.get(name) is not old:
+            if self._segments.get(name) is not old:
                 return None
-            self._write(node, layers, orders)
-            return self._segments[name]
+            written = self._write(old.place, layers, orders)
+            with self._lock:
+                self._hold(name, written)
+            return written
 
     def drop_damaged(self, damaged: Segment) -> None:
         """A reader found bytes that were not written: the node and all that hangs on it goes, to be computed again."""
-        with self._lock:
+        with self._writing, self._lock:
             name = damaged.place.hashes[0]
             node = self._tree.find(name)
             if node is not None and self._segments.get(name) is damaged:
@@ -162,40 +186,60 @@ class PrefixStore:
                 self.used_bytes += own.size_bytes
         self._make_room(0, keep=set())
 
-    def _reopen(self) -> None:
-        """A write failed half-way: what the folder says is what there is."""
-        self._tree, self._segments, self._last_use, self.used_bytes = PrefixTree(), {}, {}, 0
-        self._open_segments()
-
-    def _check_shape(self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords]) -> None:
-        layout, num_tokens = self.layout, len(hashes) * self.layout.block_tokens
+    def _check_shape(
+        self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords], *, first_block: int
+    ) -> None:
+        layout, num_tokens = self.layout, (len(hashes) - first_block) * self.layout.block_tokens
         fits = len(layers) == layout.num_layers and all(
             len(records.probe) == num_tokens * layout.probe_bytes
             and len(records.rest) == num_tokens * layout.rest_bytes
             for records in layers
         )
-        if not fits or not hashes:
+        if not fits or num_tokens <= 0:
             raise StoreError(f"records of {layout.num_layers} layers and {num_tokens} tokens are wanted")
         if num_tokens > 1 << 16:
             raise StoreError(f"a node has at most {1 << 16} tokens, not {num_tokens}")
 
-    def _split(self, head: Node, tail: Node) -> None:
+    def _split(self, node: Node, num_blocks: int) -> None:
         """The tail first: were the head cut short before, the tail's blocks would be nowhere if the process died."""
-        old = self._segments[head.name]
-        cut = len(head.hashes) * self.layout.block_tokens
+        old = self._segments[node.name]
+        cut = num_blocks * self.layout.block_tokens
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
-        self._last_use[tail.name] = self._last_use[head.name]
-        for node, start, end in ((tail, cut, old.num_tokens), (head, 0, cut)):
-            orders = [_order_of_part(order, start, end) for order in old.orders]
-            self._write(node, [records.part(self.layout, start, end) for records in layers], orders)
+        at, hashes = node.first_block, node.hashes
+        parts = (
+            (Place(hashes[num_blocks:], at + num_blocks, hashes[num_blocks - 1]), cut, old.num_tokens),
+            (Place(hashes[:num_blocks], at, old.place.parent), 0, cut),
+        )
+        written = []
+        try:
+            for place, start, end in parts:
+                orders = [_order_of_part(order, start, end) for order in old.orders]
+                own = [records.part(self.layout, start, end) for records in layers]
+                written.append(self._write(place, own, orders))
+        except BaseException:
+            with suppress(
+                OSError
+            ):  # the whole node is still there; a tail that stays goes when the store is opened next
+                self._path(hashes[num_blocks]).unlink(missing_ok=True)
+            raise
+        with self._lock:
+            tail = self._tree.split(node, num_blocks)
+            self._last_use[tail.name] = self._last_use[node.name]
+            self._hold(tail.name, written[0])
+            self._hold(node.name, written[1])
 
-    def _write(self, node: Node, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder] | None) -> None:
-        path = self._path(node.name)
-        logical = [TokenOrder.logical(len(node.hashes) * self.layout.block_tokens)] * self.layout.num_layers
-        segment.write(path, self.layout, _place(node), layers, orders or logical)
-        if (replaced := self._segments.get(node.name)) is not None:
+    def _write(
+        self, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder] | None
+    ) -> Segment:
+        path = self._path(place.hashes[0])
+        logical = [TokenOrder.logical(len(place.hashes) * self.layout.block_tokens)] * self.layout.num_layers
+        segment.write(path, self.layout, place, layers, orders or logical)
+        return Segment(path, self.layout, self.disk)
+
+    def _hold(self, name: BlockHash, written: Segment) -> None:
+        if (replaced := self._segments.get(name)) is not None:
             self.used_bytes -= replaced.size_bytes
-        written = self._segments[node.name] = Segment(path, self.layout, self.disk)
+        self._segments[name] = written
         self.used_bytes += written.size_bytes
 
     def _size_bytes(self, num_tokens: int) -> int:
@@ -224,7 +268,8 @@ class PrefixStore:
         self._tree.remove(node)
         self.used_bytes -= self._segments.pop(node.name).size_bytes
         del self._last_use[node.name]
-        self._path(node.name).unlink()
+        self.on_removed(node.hashes)
+        self._path(node.name).unlink(missing_ok=True)
 
     def _touch(self, matches: Sequence[Match]) -> None:
         self._now += 1

@@ -1,0 +1,139 @@
+"""Requests whose prefix is in a store below the cache: it is fetched while they wait, and then they are admitted.
+
+A request is looked up when it is submitted. Where the store has more of its prefix than the engine's blocks have, it is marked
+as loading, which the scheduler passes over, and the loader's thread fetches one after the other. Nothing that goes wrong there
+reaches the request: it is computed like any other. When a request has ended, its blocks are left to the store too.
+
+What is fetched and not yet admitted is bounded: further requests wait for their fetch until others are admitted.
+
+Everything here runs in the event loop's thread. Caller: the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+from model_server.core.blocks import Block
+from model_server.core.engine import Engine
+from model_server.core.hashing import BlockHash
+from model_server.core.request import FinishReason, Request
+from model_server.core.scheduler import StepPlan
+from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
+from model_server.tiers.status import StoreStatus
+
+_log = logging.getLogger(__name__)
+
+
+class Tiers(Protocol):
+    """What is below the cache. `model_server.tiers.serving` fills it where torch is."""
+
+    @property
+    def approximation(self) -> str: ...
+    def num_held(self, hashes: Sequence[BlockHash]) -> int: ...
+    def fetch(
+        self, hashes: Sequence[BlockHash], *, first_block: int
+    ) -> LoadedPrefix | OutsidePrefix | None: ...
+    def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None: ...
+    def learn_from(self, request: Request) -> None: ...
+    def status(self) -> StoreStatus: ...
+    def close(self, *, timeout_s: float) -> None: ...
+
+
+class Staging:
+    def __init__(self, engine: Engine, tiers: Tiers, *, step_thread: Executor, staged_bytes: int) -> None:
+        """`step_thread`: computes the steps, one after the other, and what is handed to it in between."""
+        self._engine = engine
+        self._tiers = tiers
+        self._step_thread = step_thread
+        self._staged_bytes = staged_bytes
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
+        self._waiting: deque[tuple[Request, int]] = deque()
+        self._fetching: Request | None = None
+        self.on_ready: Callable[[], None] = _nobody
+        """Called when a request may be admitted that might not before."""
+
+    def submitted(self, request: Request) -> None:
+        """The engine has just got it."""
+        if request.adapter is not None:
+            return
+        cached = self._engine.kv_cache.get_computed(request)
+        usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
+        if self._tiers.num_held(request.block_hashes[:usable]) > len(cached.blocks):
+            request.loading = True
+            self._waiting.append((request, len(cached.blocks)))
+            self._fetch_next()
+
+    def stepped(self, plan: StepPlan) -> None:
+        """A step is finished: requests that ended with it are stored, and there may be room for the next fetch."""
+        for chunk in plan.chunks:
+            request = chunk.request
+            if chunk.samples and chunk.start < request.num_prompt_tokens:
+                _leave(self._loader, partial(self._tiers.learn_from, request))
+            if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                # Its blocks are free and keep their content until the next step, which the same thread computes.
+                blocks, num_tokens = tuple(chunk.table), request.num_computed_tokens
+                save = partial(self._tiers.save, request, blocks, num_tokens=num_tokens)
+                _leave(self._step_thread, save)
+        self._fetch_next()
+
+    def status(self) -> StoreStatus:
+        return self._tiers.status()
+
+    async def close(self, *, timeout_s: float) -> None:
+        """No request is under way any more. What waits to be written is, as far as the time allows."""
+        loop = asyncio.get_running_loop()
+        self._waiting.clear()
+        await loop.run_in_executor(self._step_thread, _nobody)  # what was left to that thread is saved now
+        await loop.run_in_executor(self._loader, lambda: self._tiers.close(timeout_s=timeout_s))
+        self._loader.shutdown()
+
+    def _fetch_next(self) -> None:
+        while self._waiting and self._fetching is None:
+            request, first_block = self._waiting[0]
+            if request.finish_reason is not None:
+                self._waiting.popleft()
+                continue
+            staged = [waiting.stored for waiting in self._engine.scheduler.waiting]
+            held = sum(stored.size_bytes for stored in staged if isinstance(stored, LoadedPrefix))
+            if held and held >= self._staged_bytes:
+                return
+            self._waiting.popleft()
+            self._fetching = request
+            usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
+            fetch = partial(self._tiers.fetch, tuple(request.block_hashes[:usable]), first_block=first_block)
+            fetched = asyncio.get_running_loop().run_in_executor(self._loader, fetch)
+            fetched.add_done_callback(partial(self._fetched, request))
+
+    def _fetched(self, request: Request, done: asyncio.Future[LoadedPrefix | OutsidePrefix | None]) -> None:
+        self._fetching = None
+        request.loading = False
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            _log.error("a stored prefix could not be fetched and is computed", exc_info=error)
+        elif request.finish_reason is None:
+            request.stored = done.result()
+            if isinstance(request.stored, OutsidePrefix):
+                request.approximate(self._tiers.approximation)
+        self.on_ready()
+        self._fetch_next()
+
+
+def _leave(thread: Executor, work: Callable[[], None]) -> None:
+    """Nobody waits for the answer, so the log is where a fault can be seen."""
+
+    def done(future: Future[None]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            _log.error("work for the KV store failed", exc_info=error)
+
+    thread.submit(work).add_done_callback(done)
+
+
+def _nobody() -> None:
+    """No one waits."""

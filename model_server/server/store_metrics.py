@@ -1,0 +1,71 @@
+"""Metrics of the store below the cache, under the names that vLLM gives its own offloading. Caller: `metrics`.
+
+`vllm:external_prefix_cache_*` counts tokens that the engine's blocks did not have; `vllm:kv_offload_tiering_*` what moved, by
+tier: GPU is the model's device, CPU main memory, STORAGE the folder. `kv_store:*` has no counterpart there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from model_server.core.engine import Engine
+from model_server.tiers.status import StoreStatus
+
+_LABELS = ("engine", "model_name")
+_TIERS = ("GPU", "CPU", "STORAGE")
+_Kind = type[GaugeMetricFamily | CounterMetricFamily]
+_Sample = tuple[tuple[str, ...], float]
+
+
+class StoreMetrics:
+    """Reads engine and store while a page is being made."""
+
+    def __init__(self, engine: Engine, status: Callable[[], StoreStatus], values: tuple[str, str]) -> None:
+        self._engine = engine
+        self._status = status
+        self._values = values
+
+    def collect(self) -> Iterator[Metric]:
+        stats, now = self._engine.kv_cache.stats, self._status()
+        for name, text, value in (
+            ("vllm:external_prefix_cache_queries", "Tokens looked up beyond the blocks", stats.external_queries_tokens),
+            ("vllm:external_prefix_cache_hits", "Tokens found there", stats.external_hits_tokens),
+            ("vllm:kv_offload_tiering_promotion_job_failures", "Loads that failed; the prefix was computed", now.load_failures),
+            ("vllm:kv_offload_tiering_cascade_job_failures", "Writes that failed; the prefix is not stored", now.write_failures),
+            ("vllm:kv_offload_tiering_backpressure_blocks_dropped", "Blocks that were not stored", now.dropped_blocks),
+            ("kv_store:stored_blocks", "Blocks that were stored", now.stored_blocks),
+        ):  # fmt: skip
+            yield self._family(CounterMetricFamily, name, text, (), [((), value)])
+        for name, text, value in (
+            ("kv_store:usage_bytes", "What the folder holds", now.used_bytes),
+            ("kv_store:capacity_bytes", "What it may hold", now.capacity_bytes),
+            ("kv_store:waiting_bytes", "What waits to be written", now.waiting_bytes),
+            ("kv_store:usable", "0 for a while after the disk has failed", int(now.usable)),
+        ):
+            yield self._family(GaugeMetricFamily, name, text, (), [((), value)])
+        yield from self._by_tier(now)
+        loads: list[_Sample] = [(("exact",), now.exact_loads), (("selective",), now.selective_loads)]
+        yield self._family(CounterMetricFamily, "kv_store:loads", "Prefixes loaded", ("mode",), loads)
+
+    def _by_tier(self, now: StoreStatus) -> Iterator[Metric]:
+        for kind, name, text, values in (
+            (CounterMetricFamily, "vllm:kv_offload_tiering_chunk_hits", "Chunks wanted, by where they were", now.found_chunks),
+            (CounterMetricFamily, "vllm:kv_offload_tiering_read_bytes", "Read", (now.read_bytes,)),
+            (CounterMetricFamily, "vllm:kv_offload_tiering_write_bytes", "Written", (now.written_bytes,)),
+            (GaugeMetricFamily, "kv_store:resident_bytes", "Chunks held in a fast tier", now.tier_bytes),
+        ):  # fmt: skip
+            tiers = _TIERS[-1:] if len(values) == 1 else _TIERS[: len(values)]
+            samples: list[_Sample] = [((tier,), value) for tier, value in zip(tiers, values, strict=True)]
+            yield self._family(kind, name, text, ("tier",), samples)
+
+    def _family(
+        self, kind: _Kind, name: str, text: str, labels: tuple[str, ...], samples: list[_Sample]
+    ) -> Metric:
+        family: Any = kind(name, text, labels=(*_LABELS, *labels))
+        for own, value in samples:
+            family.add_metric((*self._values, *own), value)
+        metric: Metric = family
+        return metric

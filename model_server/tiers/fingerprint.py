@@ -1,0 +1,25 @@
+"""What tells one model's KV from another's: a hash over its folder's configuration and weights. Caller: the served tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xxhash
+
+from model_server.tiers.errors import StoreError
+
+_PIECE_BYTES = 1 << 24
+
+
+def of_model(folder: Path) -> str:
+    """Everything that decides its KV, read once. StoreError: it has no weights."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise StoreError(f"{folder} has no *.safetensors, by which the KV store tells models apart")
+    digest = xxhash.xxh3_128()
+    for path in (folder / "config.json", *weights):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,33 @@
+"""Whether a disk that failed is tried again yet. Pure; time is an argument.
+
+After a failure nothing is tried for a while, which doubles with each further failure and ends with the first success: a full
+or dying disk costs requests next to nothing, and one that has recovered is used again. Callers: the writer, the loads.
+"""
+
+from __future__ import annotations
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+
+
+class Health:
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+        self._paused_until = float("-inf")
+
+    def may_try(self, *, now: float) -> bool:
+        return now >= self._paused_until
+
+    def failed(self, *, now: float) -> float:
+        """Gives for how long nothing is tried now, in seconds."""
+        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
+        self._paused_until = now + self._pause_s
+        return self._pause_s
+
+    def worked(self) -> None:
+        self._pause_s = 0.0
+        self._paused_until = float("-inf")
+
+    def check_integrity(self) -> None:
+        assert self._pause_s == 0 or FIRST_PAUSE_S <= self._pause_s <= LONGEST_PAUSE_S
+        assert (self._pause_s == 0) == (self._paused_until == float("-inf"))

@@ -1,0 +1,321 @@
+"""The tiers under a running engine: what its blocks no longer hold is loaded back, and what it computes is stored.
+
+Three threads come here, each for its own part:
+- the loader (`fetch`): the prefix of a request that waits is read and checked before the request is admitted, so neither the
+  engine nor another request waits for a disk, and a damaged file only means that the prefix is computed;
+- the step's (`execute`, `save`): what was loaded is copied into blocks, then the step is computed, then finished prompts are
+  copied out of the blocks, which nobody can overwrite before the next step, and left to the writer;
+- the event loop's (`num_held`, `status`): looks, and waits for nobody.
+
+A prefix is stored when its prompt is computed, not when its blocks are about to be reused: the eviction would have to
+wait for the copy in the middle of a step, and a process that dies would take with it all that was still in memory.
+
+Stored are exact prefixes without an adapter: an adapter's weights may change under its name while the server is down.
+
+Callers: the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from model_server.core.blocks import Block
+from model_server.core.engine import StepResult
+from model_server.core.hashing import BlockHash
+from model_server.core.kv_cache import PrefixLoad
+from model_server.core.request import Request
+from model_server.core.scheduler import Chunk, StepPlan
+from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
+from model_server.runners.hf.batch import LongChunk
+from model_server.runners.hf.memory import KvMemory
+from model_server.runners.hf.model import PagedModel
+from model_server.runners.hf.runner import HfRunner
+from model_server.runners.hf.views import Context, KvView
+from model_server.tiers.errors import DamagedSegmentError, StoreError
+from model_server.tiers.health import Health
+from model_server.tiers.reader import Records, TieredPrefix, TieredReader
+from model_server.tiers.segment import LayerRecords
+from model_server.tiers.selection import num_probe_kv_heads, probe
+from model_server.tiers.settings import KvStoreSettings, SelectionSettings
+from model_server.tiers.status import StoreStatus
+from model_server.tiers.store import PrefixStore
+from model_server.tiers.view import SelectiveView
+from model_server.tiers.writer import BackgroundWriter, Written
+
+_RECOMPUTED_AT_ONCE = 512
+"""Tokens, where a prefix has to be computed after all in the middle of a step."""
+
+_log = logging.getLogger(__name__)
+
+
+class _UnreadableError(Exception):
+    """A selective load broke off in the middle of a step."""
+
+    def __init__(self, request: Request, error: Exception) -> None:
+        super().__init__(request.request_id)
+        self.request = request
+        self.error = error
+
+
+class _GuardedView:
+    """A selective view that says whose it is when it cannot be read."""
+
+    def __init__(self, prefix: TieredPrefix, view: SelectiveView) -> None:
+        self.prefix = prefix
+        self.view = view
+
+    def read(
+        self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
+    ) -> Context:
+        try:
+            return self.view.read(layer, chunk, query, memory=memory, scaling=scaling)
+        except (StoreError, OSError) as error:
+            raise _UnreadableError(chunk.request, error) from error
+
+
+@dataclass(slots=True)
+class _Counts:
+    exact_loads: int = 0
+    selective_loads: int = 0
+    failures: int = 0
+
+
+class ServedTiers:
+    def __init__(
+        self,
+        model: PagedModel,
+        settings: KvStoreSettings,
+        *,
+        fingerprint: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """LayoutMismatchError, StoreError: the folder is not this model's, or somebody else's."""
+        config, shape = model.module.config, model.memory.shape
+        self.settings = settings
+        self._selection = settings.selection
+        self._group = int(config.num_attention_heads) // shape.num_kv_heads
+        probed = num_probe_kv_heads(
+            self._selection or SelectionSettings(),
+            num_heads=int(config.num_attention_heads),
+            num_kv_heads=shape.num_kv_heads,
+        )
+        self._records = Records(shape=shape, probe_kv_heads=probed)
+        layout = self._records.layout(
+            fingerprint, block_tokens=model.memory.block_size_tokens, chunk_tokens=settings.chunk_tokens
+        )
+        self.store = PrefixStore(settings.folder, layout, capacity_bytes=settings.size_bytes)
+        self.reader = TieredReader(
+            self.store,
+            self._records,
+            self._selection or SelectionSettings(),
+            capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
+        )
+        self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
+        self._model = model
+        self._clock = clock
+        self._health = Health()
+        self._counts = _Counts()
+
+    # The event loop's thread.
+
+    @property
+    def approximation(self) -> str:
+        """The name of what is computed after a load; empty: it is exact."""
+        return self._selection.cache_key if self._selection else ""
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self._records.shape.bytes_per_token * self.store.layout.block_tokens
+
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of a prefix's first blocks could be loaded now."""
+        return self.store.num_held(hashes) if self._health.may_try(now=self._clock()) else 0
+
+    def status(self) -> StoreStatus:
+        counts, written = self._counts, self.writer.counts
+        return StoreStatus(
+            used_bytes=self.store.used_bytes,
+            capacity_bytes=self.store.capacity_bytes,
+            tier_bytes=(self.reader.resident_bytes(0), self.reader.resident_bytes(1)),
+            found_chunks=(self.reader.found_in[0], self.reader.found_in[1], self.reader.found_in[2]),
+            read_bytes=self.store.disk.counts.bytes,
+            written_bytes=written.written_bytes,
+            stored_blocks=written.stored_blocks,
+            dropped_blocks=written.dropped_blocks,
+            waiting_bytes=self.writer.waiting_bytes,
+            exact_loads=counts.exact_loads,
+            selective_loads=counts.selective_loads,
+            load_failures=counts.failures,
+            write_failures=written.failures,
+            usable=self.writer.usable and self._health.may_try(now=self._clock()),
+        )
+
+    # The loader's thread.
+
+    def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
+        """What the store has of a prefix of which `first_block` blocks are known already. None: no more than these."""
+        prefix: TieredPrefix | None = None
+        try:
+            prefix = self.reader.open(hashes)
+            if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
+                return None
+            found = self._open(prefix) if self._selection else self._load(prefix, first_block)
+            self._health.worked()
+        except (StoreError, OSError) as error:
+            self._failed(prefix, error)
+            return None
+        return found
+
+    def _load(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix:
+        size = self.store.layout.block_tokens
+        tokens = torch.arange(first_block * size, prefix.num_tokens)
+        prefix.foresee(tokens)
+        content = [prefix.read(layer, tokens) for layer in range(self._records.shape.num_layers)]
+        self._counts.exact_loads += 1
+        size_bytes = len(tokens) * self._records.shape.bytes_per_token
+        return LoadedPrefix(first_block, prefix.num_tokens // size, size_bytes, content)
+
+    def _open(self, prefix: TieredPrefix) -> OutsidePrefix:
+        assert self._selection is not None
+        choose = partial(probe, settings=self._selection, group=self._group)
+        self._counts.selective_loads += 1
+        view = _GuardedView(prefix, SelectiveView(prefix, choose))
+        return OutsidePrefix(prefix.num_tokens // self.store.layout.block_tokens, view)
+
+    def _failed(self, prefix: TieredPrefix | None, error: Exception) -> None:
+        """Damaged nodes go; a disk that cannot be read is left alone for a while."""
+        self._counts.failures += 1
+        if not isinstance(error, DamagedSegmentError):
+            pause_s = self._health.failed(now=self._clock())
+            _log.error("the KV store cannot be read: %s; it is not used for %.0f s", error, pause_s)
+            return
+        _log.warning("a stored prefix is damaged and dropped: %s", error)
+        for segment, _ in prefix.parts if prefix else ():
+            try:
+                segment.check_integrity()
+            except (StoreError, OSError):
+                try:
+                    self.store.drop_damaged(segment)
+                except OSError as failure:
+                    _log.warning("its file stays: %s", failure)
+
+    def learn_from(self, request: Request) -> None:
+        """Its prompt is computed: what its first tokens looked at in a selective load counts for later requests."""
+        if isinstance(request.stored, OutsidePrefix):
+            view = _view_of(request)
+            self.reader.finish(view.prefix, view.view.choices.items())
+
+    # The step's thread.
+
+    def execute(self, plan: StepPlan, runner: HfRunner) -> StepResult:
+        for load in plan.loads:
+            self._copy_in(load)
+        while True:
+            try:
+                result = runner.execute(plan)
+                break
+            except _UnreadableError as failed:
+                self._failed(_view_of(failed.request).prefix, failed.error)
+                self._compute_prefix(plan, failed.request)
+        for chunk in plan.chunks:
+            request, end = chunk.request, chunk.start + chunk.num_tokens
+            if chunk.samples and chunk.start < request.num_prompt_tokens <= end:
+                self.save(request, chunk.table, num_tokens=end)
+        return result
+
+    def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None:
+        """Leave the request's full blocks to the writer, those that the store does not have."""
+        if request.approximation or request.adapter is not None:
+            return
+        hashes = request.block_hashes[: num_tokens // self.store.layout.block_tokens]
+        first = self.store.num_held(hashes)
+        while first < len(hashes) and self.writer.is_on_the_way(hashes[first]):
+            first += 1
+        size_bytes = (len(hashes) - first) * self.bytes_per_block
+        if not size_bytes:
+            return
+        # Without room for it nothing is copied, and `offer` only counts what is lost.
+        content = self._copy_out(table[first : len(hashes)]) if self.writer.has_room(size_bytes) else None
+
+        def records(start: int, end: int) -> Sequence[LayerRecords]:
+            assert content is not None
+            return self._records.of_blocks(content[:, :, start - first : end - first])
+
+        self.writer.offer(Written(tuple(hashes), first, size_bytes, records, _nothing))
+
+    def _copy_in(self, load: PrefixLoad) -> None:
+        memory, content = self._model.memory, load.prefix.content
+        assert isinstance(content, list)
+        slots = _slots(load.blocks, memory)
+        skipped = (load.first_block - load.prefix.first_block) * memory.block_size_tokens
+        with torch.inference_mode():
+            for layer, (keys, values) in enumerate(content):
+                memory.write(
+                    layer, slots, keys[skipped:].to(memory.device), values[skipped:].to(memory.device)
+                )
+
+    def _copy_out(self, blocks: Sequence[Block]) -> torch.Tensor:
+        """(layer, keys and values, block, slot, head, dim), on the CPU."""
+        memory = self._model.memory
+        numbers = torch.tensor([block.block_id for block in blocks], device=memory.device)
+        with torch.inference_mode():
+            copied: torch.Tensor = memory.data.index_select(2, numbers).cpu()
+        return copied
+
+    def _compute_prefix(self, plan: StepPlan, request: Request) -> None:
+        """Into its own blocks, which it has for these tokens too: from now on it reads them like any other request."""
+        [table] = [chunk.table for chunk in plan.chunks if chunk.request is request]
+        assert isinstance(request.stored, OutsidePrefix)
+        num_tokens = request.stored.num_blocks * self.store.layout.block_tokens
+        request.stored = None
+        if request.num_cached_tokens is not None:
+            request.num_cached_tokens -= request.num_stored_tokens
+            request.num_stored_tokens = 0
+        for start in range(0, num_tokens, _RECOMPUTED_AT_ONCE):
+            count = min(_RECOMPUTED_AT_ONCE, num_tokens - start)
+            self._model.forward(StepPlan((Chunk(request, start, count, False, table),)))
+
+    def close(self, *, timeout_s: float) -> None:
+        """What waits to be written is, as far as the time allows."""
+        if not self.writer.drain(timeout_s=timeout_s):
+            _log.warning("not all prefixes were stored within %.0f s", timeout_s)
+        self.writer.close()
+        self.reader.close()
+        self.store.close()
+
+
+def view_for(request: Request) -> KvView | None:
+    """The view of a request whose prefix is read selectively."""
+    return _view_of(request) if isinstance(request.stored, OutsidePrefix) else None
+
+
+def _view_of(request: Request) -> _GuardedView:
+    assert isinstance(request.stored, OutsidePrefix)
+    assert isinstance(request.stored.view, _GuardedView)
+    return request.stored.view
+
+
+class TieredRunner:
+    """The engine's runner, with the tiers around it."""
+
+    def __init__(self, runner: HfRunner, tiers: ServedTiers) -> None:
+        self._runner = runner
+        self._tiers = tiers
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._tiers.execute(plan, self._runner)
+
+
+def _slots(blocks: Sequence[Block], memory: KvMemory) -> torch.Tensor:
+    first = torch.tensor([block.block_id for block in blocks], device=memory.device)
+    size = memory.block_size_tokens
+    return (first[:, None] * size + torch.arange(size, device=memory.device)).flatten()
+
+
+def _nothing(_: int, __: int) -> None:
+    """Nobody wants to hear of it."""

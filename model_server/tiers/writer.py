@@ -1,0 +1,164 @@
+"""Prefixes on their way to the store: one thread writes them, and nobody waits for it.
+
+What waits is bounded in bytes; what does not fit is not stored, and counted. A disk that fails is left alone for a while
+(`health`), and what comes meanwhile is not stored either: a request never notices. The thread is a daemon, since a disk that
+hangs must not keep a process from ending: the store survives a write that is cut off.
+
+Invariants (`check_integrity`): what waits adds up to `waiting_bytes`, and is at most `capacity_bytes`.
+Callers: the served tiers (offer, from the step thread), the server (drain).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from model_server.core.hashing import BlockHash
+from model_server.tiers.errors import StoreError
+from model_server.tiers.health import Health
+from model_server.tiers.segment import LayerRecords
+from model_server.tiers.store import PrefixStore
+
+NODE_TOKENS = 4096
+"""Longer prefixes become several nodes: what is written, split or reordered at once stays bounded."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Blocks of a prefix that are to be stored: those from `first_block` on."""
+
+    hashes: Sequence[BlockHash]
+    first_block: int
+    size_bytes: int
+    records: Callable[[int, int], Sequence[LayerRecords]]
+    """Of blocks [start, end) of these; called in the writer's thread."""
+    on_stored: Callable[[int, int], None]
+    """Blocks [start, end) of the prefix have come to the store."""
+
+    @property
+    def own(self) -> Sequence[BlockHash]:
+        return self.hashes[self.first_block :]
+
+
+@dataclass(slots=True)
+class WriterCounts:
+    stored_blocks: int = 0
+    written_bytes: int = 0
+    failures: int = 0
+    dropped_blocks: int = 0
+
+
+class BackgroundWriter:
+    def __init__(self, store: PrefixStore, *, capacity_bytes: int, clock: Callable[[], float]) -> None:
+        self.counts = WriterCounts()
+        self.waiting_bytes = 0
+        self._store = store
+        self._capacity_bytes = capacity_bytes
+        self._clock = clock
+        self._health = Health()
+        self._waiting: deque[Written] = deque()
+        self._on_the_way: Counter[BlockHash] = Counter()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kv-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """The disk takes what is written, as far as is known."""
+        return self._health.may_try(now=self._clock())
+
+    def is_on_the_way(self, block: BlockHash) -> bool:
+        return block in self._on_the_way
+
+    def has_room(self, num_bytes: int) -> bool:
+        return not self._closed and self.usable and self.waiting_bytes + num_bytes <= self._capacity_bytes
+
+    def offer(self, written: Written) -> bool:
+        """Store it some time. False: it is not stored, for want of room or of a disk."""
+        with self._changed:
+            if not self.has_room(written.size_bytes):
+                self.counts.dropped_blocks += len(written.own)
+                return False
+            self._waiting.append(written)
+            self._on_the_way.update(written.own)
+            self.waiting_bytes += written.size_bytes
+            self._changed.notify_all()
+            return True
+
+    def drain(self, *, timeout_s: float) -> bool:
+        """Wait until nothing is on the way. False: it takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.waiting_bytes, timeout_s)
+
+    def close(self) -> None:
+        """What waits is not stored any more; what is being written is, if the process lives so long."""
+        with self._changed:
+            self._closed = True
+            while self._waiting:
+                self._ended(self._waiting.popleft())
+            self._changed.notify_all()
+
+    def check_integrity(self) -> None:
+        with self._changed:
+            waiting = sum(written.size_bytes for written in self._waiting)
+            assert waiting <= self.waiting_bytes <= self._capacity_bytes
+            assert all(count > 0 for count in self._on_the_way.values())
+            assert {block for written in self._waiting for block in written.own} <= self._on_the_way.keys()
+            assert bool(self._on_the_way) == bool(self.waiting_bytes)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                written = self._waiting.popleft()
+            try:
+                self._write(written)
+            finally:
+                with self._changed:
+                    self._ended(written)
+                    self._changed.notify_all()
+
+    def _ended(self, written: Written) -> None:
+        self.waiting_bytes -= written.size_bytes
+        self._on_the_way -= Counter(written.own)
+
+    def _write(self, written: Written) -> None:
+        if not self.usable:
+            self.counts.dropped_blocks += len(written.own)
+            return
+        try:
+            self._put(written)
+            self._health.worked()
+        except StoreError as error:
+            self.counts.dropped_blocks += len(written.own)
+            _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
+        except OSError as error:
+            self.counts.failures += 1
+            self.counts.dropped_blocks += len(written.own)
+            pause_s = self._health.failed(now=self._clock())
+            _log.error(
+                "the KV store cannot be written: %s; nothing is stored for %.0f s, requests go on",
+                error,
+                pause_s,
+            )
+
+    def _put(self, written: Written) -> None:
+        size = max(1, NODE_TOKENS // self._store.layout.block_tokens)
+        for start in range(written.first_block, len(written.hashes), size):
+            end = min(start + size, len(written.hashes))
+            records = written.records(start, end)
+            new = self._store.put(written.hashes[:end], records, first_block=start)
+            if new:
+                self.counts.stored_blocks += new
+                self.counts.written_bytes += self._store.layout.data_bytes(
+                    new * self._store.layout.block_tokens
+                )
+                written.on_stored(end - new, end)

@@ -1,0 +1,149 @@
+"""A server with a KV store below its cache: what is loaded says the same as what is computed, whatever happened in between."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from model_server.core.scheduler import SchedulerLimits
+from model_server.server.backends import HfSettings
+from model_server.server.serve import Server, ServerSettings, listening
+from model_server.tiers.serving import ServedTiers
+from model_server.tiers.settings import KvStoreSettings
+from tests.engine.test_real_server import Running
+from tests.vllm_env import tiny_model
+
+BLOCKS = 24
+"""Of 16 tokens: two of the prompts below do not fit together with their answers."""
+FIRST = "An import statement finds a module, and binds its name in the scope. " * 20
+SECOND = "Exceptions are a means of breaking out of the normal flow of control. " * 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("tiny")
+    tiny_model.write_all(found)
+    return found / tiny_model.MODEL
+
+
+class Stored(Running):
+    @property
+    def tiers(self) -> ServedTiers:
+        tiers = self.server.backend.tiers
+        assert isinstance(tiers, ServedTiers)
+        return tiers
+
+    async def ask(self, prompt: str, **body: Any) -> tuple[str, int]:
+        """The greedy answer, and how many prompt tokens were found in the cache or the store."""
+        answer = await self.complete(prompt, **body)
+        thread = self.server.backend.step_thread
+        assert thread is not None
+        await asyncio.wrap_future(thread.submit(int))  # what was left to it has come to the writer
+        assert await asyncio.to_thread(self.tiers.writer.drain, timeout_s=60)
+        self.server.engine.check_integrity()
+        self.tiers.store.check_integrity()
+        self.tiers.reader.check_integrity()
+        self.tiers.writer.check_integrity()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    async def metric(self, name: str) -> float:
+        async with self.http.get("/metrics") as response:
+            page = await response.text()
+        [value] = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? ([0-9.e+]+)$", page, re.MULTILINE)
+        return float(value)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Stored]]
+
+
+@pytest.fixture
+def serve(folder: Path, tmp_path: Path) -> Serve:
+    @asynccontextmanager
+    async def served(*, num_blocks: int = BLOCKS, **store: Any) -> AsyncIterator[Stored]:
+        settings = ServerSettings(
+            port=0,
+            model=str(folder),
+            served_names=("tiny",),
+            num_blocks=num_blocks,
+            limits=SchedulerLimits(max_num_batched_tokens=64),
+            backend=HfSettings(device="cpu", threads=1),
+            kv_store=KvStoreSettings(**{"folder": tmp_path / "store", "size_bytes": 50_000_000, **store}),
+        )
+        server = Server(settings)
+        async with (
+            listening(server, settings) as port,
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+        ):
+            yield Stored(http, server)
+
+    return served
+
+
+async def test_what_the_cache_has_lost_is_loaded_and_says_the_same(serve: Serve) -> None:
+    async with serve() as server:
+        first, cached = await server.ask(FIRST)
+        assert cached == 0
+        assert (await server.ask(SECOND))[1] == 0, "it takes the blocks of the first"
+        again, cached = await server.ask(FIRST)
+        assert again == first
+        assert cached > 300
+        loaded = await server.metric("vllm:external_prefix_cache_hits_total")
+        left = await server.metric("vllm:prefix_cache_hits_total")
+        assert loaded >= 16 * 10
+        assert left + loaded == cached, "what the blocks still had is not loaded"
+        assert await server.metric("vllm:kv_offload_tiering_write_bytes_total") > 0
+        assert await server.ask(FIRST) == (first, cached)
+        assert await server.metric("vllm:prefix_cache_hits_total") == left + cached, (
+            "the blocks have it again"
+        )
+        assert await server.metric("vllm:external_prefix_cache_hits_total") == loaded
+
+
+async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
+    async with serve() as server:
+        first, _ = await server.ask(FIRST)
+    async with serve() as server:
+        again, cached = await server.ask(FIRST)
+        assert again == first
+        assert cached > 300
+
+
+async def test_answers_are_stored_too_and_prompts_share_what_they_begin_with(serve: Serve) -> None:
+    async with serve() as server:
+        tokens = (await server.post("/tokenize", prompt=FIRST))["count"]
+        await server.ask(FIRST, max_tokens=34, ignore_eos=True)
+        assert server.tiers.status().stored_blocks == (tokens + 33) // 16
+        half = FIRST[: len(FIRST) // 2] + SECOND[: len(SECOND) // 10]
+        answer, _ = await server.ask(half)
+        assert len(server.tiers.store.segments()) >= 3, "the first is split where the other one leaves it"
+    async with serve() as server:
+        again, found = await server.ask(half)
+        assert again == answer
+        assert found > 100
+        assert server.tiers.status().exact_loads == 1
+
+
+async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serve) -> None:
+    async with serve() as server:
+        exact, _ = await server.ask(FIRST)
+    async with serve(ratio=0.25) as server:
+        one, cached = await server.ask(FIRST)
+        assert cached > 300
+        assert await server.metric("vllm:external_prefix_cache_hits_total") == cached
+        again, _ = await server.ask(FIRST)
+        assert again == one
+        _, more = await server.ask(FIRST[:-3] + "and then", max_tokens=20)
+        assert more > 300
+        status = server.tiers.status()
+        assert status.selective_loads == 3
+        assert status.exact_loads == status.stored_blocks == 0, "what is approximate is not stored"
+    async with serve() as server:
+        assert (await server.ask(FIRST))[0] == exact
+        assert server.tiers.status().exact_loads == 1
