@@ -9,15 +9,15 @@ Called by `picker`, only while there is one.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from epp.choosing import Chooser
 from epp.decision import WouldPick
 from epp.endpoints.state import EndpointState
+from epp.errors import SaturatedError
 from epp.policy import Policy
-from epp.scheduling.candidates import View, gate
-from epp.scheduling.rules import RULES
 from epp.types import EndpointName
-from epp.views import apply_gain, view_of
+from epp.views import views_of
 
 
 class DryRun:
@@ -26,7 +26,7 @@ class DryRun:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._rng = random.Random()
-        self._rule = RULES[policy.spec.rule](policy.spec, self._rng)
+        self._chooser = Chooser(policy, self._rng)
         self.picks = 0
         self.agreed = 0
 
@@ -37,7 +37,7 @@ class DryRun:
     def choose(
         self,
         states: Sequence[EndpointState],
-        views: Sequence[View],
+        cached: Mapping[EndpointName, int],
         *,
         chosen: EndpointName,
         prompt_tokens: int,
@@ -45,20 +45,16 @@ class DryRun:
         session: str,
         now: float,
     ) -> WouldPick:
-        """What it would pick, where the policy in force picks `chosen`. `views` are those of `states`, in the same order."""
+        """What it would pick of `states`, where the policy in force picks `chosen`. cached: tokens that they hold."""
         spec = self.policy.spec
-        own = [
-            view_of(state, view.cached_tokens, prompt_tokens, adapter=adapter, spec=spec, now=now)
-            for state, view in zip(states, views, strict=True)
-        ]
-        apply_gain(own, prompt_tokens, spec.gain)
-        gated = gate(own, spec=spec)
-        name, reason = EndpointName(""), "saturated"
-        if not (gated.saturated and spec.load.when_saturated == "Reject"):
-            considered = gated.views if self._rule.gated else own
-            ordered, ranked_by = self._rule.rank(considered, session=session, adapter=adapter)
+        views = views_of(states, cached, prompt_tokens, adapter=adapter, spec=spec, now=now)
+        try:
+            ordered, reason = self._chooser.order(
+                views, prompt_tokens=prompt_tokens, session=session, adapter=adapter
+            )
             name = ordered[0].name
-            reason = "saturated" if gated.saturated and self._rule.gated else ranked_by
+        except SaturatedError:
+            name, reason = EndpointName(""), "saturated"
         agrees = name == chosen
         self.picks += 1
         self.agreed += agrees

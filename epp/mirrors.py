@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.growth import growth
@@ -16,9 +17,10 @@ from epp.endpoints.learning import TokenEstimate
 from epp.endpoints.state import EndpointState
 from epp.policy import PolicySpec
 from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
-from epp.prefix.table import PrefixTable
+from epp.prefix.table import PrefixTable, Recorded
+from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
-from epp.types import ChunkHash, EndpointMetrics, InferenceRequest
+from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
 _STATED_SPAN = 1.25
 """A size that the server states is corrected by this at most, either way: requests that run take their part of it."""
@@ -29,8 +31,21 @@ _FULL_SHARE = 0.9
 _RESIZE_RATIO = 0.02
 """A capacity that moved by less than this is left as it is."""
 
+_TOKEN_ID_BYTES = 4
+
 _root_seed = functools.lru_cache(maxsize=1024)(root_seed)
 """A fleet has few models, and few salts are in use at once."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One request's prompt as the mirrors see it. Nobody changes it; freezing would cost more than making it."""
+
+    size: PromptSize
+    tokens: int
+    chain: list[ChunkHash]
+    teaches: bool
+    """Its size says something of the tokenizer: it is neither token ids nor a body that could not be read."""
 
 
 class Mirrors:
@@ -81,6 +96,35 @@ class Mirrors:
                 self.table.charge(name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
         self._learn_size(state, after, now=now)
         self._fit(state)
+
+    def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
+        """What a request asks of the servers of `base_model`; a body that could not be read counts by its size."""
+        size = prompt_size(inference, body_bytes=body_bytes)
+        if inference.token_ids:
+            return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
+        tokens = self.learned(base_model).tokens.tokens(size)
+        return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
+
+    def held_tokens(self, prompt: Prompt) -> dict[EndpointName, float]:
+        """Leading tokens of the prompt that each server is believed to hold; servers that hold none are left out."""
+        matches = self.table.match(prompt.chain) if prompt.chain else {}
+        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        return {name: self.schedule.end_bytes(n) * tokens_per_byte for name, n in matches.items()}
+
+    def record(
+        self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
+    ) -> Recorded | None:
+        """The server is believed to hold the prompt from now on, and `cached_tokens` of it before. None: it has no chunk."""
+        if not prompt.chain:
+            return None
+        recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
+        self.learned(state.endpoint.model).cache.predicted(
+            state.hits,
+            tokens=cached_tokens,
+            others=prompt.tokens - cached_tokens,
+            unused_s=recorded.unused_s,
+        )
+        return recorded
 
     def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
         """Of the request's prompt; empty where it has none."""

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from epp.decision import Decision, Pick, PickRequest, WouldPick
+from epp.choosing import Chooser
+from epp.decision import Decision, Pick, PickRequest
 from epp.dry_run import DryRun
 from epp.endpoints.absent import Absent
 from epp.endpoints.backlog import Booking
@@ -23,15 +24,13 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
 from epp.endpoints.state import EndpointState
-from epp.errors import NoEndpointError, SaturatedError
+from epp.errors import NoEndpointError
 from epp.journal import Journal
-from epp.mirrors import Mirrors
+from epp.mirrors import Mirrors, Prompt
 from epp.policy import Policy, PolicySpec
 from epp.prefix.table import PrefixTable, Recorded
-from epp.request.measure import prompt_size
 from epp.request.response import ResponseFeedback
-from epp.scheduling.candidates import View, gate
-from epp.scheduling.rules import RULES, Rule
+from epp.scheduling.candidates import View
 from epp.types import (
     Address,
     ChunkHash,
@@ -39,11 +38,9 @@ from epp.types import (
     EndpointMetrics,
     EndpointName,
     InferenceRequest,
-    PromptSize,
 )
-from epp.views import apply_gain, cached_tokens, shown, view_of
+from epp.views import cached_tokens, shown, views_of
 
-_TOKEN_ID_BYTES = 4
 _SHOWN_CHARS = 256
 """Of a model's name in a decision: clients choose it, and decisions are kept."""
 
@@ -59,10 +56,7 @@ class _Ticket(Pick):
     streams: bool
     conversation: InferenceRequest | None
     """For what a sampled answer teaches; of all other requests the prompt is let go, since thousands may be held."""
-    chain: list[ChunkHash]
-    size: PromptSize
-    teaches: bool
-    """Its size says something of the tokenizer: it is neither token ids nor a body that could not be read."""
+    prompt: Prompt
     recorded: Recorded | None
     table: PrefixTable
     process: int
@@ -70,6 +64,10 @@ class _Ticket(Pick):
     responded: bool = False
     prefix_lost: bool = False
     """Its server did not compute the prompt: the table forgot it."""
+
+    @property
+    def chain(self) -> list[ChunkHash]:
+        return self.prompt.chain
 
 
 class Picker:
@@ -191,29 +189,34 @@ class Picker:
         inference, spec = request.inference, self._spec
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
         states = self._candidates(request)
-        learned = self._mirrors.learned(states[0].endpoint.model)
-        size = prompt_size(inference, body_bytes=request.body_bytes)
-        prompt_tokens = (
-            size.text_bytes // _TOKEN_ID_BYTES if inference.token_ids else learned.tokens.tokens(size)
+        prompt = self._mirrors.prompt(
+            inference, base_model=states[0].endpoint.model, body_bytes=request.body_bytes
         )
-        chain = self._mirrors.chain(inference)
-        views = self._views(states, chain, size, prompt_tokens, adapter=adapter, now=now)
-        ordered, reason, would_pick = self._choose(
-            request, states, views, prompt_tokens=prompt_tokens, adapter=adapter, now=now
-        )
+        cached = self._cached(prompt)
+        views = views_of(states, cached, prompt.tokens, adapter=adapter, spec=spec, now=now)
+        if self._dry_run is not None:
+            self._dry_run.follow(self._rng)
+        ordered, reason = self._order(views, request=request, prompt=prompt, adapter=adapter)
+        would_pick = None
+        if self._dry_run is not None:
+            would_pick = self._dry_run.choose(
+                states,
+                cached,
+                chosen=ordered[0].name,
+                prompt_tokens=prompt.tokens,
+                adapter=adapter,
+                session=request.session,
+                now=now,
+            )
 
         # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
         chosen = ordered[0]
         state = self._state(chosen.name)
-        booking = Booking(tokens=prompt_tokens - chosen.cached_tokens, booked_at=now)
+        booking = Booking(tokens=prompt.tokens - chosen.cached_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
             state.use_adapter(adapter, spec=spec, now=now)
-        recorded = self.table.record(chosen.name, chain, now=now) if chain else None
-        if recorded is not None:
-            learned.cache.predicted(
-                state.hits, tokens=chosen.cached_tokens, others=booking.tokens, unused_s=recorded.unused_s
-            )
+        recorded = self._mirrors.record(state, prompt, cached_tokens=chosen.cached_tokens, now=now)
         decision = Decision(
             request_id=request.request_id,
             at_unix_s=now + self._unix_offset_s,
@@ -222,8 +225,8 @@ class Picker:
             adapter=adapter,
             rule=spec.rule,
             policy=self._policy.metadata.name,
-            prompt_tokens=prompt_tokens,
-            prompt_chunks=len(chain),
+            prompt_tokens=prompt.tokens,
+            prompt_chunks=len(prompt.chain),
             matched_tokens=chosen.cached_tokens,
             reason=reason,
             chosen=chosen.name,
@@ -241,9 +244,7 @@ class Picker:
             booking=booking,
             streams=inference.stream,
             conversation=inference if sampled else None,
-            chain=chain,
-            size=size,
-            teaches=bool(inference.prompt) and not inference.token_ids,
+            prompt=prompt,
             recorded=recorded,
             table=self.table,
         )
@@ -279,10 +280,9 @@ class Picker:
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-        if feedback.prompt_tokens and ticket.teaches:
-            self._mirrors.learned(ticket.state.endpoint.model).tokens.learn(
-                ticket.size, feedback.prompt_tokens
-            )
+        if feedback.prompt_tokens and ticket.prompt.teaches:
+            learned = self._mirrors.learned(ticket.state.endpoint.model)
+            learned.tokens.learn(ticket.prompt.size, feedback.prompt_tokens)
         conversation = ticket.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
@@ -304,8 +304,8 @@ class Picker:
         status = ticket.decision.status
         served = outcome == "ended" and status is not None and status < 400
         ticket.state.release(ticket.booking, computed=served, now=now)
-        if served and ticket.teaches:
-            ticket.state.window.ended(ticket.size)
+        if served and ticket.prompt.teaches:
+            ticket.state.window.ended(ticket.prompt.size)
         if not ticket.responded:
             self._forget_prefix(ticket)
         if not ticket.prefix_lost and self._mirrored(ticket):
@@ -329,7 +329,7 @@ class Picker:
     def _apply(self, policy: Policy) -> None:
         self._policy = policy
         self._spec: PolicySpec = policy.spec
-        self._rule: Rule = RULES[policy.spec.rule](policy.spec, self._rng)
+        self._chooser = Chooser(policy, self._rng)
 
     def _state(self, name: EndpointName) -> EndpointState:
         state = self._fleet.get(name)
@@ -354,80 +354,28 @@ class Picker:
                 )
         return states
 
-    def _views(
-        self,
-        states: Sequence[EndpointState],
-        chain: Sequence[ChunkHash],
-        size: PromptSize,
-        prompt_tokens: int,
-        *,
-        adapter: str,
-        now: float,
-    ) -> list[View]:
-        """What the rule looks at, for every candidate."""
-        spec, end_bytes = self._spec, self._mirrors.schedule.end_bytes
-        matches = self.table.match(chain) if chain else {}
-        tokens_per_byte = prompt_tokens / max(1, size.text_bytes)
-        views = []
-        for state in states:
-            chunks = matches.get(state.endpoint.name, 0)
-            # Of a hundred endpoints few hold any.
-            cached = cached_tokens(state, end_bytes(chunks) * tokens_per_byte, prompt_tokens) if chunks else 0
-            views.append(view_of(state, cached, prompt_tokens, adapter=adapter, spec=spec, now=now))
-        if matches:
-            apply_gain(views, prompt_tokens, spec.gain)
-        return views
+    def _cached(self, prompt: Prompt) -> dict[EndpointName, int]:
+        """Tokens of the prompt that an endpoint would take from its cache; of a hundred few hold any."""
+        cached = {}
+        for name, tokens in self._mirrors.held_tokens(prompt).items():
+            state = self._fleet.get(name)
+            if state is not None:
+                cached[name] = cached_tokens(state, tokens, prompt.tokens)
+        return cached
 
-    def _choose(
-        self,
-        request: PickRequest,
-        states: list[EndpointState],
-        views: list[View],
-        *,
-        prompt_tokens: int,
-        adapter: str,
-        now: float,
-    ) -> tuple[list[View], str, WouldPick | None]:
-        """All views, best first; the reason; and what the policy that is only tried would have picked."""
-        dry_run = self._dry_run
-        if dry_run is None:
-            return *self._rank(views, request=request, adapter=adapter), None
-        dry_run.follow(self._rng)
-        ordered, reason = self._rank(views, request=request, adapter=adapter)
-        tried = dry_run.choose(
-            states,
-            views,
-            chosen=ordered[0].name,
-            prompt_tokens=prompt_tokens,
-            adapter=adapter,
-            session=request.session,
-            now=now,
-        )
-        return ordered, reason, tried
-
-    def _rank(self, views: list[View], *, request: PickRequest, adapter: str) -> tuple[list[View], str]:
+    def _order(
+        self, views: list[View], *, request: PickRequest, prompt: Prompt, adapter: str
+    ) -> tuple[list[View], str]:
         """All views, best first, the left-out last; and the reason of the choice. SaturatedError if so configured."""
-        gated = gate(views, spec=self._spec)
-        if gated.saturated and self._spec.load.when_saturated == "Reject":
-            retry_after_s = self._spec.load.retry_after_seconds
-            raise SaturatedError(
-                f"every model server is over its load limit; try again in {retry_after_s} s",
-                retry_after_s=retry_after_s,
-            )
-        if request.prescribed:
-            wanted = [
-                v for address in dict.fromkeys(request.prescribed) for v in views if v.address == address
-            ]
-            if not wanted:
-                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
-            return wanted, "prescribed"
-        considered = gated.views if self._rule.gated else views
-        ordered, reason = self._rule.rank(considered, session=request.session, adapter=adapter)
-        if not self._rule.gated:
-            for view in views:
-                view.excluded = ""
-        rest = sorted((v for v in views if v.excluded), key=lambda v: v.in_flight)
-        return ordered + rest, "saturated" if gated.saturated and self._rule.gated else reason
+        ordered, reason = self._chooser.order(
+            views, prompt_tokens=prompt.tokens, session=request.session, adapter=adapter
+        )
+        if not request.prescribed:
+            return ordered, reason
+        wanted = [v for address in dict.fromkeys(request.prescribed) for v in views if v.address == address]
+        if not wanted:
+            raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        return wanted, "prescribed"
 
     def _mirrored(self, ticket: _Ticket) -> bool:
         """Whether the table still holds this ticket's chunks for this very server.
@@ -456,17 +404,12 @@ class Picker:
             )
             state = self._fleet.new_state(stranger, spec=self._spec, now=now)
         ticket.state, ticket.process = state, state.process
-        chunks = 0
+        cached = 0
         if self._mirrored(ticket):
-            chunks = self.table.match(ticket.chain).get(state.endpoint.name, 0)
+            cached = self._cached(ticket.prompt).get(state.endpoint.name, 0)
             ticket.recorded = self.table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
-        prompt_tokens = ticket.decision.prompt_tokens
-        held_tokens = (
-            self._mirrors.schedule.end_bytes(chunks) * prompt_tokens / max(1, ticket.size.text_bytes)
-        )
-        cached = cached_tokens(state, held_tokens, prompt_tokens) if chunks else 0
-        ticket.booking = Booking(tokens=prompt_tokens - cached, booked_at=now)
+        ticket.booking = Booking(tokens=ticket.prompt.tokens - cached, booked_at=now)
         state.book(ticket.booking, now=now)
         if ticket.decision.adapter:
             state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)

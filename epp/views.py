@@ -1,11 +1,11 @@
 """Between what is known of endpoints and what rules look at: views of the candidates, and the record shown to people.
 
-Pure functions of one pick. Called by `picker` alone.
+Pure functions of one pick. Called by `picker`, and through `choosing` and `dry_run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import overload
 
 from epp.decision import Candidate
@@ -13,6 +13,7 @@ from epp.endpoints.state import EndpointState
 from epp.policy import Gain, PolicySpec
 from epp.scheduling.candidates import View
 from epp.scheduling.rules import cost_parts_s
+from epp.types import EndpointName
 
 _SHOWN_CANDIDATES = 10
 
@@ -27,38 +28,55 @@ def cached_tokens(state: EndpointState, held_tokens: float, prompt_tokens: int) 
     return max(0, tokens // block * block)
 
 
-def view_of(
-    state: EndpointState, cached: int, prompt_tokens: int, *, adapter: str, spec: PolicySpec, now: float
-) -> View:
-    """One endpoint at this moment, holding `cached` of the request's tokens."""
-    endpoint, rate = state.endpoint, state.rate.tokens_per_s
-    metrics = state.fresh(now=now, stale_after_s=spec.scrape.stale_after_seconds)
-    has_adapter = free_slot = False
+def views_of(
+    states: Sequence[EndpointState],
+    cached: Mapping[EndpointName, int],
+    prompt_tokens: int,
+    *,
+    adapter: str,
+    spec: PolicySpec,
+    now: float,
+) -> list[View]:
+    """The candidates at this moment. cached: tokens of the prompt that an endpoint holds; most hold none and are left out.
+
+    The one loop that every pick runs over every endpoint: it makes what it must, by position, and calls little.
+    """
+    stale_after_s = spec.scrape.stale_after_seconds
+    views = []
+    for state in states:
+        endpoint, metrics, rate = state.endpoint, state.metrics, state.rate.tokens_per_s
+        if metrics is not None and now - metrics.scraped_at > stale_after_s:  # `fresh`, written out
+            metrics = None
+        held = cached.get(endpoint.name, 0)
+        views.append(
+            View(
+                endpoint.name,
+                endpoint.address,
+                held,
+                held,
+                prompt_tokens - held,
+                state.backlog.undone_tokens(now=now, rate=rate),
+                state.load(metrics),
+                metrics.waiting if metrics else 0,
+                metrics.kv_usage if metrics else 0.0,
+                rate,
+            )
+        )
     if adapter:
-        has_adapter = state.has_adapter(adapter)
-        free_slot = len(state.loaded_adapters()) < state.slots(spec=spec)
-    # By position, here and in `Shown`: made for every endpoint at every pick, at a third of the price of keywords.
-    return View(
-        endpoint.name,
-        endpoint.address,
-        cached,
-        cached,
-        prompt_tokens - cached,
-        state.backlog.undone_tokens(now=now, rate=rate),
-        state.load(metrics),
-        metrics.waiting if metrics else 0,
-        metrics.kv_usage if metrics else 0.0,
-        rate,
-        has_adapter,
-        free_slot,
-    )
+        for state, view in zip(states, views, strict=True):
+            view.has_adapter = state.has_adapter(adapter)
+            view.free_slot = len(state.loaded_adapters()) < state.slots(spec=spec)
+    return views
 
 
 def apply_gain(views: Sequence[View], prompt_tokens: int, gain: Gain) -> None:
     """Gate two: where even the best match saves too little, the rule sees no matches at all."""
-    best = max(v.matched_tokens for v in views)
+    matched = [v for v in views if v.matched_tokens]
+    if not matched:
+        return
+    best = max(v.matched_tokens for v in matched)
     if best < max(gain.min_match_tokens, gain.min_match_ratio * prompt_tokens):
-        for view in views:
+        for view in matched:
             view.matched_tokens = 0
             view.uncached_tokens = prompt_tokens
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from epp.policy import PolicySpec
 from epp.types import Address, EndpointName
@@ -33,8 +34,8 @@ class View:
     kv_usage: float
     rate: float
     """V: tokens it computes in a second."""
-    has_adapter: bool
-    free_slot: bool
+    has_adapter: bool = False
+    free_slot: bool = False
     """It can take one more adapter without dropping one."""
     score_s: float = 0.0
     excluded: str = ""
@@ -63,13 +64,19 @@ def over_threshold(view: View, spec: PolicySpec) -> str:
 
 def gate(views: Sequence[View], *, spec: PolicySpec) -> Gated:
     """Leave out endpoints over a load threshold; `View.excluded` says why. Never leaves nothing."""
-    light = []
+    load = spec.load
+    max_undone_tokens = load.max_undone_tokens or inf
+    light = [
+        v
+        for v in views
+        if v.waiting <= load.max_waiting
+        and v.kv_usage <= load.max_kv_usage
+        and v.backlog_tokens <= max_undone_tokens
+    ]
+    if len(light) == len(views):
+        return Gated(views=views, saturated=False)
+    if not light:
+        return Gated(views=views, saturated=True)
     for view in views:
         view.excluded = over_threshold(view, spec)
-        if not view.excluded:
-            light.append(view)
-    if light:
-        return Gated(views=light, saturated=False)
-    for view in views:
-        view.excluded = ""
-    return Gated(views=views, saturated=True)
+    return Gated(views=light, saturated=False)
