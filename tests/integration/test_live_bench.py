@@ -15,17 +15,17 @@ pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 
-async def test_the_same_requests_run_live_by_the_picker_and_by_a_rule_that_stands_in(tmp_path: Path) -> None:
+async def test_the_same_requests_run_live_by_pickers_and_by_a_rule_that_stands_in(tmp_path: Path) -> None:
     async with (
         running_model_servers(tmp_path, count=2, flags=server_flags()) as servers,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
     ):
         for case in (
-            Case("lora", "least-cost", 1, 2.0, grace_s=120.0),
+            Case("lora", "least-cost*2", 1, 2.0, grace_s=120.0),
             Case("b2b", "sgl", 1, 2.0, grace_s=120.0),
             Case("chat", "round-robin", 1, 2.0, grace_s=120.0),
         ):
-            folder = tmp_path / case.rule
+            folder = tmp_path / case.workload
             folder.mkdir()
             await settled(session, servers)
             result = await live(case, servers=servers, session=session, directory=folder)

@@ -13,7 +13,7 @@ from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 from model_server.text.tokenizer import Tokenizer
 from tests.bench.routing.live.report import agreeing, kendall, report
-from tests.bench.routing.live.rules import DEFAULTS
+from tests.bench.routing.live.rules import DEFAULTS, Product, product_of
 from tests.bench.routing.live.run import Case, Result, load_cov, simulate
 from tests.bench.routing.live.small import WORKLOADS, server_flags
 from tests.bench.routing.live.words import prompt_of
@@ -51,6 +51,26 @@ def test_a_small_workload_is_the_same_for_the_same_seed_and_fits_its_servers(nam
 @pytest.mark.parametrize("rule", DEFAULTS)
 def test_every_rule_runs_in_the_small_fleet(rule: str) -> None:
     assert simulate(Case("lora", rule, 1, 3.0)).row.completed == 1
+
+
+def test_pickers_side_by_side_are_told_by_the_rules_name() -> None:
+    assert product_of("least-cost") == Product("least-cost")
+    assert product_of("least-load*4") == Product("least-load", 4, shared=True)
+    assert product_of("least-cost/2") == Product("least-cost", 2)
+    assert product_of("sgl+8") is None
+    for wrong in ("no-such", "least-cost*0", "sgl*4", ""):
+        with pytest.raises(ValueError, match="no such rule"):
+            product_of(wrong)
+
+
+def test_pickers_that_share_nothing_hit_less_and_the_report_says_so() -> None:
+    results = [
+        simulate(Case("chat", rule, 1, 12.0)) for rule in ("least-cost", "least-cost*4", "least-cost/4")
+    ]
+    one, shared, apart = (result.row.hit_ratio for result in results)
+    assert apart < 0.9 * one < shared
+    text = report([*results, *(_as_live(result, 1.0) for result in results)])
+    assert f"| chat | least-cost/4 | {apart / one:.3f} | {apart / one:.3f} |" in text
 
 
 def test_ranks_agree_fully_oppose_fully_and_near_ties_are_told_apart() -> None:

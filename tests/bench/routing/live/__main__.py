@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from tests.bench.routing.live.report import report
-from tests.bench.routing.live.rules import DEFAULTS, is_known
+from tests.bench.routing.live.rules import DEFAULTS, product_of
 from tests.bench.routing.live.run import Case, Result, live, settled, simulate
 from tests.bench.routing.live.small import NUM_SERVERS, WORKLOADS, server_flags
 from tests.harness.model_servers import running_model_servers
@@ -29,6 +29,8 @@ examples:
       a minute and a half
   python -m tests.bench.routing.live --store live.jsonl --most-s 480
       all, in pieces: goes on where it was when it is called again
+  python -m tests.bench.routing.live --workloads chat,b2b --rules least-cost,least-cost*4,least-cost/4
+      one picker, four that share over a real Redis, and four that do not
   python -m tests.bench.routing.live --read live.jsonl
       prints what is there
 """
@@ -78,9 +80,13 @@ def main() -> int:
 def _cases(args: argparse.Namespace) -> list[Case]:
     workloads, rules = args.workloads.split(","), args.rules.split(",")
     unknown = [name for name in workloads if name not in WORKLOADS]
-    unknown += [name for name in rules if not is_known(name)]
     if unknown:
-        sys.exit(f"not known here: {', '.join(unknown)}; --help shows the defaults")
+        sys.exit(f"no such workload: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    try:
+        for rule in rules:
+            product_of(rule)
+    except ValueError as error:
+        sys.exit(str(error))
     return [
         Case(workload, rule, seed, args.seconds)
         for seed in range(1, args.repeats + 1)

@@ -94,6 +94,26 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
     return "\n".join(lines)
 
 
+def replicas(by_workload: Mapping[str, Rows]) -> str:
+    """Several pickers relative to one, by the same rule on the same requests. Empty: only one ran."""
+    lines = [
+        "| workload | pickers | hits of one's, live | simulated | load CoV of one's, live | simulated | TTFT mean of one's, live | simulated |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for workload, rows in by_workload.items():
+        for rule in rows:
+            alone = rule.partition("*")[0].partition("/")[0]
+            if alone == rule or alone not in rows:
+                continue
+            cells = []
+            for name in ("hit_ratio", "load_cov", "ttft_mean_s"):
+                for side in _SIDES:
+                    one, several = (getattr(mean_row(rows[r][side]), name) for r in (alone, rule))
+                    cells.append(f"{several / one:.3f}" if one else "-")
+            lines.append(f"| {workload} | {rule} | {' | '.join(cells)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def kept_up(results: Sequence[Result]) -> str:
     """Whether the machine was in the way."""
     seen = [result.lateness for result in results if result.lateness is not None]
@@ -102,7 +122,7 @@ def kept_up(results: Sequence[Result]) -> str:
     failed = [f for result in results for f in result.failures]
     shares = ", ".join(
         f"{name} {fmean([late.ran_share[name] for late in seen if name in late.ran_share]):.2f}"
-        for name in ("servers", "picker", "envoy", "generator")
+        for name in ("servers", "picker", "redis", "envoy", "generator")
         if any(name in late.ran_share for late in seen)
     )
     return "\n".join(
@@ -125,7 +145,8 @@ def kept_up(results: Sequence[Result]) -> str:
 def report(results: Sequence[Result]) -> str:
     by_workload = rows_of(results)
     tables = [f"### {workload}\n\n{table(rows)}" for workload, rows in by_workload.items()]
-    return "\n\n".join([ranks(by_workload), *tables, kept_up(results)])
+    parts = [ranks(by_workload), replicas(by_workload), *tables, kept_up(results)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _span(values: Sequence[float]) -> str:

@@ -18,13 +18,14 @@ from model_server.sim.fleet import Fleet, FleetPlan, Outcome
 from model_server.sim.request import Record
 from tests.bench.routing.live.generator import Generator, RunClock, Sent
 from tests.bench.routing.live.kept_up import Use, Watch
-from tests.bench.routing.live.rules import PRODUCT, simulated_router
+from tests.bench.routing.live.rules import product_of, simulated_router
 from tests.bench.routing.live.small import NUM_SERVERS, SHAPE, WORKLOADS, Small
 from tests.bench.routing.live.standin import StandIn, running_stand_in
 from tests.bench.routing.measure import Row, row_of
 from tests.harness.envoy import EnvoyProcess
 from tests.harness.model_servers import MODEL, ModelServer
 from tests.harness.processes import wait_until
+from tests.harness.redis_server import running_redis
 from tests.harness.replicas import running_replicas
 
 Side = Literal["live", "simulated"]
@@ -92,7 +93,13 @@ class Case:
 
 def simulate(case: Case) -> Result:
     """The same on the virtual clock, in a second or less."""
-    plan = FleetPlan(shape=SHAPE, num_servers=NUM_SERVERS, horizon_s=case.horizon_s)
+    product = product_of(case.rule)
+    plan = FleetPlan(
+        shape=SHAPE,
+        num_servers=NUM_SERVERS,
+        horizon_s=case.horizon_s,
+        num_scrapers=product.replicas if product else 1,
+    )
     router = simulated_router(case.rule, seed=case.seed, adapters=frozenset(case.small.adapters))
     workload = case.small.workload(seed=case.seed, seconds=case.seconds)
     return case.result(
@@ -103,22 +110,32 @@ def simulate(case: Case) -> Result:
 async def live(
     case: Case, *, servers: Sequence[ModelServer], session: aiohttp.ClientSession, directory: Path
 ) -> Result:
-    """On running model servers, whose caches are emptied first; everything else is started for this run alone."""
+    """On running model servers, whose caches are emptied first; all else is started for this run alone, in `directory`."""
     for server in servers:
         await server.forget_prefixes(session)
     clock = RunClock()
     async with AsyncExitStack() as stack:
         watcher: StandIn | None = None
         pids = {"servers": [s.process.pid for s in servers], "generator": [os.getpid()]}
-        if case.rule in PRODUCT:
+        product = product_of(case.rule)
+        if product is not None:
+            sharing = None
+            if product.shared:
+                redis = await stack.enter_async_context(running_redis(directory))
+                pids["redis"] = [redis.process.pid]
+                sharing = {"redis": {"url": redis.url}}
             replicas = await stack.enter_async_context(
                 running_replicas(
                     directory,
                     servers=servers,
-                    policy={"rule": PRODUCT[case.rule]},
+                    replicas=product.replicas,
+                    policy={"rule": product.rule},
+                    sharing=sharing,
                     adapters=case.small.adapters,
                 )
             )
+            if product.shared:
+                await replicas.wait_met()
             envoy = replicas.envoy
             pids["picker"] = [picker.process.pid for picker in replicas.pickers]
         else:
