@@ -215,7 +215,7 @@ class Picker:
         booking = Booking(tokens=prompt.tokens - chosen.cached_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
-            state.use_adapter(adapter, spec=spec, now=now)
+            booking.loads = state.use_adapter(adapter, spec=spec, now=now)
         recorded = self._mirrors.record(state, prompt, cached_tokens=chosen.cached_tokens, now=now)
         decision = Decision(
             request_id=request.request_id,
@@ -412,7 +412,7 @@ class Picker:
         ticket.booking = Booking(tokens=ticket.prompt.tokens - cached, booked_at=now)
         state.book(ticket.booking, now=now)
         if ticket.decision.adapter:
-            state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
+            ticket.booking.loads = state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
         if self._journal is not None:
             self._journal.append(("moved", now, ticket))
 

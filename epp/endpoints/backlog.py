@@ -4,8 +4,8 @@ Each pick books the tokens that the server will have to compute. The server comp
 is taken from the oldest booking first. Between scrapes the backlog drains at the server's prefill rate, as an estimate;
 a scrape's counters then confirm what was really done, and the estimate keeps only what cannot have been counted
 yet: servers count a prompt when its prefill has finished, so at most the oldest booking is half done and uncounted.
-Until then a part of it counts as undone whatever the estimate says: a long prompt takes longer than its tokens foretell, and a
-server that wrongly seems idle gets the next one on top.
+A part of that one is undone at a scrape that does not count it, whatever the estimate says, and drains from then on: a long prompt
+takes longer than its tokens foretell, and a server that wrongly seems idle gets the next one on top.
 
 Best counted are first tokens (`begun`): each ends one booking, however much of it was found in the cache against expectation
 and however wrong its size was guessed. A server that counts only tokens has them taken off (`confirm`); one that counts
@@ -22,7 +22,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 _LEFT_OF_OLDEST = 0.25
-"""Share of the oldest booking that is undone until the server says otherwise."""
+"""Share of the oldest booking that is undone at a scrape whose counters do not show it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,8 @@ class Booking:
 
     tokens: int
     booked_at: float
+    loads: bool = False
+    """An adapter has to be loaded for it, as far as we know."""
 
 
 class Backlog:
@@ -56,8 +58,7 @@ class Backlog:
         total = self._total
         if not total:  # of many endpoints most wait for work
             return 0.0
-        undone = total - self._drained - rate * max(0.0, now - self._at)
-        return max(undone, _LEFT_OF_OLDEST * next(iter(self._bookings)).tokens)
+        return max(0.0, total - self._drained - rate * max(0.0, now - self._at))
 
     def book(self, booking: Booking, *, now: float, rate: float) -> None:
         """Add work. Time before it was idle time: it drains nothing of the new booking."""
@@ -90,7 +91,7 @@ class Backlog:
             left -= 1
         self._unbegun = max(0, -left)
         self._uncounted = 0
-        self._keep_oldest_half_done()
+        self._keep_oldest_partly_undone()
 
     def confirm(self, tokens: float, *, now: float, rate: float) -> None:
         """The server's counters say it computed `tokens` since the last call."""
@@ -99,7 +100,7 @@ class Backlog:
         self.baseline()
         self._drained = max(0.0, self._drained - tokens)
         self._take(tokens)
-        self._keep_oldest_half_done()
+        self._keep_oldest_partly_undone()
 
     def baseline(self) -> None:
         """The first counters of a server: all that was released until now is already in them."""
@@ -136,9 +137,9 @@ class Backlog:
             left -= oldest.tokens
             self._drop(oldest)
 
-    def _keep_oldest_half_done(self) -> None:
+    def _keep_oldest_partly_undone(self) -> None:
         oldest = next(iter(self._bookings), None)
-        self._drained = min(self._drained, oldest.tokens if oldest else 0.0)
+        self._drained = min(self._drained, (1 - _LEFT_OF_OLDEST) * oldest.tokens if oldest else 0.0)
 
     def _drop_oldest(self) -> None:
         oldest = next(iter(self._bookings))

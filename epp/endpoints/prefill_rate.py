@@ -3,7 +3,7 @@
 A prefill's time has a part that does not depend on its length (a step must be waited for, others share it), so tokens over time
 says too little wherever much of a prompt was cached. Hence a line is fitted, over all servers of a model together:
 
-    prefill seconds = a * requests + tokens / V
+    prefill seconds = a * requests + tokens / V + T * adapters loaded
 
 by weighted least squares on what each scrape added: servers alike but differently loaded would otherwise seem to differ,
 and a server that seems fast gets more than its share. What remains of a server's own deviation, a smaller GPU or a noisy
@@ -16,6 +16,7 @@ Pairs that belong together come from histograms that the server fills when a req
 from __future__ import annotations
 
 from epp.endpoints.growth import growth
+from epp.endpoints.least_squares import Three, ThreeTerms
 from epp.types import EndpointMetrics
 
 _PRIOR_TOKENS = 500.0
@@ -23,6 +24,10 @@ _PRIOR_TOKENS = 500.0
 _PRIOR_REQUESTS = 20.0
 """The constant part starts as nothing, with the weight of so many requests: where prompts are all of one length and the two
 cannot be told apart, it is the rate that explains their time."""
+_PRIOR_LOADS = 1.0
+"""Loads take no time, with the weight of one."""
+_NAILED = 1e12
+"""A weight that leaves a coefficient at its prior."""
 _KEEP_REQUESTS = 2000.0
 """Evidence beyond this is scaled down, so that a change of hardware or traffic shows."""
 _OWN_PRIOR_S = 3.0
@@ -34,41 +39,47 @@ _MOST_SLOWNESS = 8.0
 class ModelRate:
     """The line fitted over all servers of one model."""
 
-    __slots__ = ("_gg", "_gt", "_n", "_ng", "_t", "per_request_s", "tokens_per_s")
+    __slots__ = ("_fit", "_requests", "_start", "per_load_s", "per_request_s", "tokens_per_s")
 
     def __init__(self, *, start: float) -> None:
-        self._n = self._ng = self._gg = self._t = self._gt = 0.0
+        self._fit = ThreeTerms()
+        self._requests = 0.0
+        """In the fit."""
+        self._start = start
         self.per_request_s = 0.0
+        self.per_load_s = 0.0
+        """What a request takes longer whose adapter is loaded for it."""
         self.tokens_per_s = start
-        self._take_prior(start)
 
-    def _take_prior(self, start: float) -> None:
-        self._gg = _PRIOR_TOKENS**2
-        self._gt = _PRIOR_TOKENS**2 / start
-
-    def observe(self, *, requests: float, tokens: float, seconds: float) -> None:
+    def observe(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0) -> None:
         """What the prefills of some requests came to, together."""
         # Weighted by 1 / requests: the noise of a sum grows with what it sums.
-        self._n += requests
-        self._ng += tokens
-        self._gg += tokens * tokens / requests
-        self._t += seconds
-        self._gt += tokens * seconds / requests
-        if self._n > _KEEP_REQUESTS:
-            scale = _KEEP_REQUESTS / self._n
-            self._n, self._ng, self._gg = self._n * scale, self._ng * scale, self._gg * scale
-            self._t, self._gt = self._t * scale, self._gt * scale
+        self._fit.add((requests, tokens, float(adapter_loads)), seconds, weight=1 / requests)
+        self._requests += requests
+        if self._requests > _KEEP_REQUESTS:
+            self._fit.scale(_KEEP_REQUESTS / self._requests)
+            self._requests = _KEEP_REQUESTS
         self._solve()
 
     def _solve(self) -> None:
-        n = self._n + _PRIOR_REQUESTS
-        per_request = (self._t * self._gg - self._ng * self._gt) / max(n * self._gg - self._ng**2, 1e-9)
-        self.per_request_s = max(0.0, per_request)
-        per_token = (self._gt - self._ng * self.per_request_s) / self._gg
-        if per_token <= 0:  # the constant part seems to explain everything: no slope can be told from this
-            self.per_request_s = 0.0
-            per_token = self._gt / self._gg
-        self.tokens_per_s = 1 / per_token
+        per_request, per_token, per_load = self._terms(_PRIOR_REQUESTS, _PRIOR_LOADS)
+        # Nothing takes less than no time. And where the constant part seems to explain everything, no slope can be told.
+        if per_load < 0:
+            per_load = 0.0
+            per_request, per_token, _ = self._terms(_PRIOR_REQUESTS, _NAILED)
+        if per_request < 0 or per_token <= 0:
+            per_request = 0.0
+            _, per_token, per_load = self._terms(_NAILED, _PRIOR_LOADS if per_load > 0 else _NAILED)
+        if per_token > 0:
+            self.per_request_s, self.tokens_per_s, self.per_load_s = (
+                per_request,
+                1 / per_token,
+                max(0.0, per_load),
+            )
+
+    def _terms(self, trust_requests: float, trust_loads: float) -> Three:
+        trust = (trust_requests, _PRIOR_TOKENS**2, trust_loads)
+        return self._fit.solve(prior=(0.0, 1 / self._start, 0.0), trust=trust)
 
 
 class PrefillRate:
@@ -87,8 +98,8 @@ class PrefillRate:
     def tokens_per_s(self) -> float:
         return self._model.tokens_per_s / self.slowness
 
-    def observe(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
-        """Two scrapes of this server in a row."""
+    def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, adapter_loads: int = 0) -> None:
+        """Two scrapes of this server in a row. adapter_loads: of requests that ended between them."""
         elapsed_s = after.scraped_at - before.scraped_at
         if elapsed_s <= 0:
             return
@@ -99,13 +110,14 @@ class PrefillRate:
         tokens = growth(before.prefill_tokens, after.prefill_tokens)
         seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
         if requests >= 1 and tokens > 0 and seconds > 0:
-            self._learn(requests=requests, tokens=tokens, seconds=seconds)
+            self._learn(requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         ratio = (self._taken_s + _OWN_PRIOR_S) / (self._foretold_s + _OWN_PRIOR_S)
         self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
 
-    def _learn(self, *, requests: float, tokens: float, seconds: float) -> None:
+    def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
         model = self._model
         # The line first: before it has learned anything, the policy's guess would be blamed on whoever is read first.
-        model.observe(requests=requests, tokens=tokens, seconds=seconds)
+        model.observe(requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
         self._foretold_s += model.per_request_s * requests + tokens / model.tokens_per_s
+        self._foretold_s += model.per_load_s * adapter_loads

@@ -46,6 +46,8 @@ class EndpointState:
     """Counts the processes seen to serve under this name: each starts with a cold cache."""
     cold_at: float = -math.inf
     """When the last of them was noticed; what happened before tells nothing of its cache."""
+    ended_loads: int = 0
+    """Requests that ended since the last scrape and whose adapter had to be loaded for them."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters we sent there, by last use; bounded by the server's slots."""
 
@@ -84,18 +86,23 @@ class EndpointState:
     def loaded_adapters(self) -> set[str]:
         return set(self.adapters) | (self.metrics.active_adapters if self.metrics else frozenset())
 
-    def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> None:
-        """Remember that the server holds `adapter` now; it drops the least recently used one beyond its slots."""
+    def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> bool:
+        """Remember that the server holds `adapter` now; it drops the least recently used one beyond its slots.
+
+        Whether it has to be loaded for that, as far as we know.
+        """
+        loads = not self.has_adapter(adapter)
         self.adapters[adapter] = now
         self.adapters.move_to_end(adapter)
         while len(self.adapters) > self.slots(spec=spec):
             self.adapters.popitem(last=False)
+        return loads
 
     def observe(self, after: EndpointMetrics, *, now: float) -> None:
         """Take in one good scrape."""
         before, rate = self.metrics, self.rate.tokens_per_s
         if before is not None:
-            self.rate.observe(before, after)
+            self.rate.observe(before, after, adapter_loads=self.ended_loads)
         if after.ttft_count is None and after.prompt_tokens is None:
             self.backlog.settle(now=now, rate=rate)
         elif before is None:
@@ -113,6 +120,7 @@ class EndpointState:
         self.failures = 0
         self.picks_since_scrape = 0
         self.ends_since_scrape = 0
+        self.ended_loads = 0
 
     def _all_begun(self, after: EndpointMetrics) -> bool:
         """Whether every request in there has its first token, as far as this page can tell.
@@ -142,6 +150,7 @@ class EndpointState:
         """The request is over here; computed: the server did its prefill, as far as we know."""
         self.in_flight -= 1
         self.ends_since_scrape += 1
+        self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach(self) -> None:
@@ -162,6 +171,7 @@ class EndpointState:
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
         """It is over there, or the picker that sent it is gone."""
         self.detach_peers(at=at)
+        self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach_peers(self, *, at: float) -> None:

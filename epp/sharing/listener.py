@@ -232,13 +232,14 @@ class Listener:
         if before is not None:
             self._close(before, kept=Kept.LOST, at=at, now=now)
         recorded = self._record(state, chain, at=at, now=now)
+        loads = False
         if event.adapter and at >= state.cold_at:
             adapter = peer.heard.name(event.adapter - 1)
             if adapter is not None:
-                state.use_adapter(adapter[0], spec=self._picker.policy.spec, now=now)
+                loads = state.use_adapter(adapter[0], spec=self._picker.policy.spec, now=now)
         if not books or len(peer.open) >= _MOST_OPEN:
             return
-        booking = Booking(tokens=max(0, min(event.tokens, _MOST_TOKENS)), booked_at=at)
+        booking = Booking(tokens=max(0, min(event.tokens, _MOST_TOKENS)), booked_at=at, loads=loads)
         state.book_peers(booking, at=at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 

@@ -22,17 +22,29 @@ def undone(backlog: Backlog, *, now: float) -> float:
     return backlog.undone_tokens(now=now, rate=RATE)
 
 
-def test_work_drains_at_the_servers_rate_but_for_a_quarter_of_the_prompt_in_turn() -> None:
+def test_work_drains_at_the_servers_rate() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
     assert undone(backlog, now=1.0) == 1300
-    assert undone(backlog, now=13.5) == 100
-    assert undone(backlog, now=99.0) == 100
-    backlog.begun(1, now=99.0, rate=RATE)
-    assert undone(backlog, now=99.0) == 250
-    backlog.begun(1, now=99.0, rate=RATE)
+    assert undone(backlog, now=13.5) == 50
     assert undone(backlog, now=99.0) == 0
+
+
+def test_of_a_prompt_that_a_page_does_not_count_a_quarter_is_undone_then_and_drains_from_there() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 400, now=0.0)
+    booked(backlog, 1000, now=0.0)
+    backlog.begun(0, now=99.0, rate=RATE)
+    assert undone(backlog, now=99.0) == 1100
+    backlog.begun(1, now=99.0, rate=RATE)
+    assert undone(backlog, now=99.0) == 1000
+    backlog.begun(0, now=199.0, rate=RATE)
+    assert undone(backlog, now=199.0) == 250
+    assert undone(backlog, now=201.0) == 50
+    assert undone(backlog, now=299.0) == 0
+    backlog.begun(1, now=299.0, rate=RATE)
+    assert undone(backlog, now=299.0) == 0
 
 
 def test_idle_time_drains_nothing_of_later_work() -> None:
@@ -68,14 +80,14 @@ def test_release_is_idempotent() -> None:
     assert len(backlog) == 1
 
 
-def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_half_done() -> None:
+def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_partly_done() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 200, now=0.0)
     booked(backlog, 400, now=0.0)
-    # By the estimate 500 are done; the server counted 100, so of the rest at most the 200 in turn can be under way.
+    # By the estimate 500 are done; the server counted 100, so of the rest only the 200 in turn can be under way.
     backlog.confirm(100, now=5.0, rate=RATE)
-    assert undone(backlog, now=5.0) == 400
+    assert undone(backlog, now=5.0) == 450
 
 
 def test_a_server_slower_than_thought_gets_its_work_back() -> None:
@@ -84,7 +96,7 @@ def test_a_server_slower_than_thought_gets_its_work_back() -> None:
     booked(backlog, 400, now=0.0)
     assert undone(backlog, now=4.0) == 50
     backlog.confirm(0, now=4.0, rate=RATE)
-    assert undone(backlog, now=4.0) == 400
+    assert undone(backlog, now=4.0) == 412.5
 
 
 def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others() -> None:
@@ -115,13 +127,13 @@ def test_each_first_token_ends_the_oldest_booking_whatever_it_held() -> None:
     assert undone(backlog, now=0.0) == 300
 
 
-def test_after_first_tokens_only_the_prompt_in_turn_can_be_half_done() -> None:
+def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None:
     backlog = Backlog(now=0.0)
     for tokens in (100, 200, 400):
         booked(backlog, tokens, now=0.0)
-    # By the estimate 500 are done; the server began one answer, so of the rest at most the 200 in turn can be under way.
+    # By the estimate 500 are done; the server began one answer, so of the rest only the 200 in turn can be under way.
     backlog.begun(1, now=5.0, rate=RATE)
-    assert undone(backlog, now=5.0) == 400
+    assert undone(backlog, now=5.0) == 450
 
 
 def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_booking() -> None:
@@ -250,7 +262,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         self.uncounted = self.unbegun = 0
         self.drained = max(0.0, self.drained - tokens)
         self.model_take(tokens)
-        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
+        self.drained = min(self.drained, self.pairs[0][1][0] * 3 / 4 if self.pairs else 0)
 
     @rule(requests=st.integers(0, 6))
     def begun(self, requests: int) -> None:
@@ -263,7 +275,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
                 self.over.append(booking)
                 self.drained = max(0.0, self.drained - cell[0])
         self.uncounted = 0
-        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
+        self.drained = min(self.drained, self.pairs[0][1][0] * 3 / 4 if self.pairs else 0)
 
     @rule()
     def settle(self) -> None:
@@ -288,8 +300,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.backlog.check_integrity()
-        oldest = self.pairs[0][1][0] if self.pairs else 0
-        expected = max(oldest / 4, self.total() - self.drained)
+        expected = self.total() - self.drained
         assert self.backlog.undone_tokens(now=self.now, rate=RATE) == pytest.approx(expected, abs=1e-6)
         assert sum(b.tokens for b, _ in self.pairs) == self.total()
         assert all(b.tokens == 0 for b in self.over)

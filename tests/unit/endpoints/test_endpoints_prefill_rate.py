@@ -15,24 +15,25 @@ from epp.types import EndpointMetrics
 class Server:
     """Counters of a server whose prefills take `fixed_s` and a `rate`; each `work` is one scrape's worth."""
 
-    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0) -> None:
+    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0, load_s: float = 0.0) -> None:
         self.learned = PrefillRate(model)
-        self._rate, self._fixed_s = rate, fixed_s
+        self._rate, self._fixed_s, self._load_s = rate, fixed_s, load_s
         self._page = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
 
-    def work(self, *prompts: int, elapsed_s: float = 1.0) -> None:
+    def work(self, *prompts: int, adapter_loads: int = 0, elapsed_s: float = 1.0) -> None:
         before = self._page
         assert before.prefill_count is not None
         assert before.prefill_sum_s is not None
         assert before.prefill_tokens is not None
         seconds = sum(self._fixed_s + tokens / self._rate for tokens in prompts)
+        seconds += adapter_loads * self._load_s
         self._page = EndpointMetrics(
             scraped_at=before.scraped_at + elapsed_s,
             prefill_count=before.prefill_count + len(prompts),
             prefill_sum_s=before.prefill_sum_s + seconds,
             prefill_tokens=before.prefill_tokens + sum(prompts),
         )
-        self.learned.observe(before, self._page)
+        self.learned.observe(before, self._page, adapter_loads=adapter_loads)
 
 
 def test_the_rate_is_the_policys_before_anything_is_learned() -> None:
@@ -54,6 +55,30 @@ def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
         server.work(*(rng.choice((50, 60, 2000)) for _ in range(rng.randint(1, 4))))
     assert server.learned.tokens_per_s == pytest.approx(4000.0, rel=0.05)
     assert model.per_request_s == pytest.approx(0.05, rel=0.2)
+
+
+def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
+    """One prompt in eight has an adapter loaded for it, which takes longer than the prompt: the rate is still 6,000."""
+    model, rng = ModelRate(start=8000.0), random.Random(5)
+    servers = [Server(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
+    for _ in range(200):
+        for often, server in enumerate(servers):
+            prompts = [rng.randint(100, 3000) for _ in range(rng.randint(1, 4))]
+            server.work(*prompts, adapter_loads=sum(rng.random() < 0.06 * often for _ in prompts))
+    assert model.tokens_per_s == pytest.approx(6000.0, rel=0.05)
+    assert model.per_load_s == pytest.approx(0.5, rel=0.1)
+    for server in servers:
+        assert server.learned.slowness == pytest.approx(1.0, rel=0.1)
+
+
+def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
+    """An adapter that was still there after all: what is foreseen as a load is none."""
+    model, rng = ModelRate(start=8000.0), random.Random(6)
+    server = Server(model, rate=4000.0)
+    for _ in range(200):
+        server.work(rng.randint(100, 3000), rng.randint(100, 3000), adapter_loads=rng.randint(0, 2))
+    assert model.tokens_per_s == pytest.approx(4000.0, rel=0.05)
+    assert model.per_load_s == pytest.approx(0.0, abs=0.01)
 
 
 def test_equal_servers_look_equal_however_differently_they_are_used() -> None:
@@ -117,21 +142,28 @@ def test_a_page_read_twice_or_without_these_histograms_teaches_nothing() -> None
 
 @given(
     scrapes=st.lists(
-        st.tuples(st.floats(0.01, 100), st.floats(0, 1e6), st.floats(0, 1e7), st.floats(0, 1e5)), max_size=30
+        st.tuples(
+            st.floats(0.01, 100),
+            st.floats(0, 1e6),
+            st.floats(0, 1e7),
+            st.floats(0, 1e5),
+            st.integers(0, 1000),
+        ),
+        max_size=30,
     )
 )
 def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
-    scrapes: list[tuple[float, float, float, float]],
+    scrapes: list[tuple[float, float, float, float, int]],
 ) -> None:
     rate = PrefillRate(ModelRate(start=8000.0))
     before = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
-    for elapsed, count, tokens, seconds in scrapes:
+    for elapsed, count, tokens, seconds, loads in scrapes:
         after = EndpointMetrics(
             scraped_at=before.scraped_at + elapsed,
             prefill_count=count,
             prefill_sum_s=seconds,
             prefill_tokens=tokens,
         )
-        rate.observe(before, after)
+        rate.observe(before, after, adapter_loads=loads)
         before = after
         assert 0 < rate.tokens_per_s < float("inf")

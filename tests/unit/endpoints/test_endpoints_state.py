@@ -242,3 +242,23 @@ def test_load_is_never_under_what_we_hold_there_and_all_is_released_in_the_end(
     for booking in held:
         state.release(booking, computed=True, now=now)
     assert state.in_flight == 0
+
+
+def test_an_adapter_is_loaded_for_the_first_request_of_those_that_keep_it() -> None:
+    state = a_state()
+    used = [state.use_adapter(name, spec=SPEC, now=0.0) for name in ("x", "x", "y", "z", "x")]
+    assert used == [True, False, True, True, True]
+
+
+def test_a_load_counts_once_between_the_pages_where_its_request_ended() -> None:
+    state = a_state()
+    loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
+    loading.loads = aborted.loads = True
+    state.observe(page(1.0, running=3), now=1.0)
+    assert state.ended_loads == 0
+    state.release(loading, computed=True, now=1.5)
+    state.release(other, computed=True, now=1.5)
+    state.release(aborted, computed=False, now=1.5)
+    assert state.ended_loads == 1
+    state.observe(page(2.0), now=2.0)
+    assert state.ended_loads == 0

@@ -52,6 +52,19 @@ def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
     )
 
 
+def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
+    spec = SPECS["lora"]
+    assert spec.make is not None
+    adapters = frozenset(f"lora-{n}" for n in range(spec.adapters))
+    router = PickerRouter(DEFAULT_POLICY, seed=3, adapters=adapters)
+    plan = FleetPlan(shape=shape_of(spec), num_servers=3)
+    workload = OpenLoop(spec.make(random.Random(3), 400), rate_per_s=2.0)
+    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(3)).run()
+    assert outcome.adapter_loads > 100
+    rates = [state.rate.tokens_per_s for state in router.pickers[0].fleet.states()]
+    assert all(5000 < rate < 8000 for rate in rates), "4,000 where loads count as prefill"
+
+
 def test_its_table_follows_what_the_servers_hold() -> None:
     router, fleet = a_run()
     fleet.run()
