@@ -29,6 +29,22 @@ class Replicas:
     """Envoy's."""
     envoy: EnvoyProcess
     pickers: list[PickerProcess]
+    _configs: list[tuple[Config, Path]]
+    _stack: AsyncExitStack
+
+    async def kill(self, number: int) -> None:
+        """SIGKILL one picker."""
+        self.pickers[number].process.kill()
+        await self.pickers[number].process.wait()
+
+    async def start_again(self, number: int) -> PickerProcess:
+        """A picker that was killed, as its kubelet would: a new process with the old configuration, ready."""
+        config, folder = self._configs[number]
+        picker = await self._stack.enter_async_context(
+            running_picker(config, directory=folder, name=f"picker-{number}")
+        )
+        self.pickers[number] = picker
+        return picker
 
     async def total(self, name: str, **labels: str) -> float:
         """Sum of a metric over all pickers."""
@@ -71,7 +87,7 @@ async def running_replicas(
     addresses = config.listen.addresses(workers=replicas)
     sections: dict[str, Any] = {"sharing": sharing} if sharing else {}
     async with AsyncExitStack() as stack:
-        pickers = []
+        pickers, configs = [], []
         for n, address in enumerate(addresses):
             folder = directory / f"picker-{n}"
             folder.mkdir()
@@ -84,10 +100,11 @@ async def running_replicas(
                 **sections,
             )
             write_policy(own, policy or {})
+            configs.append((own, folder))
             pickers.append(
                 await stack.enter_async_context(running_picker(own, directory=folder, name=f"picker-{n}"))
             )
         await wait_until(eds.exists, what="the picker writes the endpoints file")
         envoy = await stack.enter_async_context(running_envoy(config, directory=directory))
         await envoy.wait_endpoints({str(server.address) for server in servers})
-        yield Replicas(config, envoy, pickers)
+        yield Replicas(config, envoy, pickers, configs, stack)
