@@ -68,7 +68,7 @@ class Case:
     seed: int
     seconds: float
     """Of arrivals."""
-    grace_s: float = 20.0
+    grace_s: float = 8.0
     """After the last arrival the run goes on for so long."""
 
     @property
