@@ -86,8 +86,8 @@ class TieredPlacement(Generic[K]):
                 return number
         return len(self._tiers)
 
-    def use(self, key: K, *, size_bytes: int, num_important: int) -> tuple[int, list[K]]:
-        """A chunk is read. Gives the tier where it was found and the chunks that are in no fast tier any more for it.
+    def use(self, key: K, *, size_bytes: int, num_important: int) -> tuple[int, dict[K, int]]:
+        """A chunk is read. Gives the tier where it was found, and the tier of each chunk, its own included, that has moved for it.
 
         `num_important` is how many of its tokens are important by now.
         """
@@ -99,10 +99,12 @@ class TieredPlacement(Generic[K]):
         found = self.tier_of(key)
         self.reweigh(key, num_important=num_important)
         if found == 0:
-            return found, []
+            return found, {}
         if found < len(self._tiers):
             self._tiers[found].remove(key, size_bytes)
-        return found, [dropped for dropped in self._place(key, 0) if dropped != key]
+        moved: dict[K, int] = {}
+        self._place(key, 0, moved)
+        return found, moved
 
     def reweigh(self, key: K, *, num_important: int) -> None:
         """A known chunk has come to hold so many important tokens. Unknown ones are not counted yet."""
@@ -132,14 +134,17 @@ class TieredPlacement(Generic[K]):
     def _score_of(self, key: K) -> float:
         return self._score(self._uses[key])
 
-    def _place(self, key: K, first_tier: int) -> list[K]:
-        """Into the first tier from `first_tier` on where it is stronger than what has to go. Gives what is on disk alone now."""
+    def _place(self, key: K, first_tier: int, moved: dict[K, int]) -> None:
+        """Into the first tier from `first_tier` on where it is stronger than what has to go, or on disk alone."""
         for number in range(first_tier, len(self._tiers)):
             displaced = self._make_room(number, key)
             if displaced is not None:
                 self._tiers[number].add(key, self._score_of(key), self._uses[key].size_bytes)
-                return [dropped for weaker in displaced for dropped in self._place(weaker, number + 1)]
-        return [key]
+                moved[key] = number
+                for weaker in displaced:
+                    self._place(weaker, number + 1, moved)
+                return
+        moved[key] = len(self._tiers)
 
     def _make_room(self, number: int, key: K) -> list[K] | None:
         """What had to leave the tier for `key`; None, and nothing changed, where that would be as strong as `key`."""

@@ -72,12 +72,16 @@ class Records:
             layers.append(LayerRecords(_bytes(keys[:, : self.probe_kv_heads]), _bytes(rest)))
         return layers
 
-    def tensor(self, content: bytes, *, num_heads: int) -> torch.Tensor:
-        """As (tokens, heads, dim)."""
-        if not content or not num_heads:
-            return torch.empty(0, num_heads, self.shape.head_dim, dtype=self.shape.dtype)
-        flat = torch.frombuffer(bytearray(content), dtype=self.shape.dtype)
-        return flat.view(-1, num_heads, self.shape.head_dim)
+    def tensor(self, content: torch.Tensor, *, num_heads: int) -> torch.Tensor:
+        """Bytes as (tokens, heads, dim)."""
+        if not len(content) or not num_heads:
+            return torch.empty(
+                0, num_heads, self.shape.head_dim, dtype=self.shape.dtype, device=content.device
+            )
+        return content.view(self.shape.dtype).view(-1, num_heads, self.shape.head_dim)
+
+
+_CPU = torch.device("cpu")
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -95,19 +99,25 @@ class TieredReader:
         capacities_bytes: Sequence[int],
         score: Score = by_importance,
         layers_ahead: int = 2,
+        device: torch.device = _CPU,
     ) -> None:
-        """`capacities_bytes`: GPU (in main memory too, where the model computes on the CPU), then CPU."""
+        """`capacities_bytes`: GPU (in main memory too, where the model computes on the CPU), then CPU.
+
+        `device`: where the model computes. The first tier's chunks are kept there, and what is read is given there.
+        """
         self.store = store
         self.records = records
         self.settings = settings
         self.layers_ahead = layers_ahead
+        self.device = device
         self.found_in = [0] * (len(capacities_bytes) + 1)
         """Chunks read from each tier, disk last."""
         self._placement: TieredPlacement[_ChunkKey] = TieredPlacement(capacities_bytes, score=score)
-        self._held: dict[_ChunkKey, bytes] = {}
+        self._held: dict[_ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._importance: dict[BlockHash, tuple[tuple[BlockHash, ...], NodeImportance]] = {}
-        self._top: dict[BlockHash, list[set[int]]] = {}
+        self._top_in_chunk: dict[Segment, list[dict[int, int]]] = {}
+        """How many of a layer's most important tokens each chunk of a segment holds."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
     def open(self, hashes: Sequence[BlockHash]) -> TieredPrefix | None:
@@ -118,7 +128,7 @@ class TieredReader:
         self._thread.submit(self._forget_replaced).result()
         return TieredPrefix(self, parts)
 
-    def submit(self, layer: int, work: _LayerRead) -> Future[list[bytes]]:
+    def submit(self, layer: int, work: _LayerRead) -> Future[list[torch.Tensor]]:
         return self._thread.submit(self._fetch, layer, work)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
@@ -149,38 +159,57 @@ class TieredReader:
         assert all(self._placement.tier_of(key) < tiers for key in self._held)
         resident = sum(self._placement.resident_bytes(tier) for tier in range(tiers))
         assert sum(map(len, self._held.values())) == resident
+        on_device = sum(len(held) for key, held in self._held.items() if self._placement.tier_of(key) == 0)
+        assert not tiers or on_device == self._placement.resident_bytes(0)
+        assert all(
+            held.device == (self.device if self._placement.tier_of(key) == 0 else _CPU)
+            for key, held in self._held.items()
+        )
+        assert self._top_in_chunk.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         for hashes, importance in self._importance.values():
             importance.check_integrity()
             assert len(hashes) * self.store.layout.block_tokens == importance.num_tokens
 
-    def _fetch(self, layer: int, work: _LayerRead) -> list[bytes]:
+    def _fetch(self, layer: int, work: _LayerRead) -> list[torch.Tensor]:
         return [self._chunk((segment, layer, chunk), important) for segment, chunk, important in work]
 
-    def _chunk(self, key: _ChunkKey, num_important: int) -> bytes:
+    def _chunk(self, key: _ChunkKey, num_important: int) -> torch.Tensor:
         segment, layer, chunk = key
         content = self._held.get(key)
         if content is None:
-            content = segment.probe(layer) if chunk == _PROBE else segment.chunk(layer, chunk)
+            read = segment.probe(layer) if chunk == _PROBE else segment.chunk(layer, chunk)
+            content = (
+                torch.frombuffer(bytearray(read), dtype=torch.uint8)
+                if read
+                else torch.empty(0, dtype=torch.uint8)
+            )
         self._known.add(segment)
-        top = self._top.get(segment.place.hashes[0])
-        if top is not None:
-            num_important = self._num_important(key, top[layer])
-        tier, dropped = self._placement.use(key, size_bytes=len(content), num_important=num_important)
+        if (counts := self._important_in(segment)) is not None:
+            num_important = counts[layer].get(chunk, 0)
+        tier, moved = self._placement.use(key, size_bytes=len(content), num_important=num_important)
         self.found_in[tier] += 1
-        for gone in dropped:
-            self._held.pop(gone, None)
-        if self._placement.tier_of(key) < self._placement.num_tiers:
-            self._held[key] = content
+        self._held[key] = content
+        for other, now in moved.items():
+            held = self._held.pop(other)
+            if now < self._placement.num_tiers:
+                self._held[other] = held.to(self.device if now == 0 else _CPU)
         return content
 
-    def _num_important(self, key: _ChunkKey, top: set[int]) -> int:
-        segment, layer, chunk = key
-        if chunk == _PROBE:
-            return len(top)
-        size = self.store.layout.chunk_tokens
-        slots = segment.orders[layer].slots
-        return sum(slots[token] // size == chunk for token in top)
+    def _important_in(self, segment: Segment) -> list[dict[int, int]] | None:
+        """For each layer, chunk by chunk; None before the node's first request."""
+        if (known := self._top_in_chunk.get(segment)) is not None:
+            return known
+        known_importance = self._importance.get(segment.place.hashes[0])
+        if known_importance is None or known_importance[1].num_tokens != segment.num_tokens:
+            return None
+        size, kept = self.store.layout.chunk_tokens, self.settings.kept(segment.num_tokens)
+        counts = []
+        for layer, order in enumerate(segment.orders):
+            top = known_importance[1].top(layer, kept)
+            counts.append({_PROBE: len(top), **order.important_by_chunk(top, chunk_tokens=size)})
+        self._top_in_chunk[segment] = counts
+        return counts
 
     def _learn(self, parts: Sequence[tuple[Segment, int]], choices: dict[int, Choice]) -> None:
         weights = [choices[layer].importance for layer in sorted(choices)]
@@ -190,7 +219,9 @@ class TieredReader:
             if num_blocks == len(segment.place.hashes) and all(layer is not None for layer in weights):
                 own = [layer[start:end].tolist() for layer in weights if layer is not None]
                 self._own_importance(segment).record(own)
-                self._rank(segment)
+                self._known.add(segment)
+                self._top_in_chunk.pop(segment, None)
+                self._important_in(segment)
             start = end
 
     def _own_importance(self, segment: Segment) -> NodeImportance:
@@ -207,12 +238,6 @@ class TieredReader:
             self._importance[rest[0]] = rest, tail
             self._importance[name] = hashes, head
         return self._importance[name][1]
-
-    def _rank(self, segment: Segment) -> None:
-        importance = self._own_importance(segment)
-        kept = self.settings.kept(segment.num_tokens)
-        layers = range(self.store.layout.num_layers)
-        self._top[segment.place.hashes[0]] = [importance.top(layer, kept) for layer in layers]
 
     def _orders(self, segment: Segment) -> list[TokenOrder] | None:
         known = self._importance.get(segment.place.hashes[0])
@@ -232,7 +257,7 @@ class TieredReader:
             self._placement.forget(keys)
             for key in keys:
                 self._held.pop(key, None)
-            self._top.pop(segment.place.hashes[0], None)
+            self._top_in_chunk.pop(segment, None)
         self._known -= gone
 
 
@@ -248,9 +273,9 @@ class TieredPrefix:
         self._reader = reader
         self._records = reader.records
         self._block_tokens = reader.store.layout.block_tokens
-        self._probes: dict[int, Future[list[bytes]]] = {}
+        self._probes: dict[int, Future[list[torch.Tensor]]] = {}
         self._probed: dict[int, torch.Tensor] = {}
-        self._reads: dict[int, Future[list[bytes]]] = {}
+        self._reads: dict[int, Future[list[torch.Tensor]]] = {}
         self._foreseen: torch.Tensor | None = None
 
     @property
@@ -262,22 +287,31 @@ class TieredPrefix:
         self._foreseen = tokens
 
     def probe_keys(self, layer: int) -> torch.Tensor:
-        shape, heads = self._records.shape, self._records.probe_kv_heads
+        shape, heads, device = self._records.shape, self._records.probe_kv_heads, self._reader.device
         if not heads:
-            return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype)
+            return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype, device=device)
         for ahead in self._ahead(layer):
             if ahead not in self._probes:
                 self._probes[ahead] = self._reader.submit(ahead, self._probe_read())
         keys = [
-            self._records.tensor(content, num_heads=heads)[: num_blocks * self._block_tokens]
+            self._records.tensor(content.to(device), num_heads=heads)[: num_blocks * self._block_tokens]
             for content, (_, num_blocks) in zip(self._probes[layer].result(), self.parts, strict=True)
         ]
         probed = self._probed[layer] = torch.cat(keys)
         return probed
 
+    def chunks(self, layer: int) -> torch.Tensor:
+        layout = self._reader.store.layout
+        numbers, first = [], 0
+        for segment, num_blocks in self.parts:
+            slots = torch.tensor(segment.orders[layer].slots[: num_blocks * self._block_tokens])
+            numbers.append(first + slots // layout.chunk_tokens)
+            first += layout.num_chunks(segment.num_tokens)
+        return torch.cat(numbers).to(self._reader.device)
+
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         probed = self._probed.pop(layer) if layer in self._probed else self.probe_keys(layer)
-        chosen = torch.arange(self.num_tokens) if tokens is None else tokens
+        chosen = torch.arange(self.num_tokens) if tokens is None else tokens.cpu()
         if self._foreseen is not None:
             assert torch.equal(chosen, self._foreseen), "what was foreseen is what is read"
             for ahead in self._ahead(layer):
@@ -287,8 +321,10 @@ class TieredPrefix:
         reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted)
         others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
         heads = others + self._records.shape.num_kv_heads
-        rest = self._records.tensor(b"".join(reading.result()), num_heads=heads)[rows]
-        return torch.cat((probed[chosen], rest[:, :others]), dim=1), rest[:, others:]
+        device = self._reader.device
+        stored = torch.cat([content.to(device) for content in reading.result()])
+        rest = self._records.tensor(stored, num_heads=heads)[rows.to(device)]
+        return torch.cat((probed[chosen.to(device)], rest[:, :others]), dim=1), rest[:, others:]
 
     def _ahead(self, layer: int) -> range:
         return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))

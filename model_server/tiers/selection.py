@@ -41,6 +41,8 @@ class Seen:
     keys: torch.Tensor
     """(prefix tokens, then new ones, probed KV head, dim)"""
     scaling: float
+    chunks: torch.Tensor | None = None
+    """(prefix tokens,): the chunk that holds each one, numbered from 0; None where nothing is read in chunks."""
 
 
 Chooser = Callable[[Seen], Choice]
@@ -72,11 +74,38 @@ def visible_to(queries: int, num_before: int, *, device: torch.device) -> torch.
 
 def probe(seen: Seen, *, settings: SelectionSettings, group: int) -> Choice:
     """The seed's rule. `group`: query heads to a KV head."""
-    kept = settings.kept(seen.num_prefix_tokens)
     heads = head_weights(seen, num_heads=min(settings.probe_heads, seen.query.shape[1]), group=group)
+    return choose(heads, settings=settings, chunks=seen.chunks)
+
+
+def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Tensor | None) -> Choice:
+    """From the probed heads' weights (head, prefix token); `chunks` as in `Seen`."""
+    num_tokens = heads.shape[1]
+    kept = settings.kept(num_tokens)
     importance = heads.mean(0)
     sets = [set(head.topk(kept).indices.tolist()) for head in heads]
     similarity = mean_jaccard(sets)
-    if similarity < threshold(kept, seen.num_prefix_tokens, alpha=settings.alpha):
+    if similarity < threshold(kept, num_tokens, alpha=settings.alpha):
         return Choice(None, importance, similarity)
-    return Choice(importance.topk(kept).indices.sort().values, importance, similarity)
+    chosen = importance.topk(kept).indices
+    if chunks is not None and settings.chunk_share < 1:
+        chosen = in_few_chunks(importance, chosen, chunks=chunks, share=settings.chunk_share)
+    return Choice(chosen.sort().values, importance, similarity)
+
+
+def in_few_chunks(
+    importance: torch.Tensor, chosen: torch.Tensor, *, chunks: torch.Tensor, share: float
+) -> torch.Tensor:
+    """As many tokens as `chosen`, from fewer chunks: those that hold most of the chosen ones' weight, up to `share` of it.
+
+    A chosen token that stands alone among others costs a whole chunk; the next-best token of a chunk that is read anyway costs nothing.
+    """
+    held = torch.zeros(int(chunks.max()) + 1, dtype=torch.float64, device=importance.device)
+    held.index_add_(0, chunks[chosen], importance[chosen].double())
+    sizes = torch.bincount(chunks, minlength=len(held))
+    by_weight = held.argsort(descending=True, stable=True)
+    so_far, room = held[by_weight].cumsum(0), sizes[by_weight].cumsum(0)
+    enough = (so_far >= share * so_far[-1]) & (room >= len(chosen))
+    read = torch.zeros(len(held), dtype=torch.bool, device=importance.device)
+    read[by_weight[: int(enough.nonzero()[0]) + 1]] = True
+    return importance.masked_fill(~read[chunks], -1.0).topk(len(chosen)).indices

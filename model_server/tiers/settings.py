@@ -18,6 +18,9 @@ class SelectionSettings:
     """The share of a prefix's tokens that attention gets, in layers whose heads agree."""
     probe_heads: int = 3
     alpha: float = DEFAULT_ALPHA
+    chunk_share: float = 1.0
+    """Of the chosen tokens' weight, what the chunks that are read have to hold. At 1 a chunk is read for one chosen token; under 1
+    the chunks that hold least are left out, and their tokens replaced by the best ones of chunks that are read."""
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -26,11 +29,14 @@ class SelectionSettings:
             raise ValueError(f"at least one head has to look, not {self.probe_heads}")
         if not 0 < self.alpha <= 1:
             raise ValueError(f"alpha is over 0 and at most 1, not {self.alpha}")
+        if not 0 < self.chunk_share <= 1:
+            raise ValueError(f"chunk_share is over 0 and at most 1, not {self.chunk_share}")
 
     @property
     def cache_key(self) -> str:
         """What the hashes of blocks cover that were computed after such a load: they are no exact ones."""
-        return f"sel:{self.ratio:g}"
+        whole_chunks = f":{self.chunk_share:g}" if self.chunk_share < 1 else ""
+        return f"sel:{self.ratio:g}{whole_chunks}"
 
     def kept(self, num_tokens: int) -> int:
         return max(1, round(self.ratio * num_tokens))

@@ -29,6 +29,10 @@ class PrefixSource(Protocol):
         """(tokens, first KV heads, dim), rotated as they are cached."""
         ...
 
+    def chunks(self, layer: int) -> torch.Tensor | None:
+        """(tokens,): the number of the chunk in which each one is read; None where nothing is read in chunks."""
+        ...
+
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each (tokens, KV head, dim), of these positions, ascending; None: of all."""
         ...
@@ -75,6 +79,7 @@ class SelectiveView:
             query=query,
             keys=torch.cat((probed, new_keys[:, : probed.shape[1]])),
             scaling=scaling,
+            chunks=self._source.chunks(layer),
         )
         choice = self.choices[layer] = self._choose(seen)
         return self._source.read(layer, choice.tokens)
@@ -91,6 +96,9 @@ class MemorySource:
 
     def probe_keys(self, layer: int) -> torch.Tensor:
         return self._all(layer)[0][:, : self.probe_kv_heads]
+
+    def chunks(self, _layer: int) -> None:
+        return None
 
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._all(layer)

@@ -15,7 +15,7 @@ from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.reader import Records, TieredReader
-from model_server.tiers.selection import Choice, Seen, probe
+from model_server.tiers.selection import Choice, Seen, choose, in_few_chunks, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.similarity import threshold
 from model_server.tiers.store import PrefixStore
@@ -165,6 +165,55 @@ def test_what_is_foreseen_is_fetched_ahead_and_is_what_is_read(make: Any) -> Non
     assert system.store.disk.counts.reads == 3 * (1 + PREFIX // 4), (
         "probed keys and chunks of each layer, once"
     )
+
+
+def test_002_3_tokens_that_stand_alone_are_swapped_for_the_best_ones_of_chunks_that_are_read() -> None:
+    """Chunks of 4: two dense ones, and a stray token in each of two others."""
+    importance = torch.tensor([9.0, 8, 7, 0, 6, 5, 4, 1, 3, 0, 0, 0, 2, 0, 0, 0])
+    chunks = torch.arange(16) // 4
+    chosen = importance.topk(8).indices
+    for share, expected in ((1.0, {0, 1, 2, 4, 5, 6, 8, 12}), (0.8, {0, 1, 2, 3, 4, 5, 6, 7})):
+        assert set(in_few_chunks(importance, chosen, chunks=chunks, share=share).tolist()) == expected
+    alone = importance.topk(1).indices
+    assert in_few_chunks(importance, alone, chunks=chunks, share=0.5).tolist() == [0]
+
+
+def test_002_3_a_choice_of_few_chunks_keeps_its_size_and_reads_no_more() -> None:
+    generator = torch.Generator().manual_seed(3)
+    chunks = torch.randperm(60, generator=generator) // 8
+    for _ in range(20):
+        heads = torch.rand(1, 60, generator=generator) ** 8
+        reads = []
+        for share in (1.0, 0.95, 0.7):
+            tokens = choose(
+                heads, settings=SelectionSettings(ratio=0.25, chunk_share=share), chunks=chunks
+            ).tokens
+            assert tokens is not None
+            assert tokens.tolist() == sorted(set(tokens.tolist()))
+            assert len(tokens) == 15
+            reads.append(len(chunks[tokens].unique()))
+        assert reads == sorted(reads, reverse=True)
+
+
+def test_002_3_the_tiers_tell_in_which_chunks_tokens_are_across_nodes_and_after_reordering(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=0.6), capacities=(0, 0))
+    token_ids, other = tokens(60, seed=3), tokens(16, seed=3) + tokens(24, seed=4)
+    system.put(token_ids[:PREFIX])
+    system.put(other)
+    for _ in range(2):
+        system.ask(token_ids)
+        prefix = system.reader.open(chain(token_ids[:PREFIX]))
+        for layer in range(3):
+            prefix.probe_keys(layer)
+        for layer in range(3):
+            numbers = prefix.chunks(layer)
+            assert sorted(numbers.tolist()) == [token // 4 for token in range(PREFIX)]
+            for number in (0, PREFIX // 4 - 1):
+                before = system.store.disk.counts.reads
+                prefix.read(layer, (numbers == number).nonzero().flatten())
+                assert system.store.disk.counts.reads == before + 1, "one chunk, one read"
+                prefix.probe_keys(layer)
+        system.reader.reorder()
 
 
 @pytest.fixture(scope="module")

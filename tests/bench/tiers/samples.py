@@ -18,7 +18,7 @@ from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.views import KvView
 from model_server.text.pretrained import PretrainedLanguage
 
-_MODULES = [
+MODULES = [
     "argparse",
     "csv",
     "datetime",
@@ -80,7 +80,7 @@ _MODULES = [
 def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -> list[list[int]]:
     """The manual pages of that many standard modules, each cut to a length; shorter ones are passed over."""
     found = []
-    for name in _MODULES:
+    for name in MODULES:
         pages = pydoc.TextDoc()
         pages.bold = str  # type: ignore[assignment]  # no overstriking: the way to pydoc.plaintext that is typed
         text = pages.document(importlib.import_module(name))

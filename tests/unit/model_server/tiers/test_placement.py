@@ -50,37 +50,34 @@ def test_002_4_each_step_of_a_random_history_keeps_the_invariants() -> None:
     rng = random.Random(4)
     tiers: TieredPlacement[int] = TieredPlacement([30, 50])
     sizes = {key: rng.randrange(1, 12) for key in range(40)}
-    resident: set[int] = set()
+    tier_of: dict[int, int] = {}
     for _ in range(1500):
         key = rng.randrange(40)
         action = rng.random()
         if action < 0.8:
-            found, dropped = tiers.use(key, size_bytes=sizes[key], num_important=rng.randrange(9))
-            assert (found < 2) == (key in resident)
-            resident = (resident | {key}) - set(dropped)
-            if tiers.tier_of(key) == 2:
-                resident.discard(key)
+            found, moved = tiers.use(key, size_bytes=sizes[key], num_important=rng.randrange(9))
+            assert found == tier_of.get(key, 2)
+            tier_of |= moved
         elif action < 0.95:
             tiers.reweigh(key, num_important=rng.randrange(9))
         else:
             tiers.forget([key])
-            resident.discard(key)
+            tier_of.pop(key, None)
         tiers.check_integrity()
-        assert resident == {key for key in sizes if tiers.tier_of(key) < 2}
+        assert all(tiers.tier_of(key) == tier_of.get(key, 2) for key in sizes), "each move was told"
     assert 0 < tiers.resident_bytes(0) <= 30
 
 
 def test_what_a_chunk_displaces_moves_one_tier_down_and_then_out() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1, 1])
-    for key, important in (("a", 1), ("b", 2)):
-        assert tiers.use(key, size_bytes=1, num_important=important) == (2, [])
-    assert (tiers.tier_of("b"), tiers.tier_of("a")) == (0, 1)
-    assert tiers.use("c", size_bytes=1, num_important=3) == (2, ["a"])
+    assert tiers.use("a", size_bytes=1, num_important=1) == (2, {"a": 0})
+    assert tiers.use("b", size_bytes=1, num_important=2) == (2, {"b": 0, "a": 1})
+    assert tiers.use("c", size_bytes=1, num_important=3) == (2, {"c": 0, "b": 1, "a": 2})
     assert [tiers.tier_of(key) for key in "cba"] == [0, 1, 2]
 
 
 def test_a_chunk_that_fits_nowhere_leaves_all_as_it_was() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([4])
     tiers.use("small", size_bytes=4, num_important=1)
-    assert tiers.use("large", size_bytes=5, num_important=9) == (1, [])
+    assert tiers.use("large", size_bytes=5, num_important=9) == (1, {"large": 1})
     assert tiers.tier_of("small") == 0
