@@ -1,292 +1,39 @@
-"""The ext_proc service behind the real Envoy: one listener for each way in which Envoy can hand over a request."""
+"""The ext_proc service behind the real Envoy, in each way in which Envoy can hand over a request."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
-import random
-import socket
-import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from epp.config import Listen
-from epp.decision import Pick
-from epp.errors import PickError
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
-from epp.picker import Picker
 from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.extproc_rig import (
+    BUFFER_LIMIT_BYTES,
+    MAX_BODY_BYTES,
+    MODES,
+    READS_BODY,
+    Rig,
+    Seen,
+    bootstrap,
+    free_port,
+    make_picker,
+    running_envoy,
+    running_upstreams,
+)
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
-
-_EXT = "type.googleapis.com/envoy.extensions"
-_TRAILERS = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
-_DUPLEX = "FULL_DUPLEX_STREAMED"
-MODES: dict[str, dict[str, Any]] = {
-    "buffered": {"request_body_mode": "BUFFERED", "response_body_mode": "NONE"},
-    "buffered_partial": {"request_body_mode": "BUFFERED_PARTIAL", "response_body_mode": "NONE"},
-    "streamed": {"request_body_mode": "STREAMED", "response_body_mode": "STREAMED"},
-    "streamed_early": {"request_body_mode": "STREAMED", "response_body_mode": "NONE"},
-    "full_duplex": {"request_body_mode": _DUPLEX, "response_body_mode": _DUPLEX, **_TRAILERS},
-    "full_duplex_request": {"request_body_mode": _DUPLEX, "response_body_mode": "NONE", **_TRAILERS},
-    "none": {"request_body_mode": "NONE", "response_body_mode": "BUFFERED"},
-}
-READS_BODY = ["buffered", "buffered_partial", "streamed_early", "full_duplex", "full_duplex_request"]
-"""Modes in which the pick can know the prompt."""
-BUFFER_LIMIT_BYTES = 2 * 2**20
-MAX_BODY_BYTES = 6 * 2**20
-
-
-@dataclass
-class Seen:
-    """An observer that keeps what it was told."""
-
-    picks: list[Pick] = field(default_factory=list)
-    over: list[Pick] = field(default_factory=list)
-    mismatches: int = 0
-    refusals: list[PickError] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        assert seconds >= 0
-        assert size_bytes > 0
-
-    def picked(self, pick: Pick, *, seconds: float) -> None:
-        self.picks.append(pick)
-
-    def refused(self, request_id: str, error: PickError) -> None:
-        self.refusals.append(error)
-
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:
-        self.mismatches += mismatch
-
-    def ended(self, pick: Pick) -> None:
-        self.over.append(pick)
-
-    def protocol_error(self, reason: str) -> None:
-        self.faults.append(reason)
-
-
-@dataclass
-class Rig:
-    ports: dict[str, int]
-    """Envoy's listener of each mode."""
-    upstreams: list[int]
-    server: ExtProcServer
-    picker: Picker
-    seen: Seen
-    client: aiohttp.ClientSession
-
-    def url(self, mode: str, path: str = "/v1/completions") -> str:
-        return f"http://127.0.0.1:{self.ports[mode]}{path}"
-
-    async def settled(self) -> None:
-        """Wait until every pick is over and every stream gone."""
-        async with asyncio.timeout(10):
-            while self.server.streams or len(self.seen.over) < len(self.seen.picks):  # noqa: ASYNC110 - it is in the product
-                await asyncio.sleep(0.01)
-        assert all(s.in_flight == 0 for s in self.picker.fleet.states())
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-TOLD = web.AppKey("told", asyncio.Event)
-
-
-async def serve_upstream(request: web.Request) -> web.StreamResponse:
-    """Tells what reached it: its port, the size and edges of the body, the headers that matter."""
-    body = await request.read()
-    port = request.transport.get_extra_info("sockname")[1] if request.transport else 0
-    told = {
-        "port": port,
-        "size": len(body),
-        "sum": sum(body),
-        "destination": request.headers.get("x-gateway-destination-endpoint", ""),
-        "request_id": request.headers.get("x-request-id", ""),
-    }
-    if request.path == "/hang":
-        await asyncio.sleep(60)
-    if request.path == "/until-told":
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(b"begun,")
-        await request.app[TOLD].wait()
-        await response.write(b"ended")
-        return response
-    if request.path == "/stream":
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        for i in range(5):
-            chunk = {"choices": [{"index": 0, "text": f"t{i}"}]}
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
-    return web.json_response(told)
-
-
-def filter_config(mode: str, epp_cluster: str) -> dict[str, Any]:
-    return {
-        "@type": f"{_EXT}.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": epp_cluster}},
-        "processing_mode": {"request_header_mode": "SEND", "response_header_mode": "SEND", **MODES[mode]},
-        "message_timeout": "3s",
-        "failure_mode_allow": False,
-        "allow_mode_override": mode != "streamed_early",
-        "send_body_without_waiting_for_header_response": mode == "streamed_early",
-        "response_attributes": ["upstream.address"],
-        "metadata_options": {
-            "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
-            "receiving_namespaces": {"untyped": ["envoy.lb"]},
-        },
-    }
-
-
-def listener(mode: str, port: int) -> dict[str, Any]:
-    manager = {
-        "@type": f"{_EXT}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": mode,
-        "http_protocol_options": {"enable_trailers": True},
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "v",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "models", "timeout": "0s"}}],
-                }
-            ]
-        },
-        "http_filters": [
-            {"name": "envoy.filters.http.ext_proc", "typed_config": filter_config(mode, "epp")},
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_EXT}.filters.http.router.v3.Router"},
-            },
-        ],
-    }
-    return {
-        "name": mode,
-        "address": address(port),
-        "per_connection_buffer_limit_bytes": BUFFER_LIMIT_BYTES,
-        "filter_chains": [
-            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-        ],
-    }
-
-
-def address(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-
-
-def cluster(name: str, ports: list[int], **more: Any) -> dict[str, Any]:
-    endpoints = [{"endpoint": {"address": address(p)}} for p in ports]
-    return {
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
-        **more,
-    }
-
-
-def policy_extension(name: str, **config: Any) -> dict[str, Any]:
-    kind = "".join(part.capitalize() for part in name.split("_"))
-    typed = {"@type": f"{_EXT}.load_balancing_policies.{name}.v3.{kind}", **config}
-    return {
-        "typed_extension_config": {"name": f"envoy.load_balancing_policies.{name}", "typed_config": typed}
-    }
-
-
-def bootstrap(ports: dict[str, int], upstreams: list[int], epp_port: int) -> dict[str, Any]:
-    override = policy_extension(
-        "override_host",
-        override_host_sources=[
-            {"metadata": {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}}
-        ],
-        fallback_policy={"policies": [policy_extension("round_robin")]},
-    )
-    http2 = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": f"{_EXT}.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {}},
-        }
-    }
-    return {
-        "static_resources": {
-            "listeners": [listener(mode, port) for mode, port in ports.items()],
-            "clusters": [
-                cluster("models", upstreams, load_balancing_policy={"policies": [override]}),
-                cluster("epp", [epp_port], typed_extension_protocol_options=http2),
-            ],
-        }
-    }
-
-
-@contextlib.asynccontextmanager
-async def running_envoy(config: dict[str, Any], folder: Path, *, port: int) -> AsyncIterator[None]:
-    path, log = folder / "envoy.json", folder / "envoy.log"
-    path.write_text(json.dumps(config))
-    command = [str(Path(sys.executable).with_name("envoy")), "-c", str(path), "--use-dynamic-base-id"]
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            *command, "--concurrency", "1", stdout=out, stderr=out, start_new_session=True
-        )
-    try:
-        async with asyncio.timeout(30):
-            while True:
-                assert process.returncode is None, log.read_text()
-                with contextlib.suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.close()
-                    break
-                await asyncio.sleep(0.05)
-        yield
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def running_upstreams(count: int, *, told: asyncio.Event | None = None) -> AsyncIterator[list[int]]:
-    app = web.Application(client_max_size=64 * 2**20)
-    app.router.add_route("*", "/{tail:.*}", serve_upstream)
-    app[TOLD] = told or asyncio.Event()
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    ports = [free_port() for _ in range(count)]
-    for port in ports:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield ports
-    finally:
-        await runner.cleanup()
-
-
-def make_picker(ports: list[int], *, share: float = 0.0, debug_header: str = "x-debug-pick") -> Picker:
-    spec = PolicySpec(debug_header=debug_header, sampling=Sampling(share=share))
-    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
-    picker = Picker(policy, rng=random.Random(1))
-    endpoints = [
-        Endpoint(name=EndpointName(f"m{i}"), address=Address("127.0.0.1", port))
-        for i, port in enumerate(ports)
-    ]
-    picker.set_endpoints(endpoints, now=time.monotonic())
-    return picker
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

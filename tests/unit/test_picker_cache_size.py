@@ -9,7 +9,7 @@ import pytest
 
 from epp.policy import PolicySpec, Table
 from epp.types import EndpointMetrics, EndpointName
-from tests.unit.test_picker import a_picker, ask, check, endpoints, serve, text
+from tests.unit.picker_questions import a_picker, ask, check, endpoints, serve, text
 
 A = EndpointName("a")
 PROMPT_BYTES = 8000

@@ -1,0 +1,113 @@
+"""A model server that listens, within the test's process, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from model_server.core.engine import Engine
+from model_server.core.request import Adapter
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings
+from model_server.server.serve import Server, ServerSettings, listening
+
+FAST = CostModel(speed=1000)
+NEVER_ENDING = CostModel(prefill_tokens_per_s=0.001)  # one step outlasts any test
+PROMPT = "The quick brown fox jumps over the lazy dog, and then it does so again. " * 6
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A listening server and a client for it."""
+
+    http: aiohttp.ClientSession
+    server: Server
+
+    @property
+    def engine(self) -> Engine:
+        return self.server.engine
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.http.post(path, data=data) as response:
+            text = await response.text()
+            kind = response.content_type
+            return response.status, json.loads(text) if kind == "application/json" else text
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        status, answer = await self.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, **body})
+        assert status == 200, answer
+        assert isinstance(answer, dict)
+        return answer
+
+    async def cached(self, **body: Any) -> int:
+        usage = (await self.complete(**body))["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        async with self.http.post(path, json={**body, "stream": True}) as response:
+            assert response.status == 200
+            assert response.content_type == "text/event-stream"
+            lines = (await response.text()).split("\n\n")
+        assert lines.pop() == ""
+        assert all(line.startswith("data: ") for line in lines)
+        return [json.loads(line[6:]) if line != "data: [DONE]" else "[DONE]" for line in lines]
+
+    async def metrics(self) -> dict[str, list[tuple[dict[str, str], float]]]:
+        async with self.http.get("/metrics") as response:
+            page = await response.text()
+        found: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
+
+    async def value(self, name: str) -> float:
+        [(_, value)] = (await self.metrics())[name]
+        return value
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@asynccontextmanager
+async def starting() -> AsyncIterator[Start]:
+    """Starts any number of them; all end with the block."""
+    async with AsyncExitStack() as stack:
+
+        async def started(**changes: Any) -> Running:
+            limits = changes.pop("limits", SchedulerLimits())
+            backend = CostSettings(
+                costs=changes.pop("costs", FAST), mean_answer_tokens=changes.pop("mean_answer_tokens", 128)
+            )
+            settings = ServerSettings(
+                **{
+                    "port": 0,
+                    "model": "demo",
+                    "limits": limits,
+                    "backend": backend,
+                    "adapters": (Adapter("style", "/s"), Adapter("law")),
+                    "drain_timeout_s": 0.01,
+                    **changes,
+                }
+            )
+            server = Server(settings)
+            port = await stack.enter_async_context(listening(server, settings))
+            http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+            return Running(http, server)
+
+        yield started
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # the engine has no event for it, by design
+            await asyncio.sleep(0.002)

@@ -1,0 +1,16 @@
+"""The fixture of `http_model_server`, for `pytest_plugins = ["tests.harness.http_model_server_fixtures"]`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from tests.harness.http_model_server import Start, starting
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts a model server."""
+    async with starting() as start:
+        yield start

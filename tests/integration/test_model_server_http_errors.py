@@ -1,0 +1,189 @@
+"""The model server over HTTP: what is refused, and what happens when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from model_server.core.cache_observer import Unobserved
+from model_server.core.engine import Engine, StepResult
+from model_server.core.scheduler import SchedulerLimits, StepPlan
+from model_server.server.backends import CostSettings
+from model_server.server.serve import Server, ServerSettings, listening
+from tests.harness.http_model_server import FAST, NEVER_ENDING, Running, Start, until
+
+pytest_plugins = ["tests.harness.http_model_server_fixtures"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", b"{", None),
+        ("completions", b"\xff\xfe", None),
+        ("completions", b"[" * 100_000, None),
+        ("completions", b'{"prompt": "\\ud800"}', None),
+        ("completions", {}, None),
+        ("completions", {"prompt": ""}, "prompt"),
+        ("completions", {"prompt": []}, "prompt"),
+        ("completions", {"prompt": [[]]}, "prompt"),
+        ("completions", {"prompt": [1, -2]}, "prompt"),
+        ("completions", {"prompt": [1, "x"]}, "prompt"),
+        ("completions", {"prompt": [True]}, "prompt"),
+        ("completions", {"prompt": "x", "n": 2}, "n"),
+        ("completions", {"prompt": "x", "echo": True}, "echo"),
+        ("completions", {"prompt": "x", "logprobs": 0}, "logprobs"),
+        ("completions", {"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+        ("completions", {"prompt": "x", "stop": ["a", ""]}, "stop"),
+        ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop"),
+        ("completions", {"prompt": "x", "stop": "a" * 257}, "stop"),
+        ("completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ("completions", {"prompt": "x", "max_tokens": "many"}, None),
+        ("completions", {"prompt": "x", "cache_salt": ""}, "cache_salt"),
+        ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
+        ("completions", {"prompt": "word " * 5000}, "prompt"),
+        ("completions", {"prompt": "x", "max_tokens": 5000}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}, "logprobs"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
+            "top_logprobs",
+        ),
+        ("chat/completions", {"messages": []}, "messages"),
+        ("chat/completions", {"messages": [{"role": "a|>", "content": "x"}]}, "messages"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages",
+        ),
+        ("chat/completions", {"messages": "hi"}, None),
+    ],
+)
+async def test_bad_input_gets_400_in_the_apis_shape(
+    start: Start, path: str, body: Any, param: str | None
+) -> None:
+    server = await start(max_model_len_tokens=4096)
+    status, answer = await server.post(f"/v1/{path}", body)
+    assert status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["param"] == param
+    assert answer["error"]["message"]
+    assert server.engine.num_unfinished == 0
+
+
+async def test_an_unknown_model_and_an_unknown_path_get_404(start: Start) -> None:
+    server = await start()
+    status, answer = await server.post("/v1/completions", {"prompt": "x", "model": "nope"})
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    status, answer = await server.post("/v1/nope", {})
+    assert (status, answer["error"]["type"]) == (404, "invalid_request_error")
+    async with server.http.get("/v1/completions") as response:
+        assert response.status == 405
+        assert response.headers["allow"] == "POST"
+
+
+async def test_while_draining_the_server_is_unhealthy_and_refuses_work(start: Start) -> None:
+    server = await start()
+    server.server.driver.draining = True
+    async with server.http.get("/health") as response:
+        assert response.status == 503
+    status, answer = await server.post("/v1/completions", {"prompt": "x"})
+    assert (status, answer["error"]["type"]) == (503, "service_unavailable")
+
+
+async def test_a_full_queue_answers_429(start: Start) -> None:
+    server = await start(costs=NEVER_ENDING, limits=SchedulerLimits(max_num_seqs=1), max_waiting=1)
+    posts = []
+    for number in (1, 2):
+        posts.append(asyncio.create_task(server.post("/v1/completions", {"prompt": "x"})))
+        await until(lambda number=number: server.engine.num_unfinished == number)  # type: ignore[misc]  # a lambda with a default
+        await until(lambda: len(server.engine.scheduler.running) == 1)
+    async with server.http.post("/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        assert response.status == 429
+        assert response.headers["retry-after"] == "1"
+        assert (await response.json())["error"]["type"] == "rate_limit_exceeded"
+    for post in posts:
+        post.cancel()
+    await asyncio.gather(*posts, return_exceptions=True)
+
+
+async def test_a_body_over_the_limit_gets_413_in_the_apis_shape(start: Start) -> None:
+    server = await start(max_body_bytes=2000)
+    assert (await server.post("/v1/completions", {"prompt": "x" * 1900}))[0] == 200
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        status, answer = await server.post(path, {"prompt": "x" * 2000})
+        assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_an_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await start()
+    server.engine.kv_cache.observer = Broken()
+    status, answer = await server.post("/reset_prefix_cache", b"")
+    assert status == 500
+    assert answer["error"]["type"] == "internal_server_error"
+    assert "broken on purpose" not in json.dumps(answer)
+    assert "broken on purpose" in caplog.text
+
+
+class Broken(Unobserved):
+    def cleared(self) -> None:
+        raise RuntimeError("broken on purpose")
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("my-id", True), ("two words", False), ("é", False), ("x" * 500, False)]
+)
+async def test_the_request_id_is_the_clients_where_it_sent_a_usable_one(
+    start: Start, sent: str, *, kept: bool
+) -> None:
+    server = await start()
+    headers = {"x-request-id": sent}
+    async with server.http.post("/v1/completions", json={"prompt": "x"}, headers=headers) as response:
+        reply_id = response.headers["x-request-id"]
+        assert (reply_id == sent) == kept
+        assert (await response.json())["id"] == f"cmpl-{reply_id}"
+
+
+class BreakingRunner:
+    """Works until two requests are there."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._working = engine.runner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._engine.num_unfinished == 2:
+            raise RuntimeError("out of memory")
+        return self._working.execute(plan)
+
+
+async def test_a_fault_of_the_engine_ends_the_server_and_every_request() -> None:
+    settings = ServerSettings(port=0, limits=SchedulerLimits(), backend=CostSettings(costs=FAST))
+    server = Server(settings)
+    server.engine.runner = BreakingRunner(server.engine)
+
+    async def two_requests() -> None:
+        body = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True}
+        async with (
+            listening(server, settings) as port,
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+        ):
+            running = Running(http, server)
+            streamed = asyncio.create_task(running.events("/v1/completions", body))
+            await until(lambda: server.engine.num_unfinished == 1)
+            whole = asyncio.create_task(running.post("/v1/completions", body))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                status, answer = await whole
+                assert (status, answer["error"]["code"]) == (500, "engine_stopped")
+                assert (await streamed)[-1]["error"]["code"] == "engine_stopped"
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await two_requests()
+    assert [str(error) for error in ended.value.exceptions] == ["out of memory"]

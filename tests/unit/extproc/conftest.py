@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.extproc.stream_bench import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()

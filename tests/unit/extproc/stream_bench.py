@@ -1,0 +1,147 @@
+"""A picker with three endpoints, streams on it, and what the tests of a stream send and look for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from epp.decision import Pick
+from epp.errors import PickError
+from epp.extproc.events import (
+    Action,
+    Answer,
+    BodyMode,
+    Echo,
+    Event,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    Slot,
+)
+from epp.extproc.response import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.picker import Picker
+from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.types import Address, Endpoint, EndpointName
+
+BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()
+HEADERS = (
+    (":method", "POST"),
+    (":path", "/v1/completions"),
+    ("content-length", str(len(BODY))),
+    ("x-request-id", "r1"),
+)
+OK = ((":status", "200"), ("content-type", "text/event-stream"))
+KEY = "x-gateway-destination-endpoint"
+A, B, C = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000), Address("fd00::1", 8000)
+
+BUFFERED = Modes(BodyMode.BUFFERED)
+PARTIAL = Modes(BodyMode.BUFFERED_PARTIAL)
+STREAMED = Modes(BodyMode.STREAMED, BodyMode.STREAMED)
+EARLY = Modes(BodyMode.STREAMED, early_body=True)
+DUPLEX = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+GRPC = Modes(BodyMode.GRPC, BodyMode.GRPC)
+NONE = Modes()
+ALL = [BUFFERED, PARTIAL, STREAMED, EARLY, DUPLEX, GRPC, NONE]
+
+
+@dataclass
+class Seen:
+    picks: list[Pick] = field(default_factory=list)
+    over: list[Pick] = field(default_factory=list)
+    mismatches: list[bool] = field(default_factory=list)
+    refusals: list[tuple[str, PickError]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    parsed_bytes: list[int] = field(default_factory=list)
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None:
+        self.parsed_bytes.append(size_bytes)
+
+    def picked(self, pick: Pick, *, seconds: float) -> None:
+        self.picks.append(pick)
+
+    def refused(self, request_id: str, error: PickError) -> None:
+        self.refusals.append((request_id, error))
+
+    def responded(self, pick: Pick, *, mismatch: bool) -> None:
+        self.mismatches.append(mismatch)
+
+    def ended(self, pick: Pick) -> None:
+        self.over.append(pick)
+
+    def protocol_error(self, reason: str) -> None:
+        self.faults.append(reason)
+
+
+class Bench:
+    """A picker with three endpoints, and streams on it."""
+
+    def __init__(self, *, settings: StreamSettings | None = None, **spec: object) -> None:
+        self.settings = settings or StreamSettings()
+        policy = Policy(
+            api_version=API_VERSION,
+            kind=KIND,
+            metadata=Metadata(name="t"),
+            spec=PolicySpec(**{"sampling": Sampling(share=0), **spec}),  # type: ignore[arg-type]  # any field of it
+        )
+        self.picker = Picker(policy, rng=random.Random(3))
+        self.set_endpoints(A, B, C)
+        self.seen = Seen()
+
+    def set_endpoints(self, *addresses: Address) -> None:
+        self.picker.set_endpoints(
+            [Endpoint(name=EndpointName(f"e{i}"), address=a) for i, a in enumerate(addresses)], now=0.0
+        )
+
+    def stream(self) -> HttpStream:
+        return HttpStream(
+            self.picker,
+            self.seen,
+            settings=self.settings,
+            new_request_id=lambda: "made",
+            timer=lambda: 0.0,
+        )
+
+    def in_flight(self) -> int:
+        return sum(s.in_flight for s in self.picker.fleet.states())
+
+
+def run(stream: HttpStream, *events: Event) -> list[Action]:
+    actions: list[Action] = []
+    for i, event in enumerate(events):
+        actions += stream.receive(event, now=1.0 + i)
+        stream.check_integrity()
+    return actions
+
+
+def head(modes: Modes | None, *extra: tuple[str, str], end: bool = False) -> RequestHeaders:
+    return RequestHeaders((*HEADERS, *extra), end_of_stream=end, modes=modes)
+
+
+def routed(actions: Sequence[Action]) -> list[Answer]:
+    return [a for a in actions if isinstance(a, Answer) and a.destination]
+
+
+def slots(actions: Sequence[Action]) -> list[Slot]:
+    return [a.slot for a in actions if isinstance(a, Answer | Echo)]
+
+
+def echoed(actions: Sequence[Action]) -> bytes:
+    return b"".join(bytes(a.data) for a in actions if isinstance(a, Echo))
+
+
+def refused(actions: Sequence[Action]) -> Refuse:
+    assert len(actions) == 1
+    assert isinstance(actions[0], Refuse)
+    return actions[0]
+
+
+def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> HttpStream:
+    """A stream whose request has been routed."""
+    stream = bench.stream()
+    run(stream, head(modes, *extra), *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]))
+    assert bench.in_flight() > 0
+    return stream

@@ -1,0 +1,235 @@
+"""The state machine of one HTTP request: what decides the pick, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from epp.extproc.events import (
+    Answer,
+    Event,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+)
+from epp.extproc.response import StreamSettings
+from epp.policy import Cost, Load
+from epp.types import Address
+from tests.unit.extproc.stream_bench import (
+    ALL,
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    EARLY,
+    HEADERS,
+    KEY,
+    NONE,
+    PARTIAL,
+    STREAMED,
+    A,
+    B,
+    Bench,
+    C,
+    head,
+    refused,
+    routed,
+    run,
+)
+
+# -- what decides the pick ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("modes", [NONE, STREAMED])
+def test_an_unread_body_still_counts_as_work_of_its_declared_length(bench: Bench, modes: Modes) -> None:
+    sizes = []
+    for length in ("4000", "8000"):
+        run(bench.stream(), RequestHeaders(((":path", "/x"), ("content-length", length)), modes=modes))
+        sizes.append(bench.seen.picks[-1].decision.prompt_tokens)
+    assert sizes[1] == 2 * sizes[0] > 0
+
+
+def test_a_partial_body_that_was_cut_is_routed_by_load(bench: Bench) -> None:
+    actions = run(bench.stream(), head(PARTIAL), RequestBody(BODY[:200], end_of_stream=False))
+    assert len(routed(actions)) == 1
+    assert bench.seen.picks[0].decision.kind == "other"
+
+
+def test_a_compressed_body_is_routed_by_load(bench: Bench) -> None:
+    event = RequestHeaders(((":path", "/v1/completions"), ("Content-Encoding", "gzip")), modes=BUFFERED)
+    run(bench.stream(), event, RequestBody(b"\x1f\x8b\x08", end_of_stream=True))
+    assert bench.seen.picks[0].decision.kind == "other"
+
+
+@pytest.mark.parametrize(
+    ("hint", "allowed"),
+    [
+        (("10.0.0.2:8000",), {B}),
+        (("10.0.0.2:8000,[fd00::1]:8000",), {B, C}),
+        ((" 10.0.0.1:8000 , nonsense", "10.0.0.2:8000"), {A, B}),
+        (("[fd00:0::1]:8000",), {C}),
+    ],
+)
+@pytest.mark.parametrize("modes", ALL)
+def test_the_subset_hint_bounds_the_pick(
+    bench: Bench, hint: tuple[str, ...], allowed: set[Address], modes: Modes
+) -> None:
+    event = RequestHeaders(HEADERS, subset=hint, modes=modes)
+    run(bench.stream(), event, *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]))
+    assert set(bench.seen.picks[0].destinations) == allowed
+
+
+@pytest.mark.parametrize(
+    "hint", [(), ("",), ("nonsense",), ("10.0.0.1",), ("10.0.0.1:9",), ("fd00::1:8000",)]
+)
+@pytest.mark.parametrize("end", [False, True])
+def test_a_subset_hint_that_allows_nothing_gets_503(
+    bench: Bench, *, hint: tuple[str, ...], end: bool
+) -> None:
+    stream = bench.stream()
+    actions = run(stream, RequestHeaders(HEADERS, end_of_stream=end, subset=hint, modes=DUPLEX))
+    actions += [] if end else run(stream, RequestBody(BODY, end_of_stream=True))
+    assert refused(actions).status == 503
+    assert refused(actions).reason == "subset_empty"
+
+
+@pytest.mark.parametrize("modes", ALL)
+@pytest.mark.parametrize("name", [KEY, "X-Gateway-Destination-Endpoint"])
+def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes: Modes, name: str) -> None:
+    actions = run(
+        bench.stream(),
+        head(modes, (name, "6.6.6.6:1")),
+        *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]),
+    )
+    first = next(a for a in actions if isinstance(a, Answer))
+    assert first.remove_headers == (KEY,) or first.set_headers[0][0] == KEY
+    assert "6.6.6.6" not in repr(actions)
+
+
+def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) -> None:
+    event = RequestHeaders(
+        ((":PATH", "/v1/completions"), ("X-Request-ID", "Mine")), end_of_stream=True, modes=BUFFERED
+    )
+    (answer,) = run(bench.stream(), event)
+    assert isinstance(answer, Answer)
+    assert bench.seen.picks[0].decision.request_id == "Mine"
+    assert [name for name, _ in answer.set_headers] == [KEY]
+
+
+def test_a_request_id_is_made_where_none_came(bench: Bench) -> None:
+    (answer,) = run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED))
+    assert isinstance(answer, Answer)
+    assert ("x-request-id", "made") in answer.set_headers
+    assert bench.seen.picks[0].decision.request_id == "made"
+
+
+def test_the_session_header_of_the_policy_reaches_the_rule() -> None:
+    bench = Bench(rule="session", session_header="x-who")
+    chosen = set()
+    for _ in range(8):
+        run(bench.stream(), head(NONE, ("X-Who", "ann")))
+        chosen.add(bench.seen.picks[-1].destinations[0])
+    assert len(chosen) == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        ("10.0.0.2:8000", (B,)),
+        ("10.0.0.2:8000, 10.0.0.1:8000", (B, A)),
+        ("10.0.0.1", (A,)),
+        ("[fd00::1]:8000", (C,)),
+    ],
+)
+def test_a_conformance_run_prescribes_the_pick(wish: str, expected: tuple[Address, ...]) -> None:
+    bench = Bench(settings=StreamSettings(conformance_headers=True))
+    run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", wish)))
+    assert bench.seen.picks[0].destinations[: len(expected)] == expected
+
+
+def test_a_prescription_of_nothing_that_exists_gets_503() -> None:
+    bench = Bench(settings=StreamSettings(conformance_headers=True))
+    actions = run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", "1.1.1.1")))
+    assert refused(actions).status == 503
+
+
+def test_without_the_flag_clients_prescribe_nothing() -> None:
+    bench = Bench(rule="round-robin")
+    for _ in range(3):
+        run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", "10.0.0.2:8000")))
+    assert {p.destinations[0] for p in bench.seen.picks} == {A, B, C}
+
+
+def test_scores_are_told_where_configured() -> None:
+    bench = Bench(settings=StreamSettings(scores_metadata=True))
+    (answer,) = routed(run(bench.stream(), head(NONE)))
+    assert {address for address, _ in answer.scores} == {str(A), str(B), str(C)}
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"{", "bad_json"), (b'{"prompt": "x"}', "no_model"), (b'{"model": "m"}', "no_prompt")]
+)
+def test_a_bad_body_gets_400_in_openais_shape_and_books_nothing(
+    bench: Bench, modes: Modes, body: bytes, code: str
+) -> None:
+    stream = bench.stream()
+    first = RequestHeaders(((":path", "/v1/completions"), ("x-request-id", "bad")), modes=modes)
+    run(stream, first)
+    refuse = refused(run(stream, RequestBody(body, end_of_stream=True)))
+    assert refuse.status == 400
+    assert dict(refuse.headers)["content-type"] == "application/json"
+    error = json.loads(refuse.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"], error["param"]) == (code, "invalid_request_error", None)
+    assert bench.seen.refusals[0][0] == "bad"
+    assert bench.in_flight() == 0
+
+
+def test_saturation_gets_429_with_retry_after() -> None:
+    bench = Bench(load=Load(max_undone_tokens=1, when_saturated="Reject", retry_after_seconds=7), cost=Cost())
+    for _ in range(12):
+        stream = bench.stream()
+        last = run(stream, head(BUFFERED), RequestBody(BODY, end_of_stream=True))[-1]
+        if isinstance(last, Refuse):
+            break
+    assert isinstance(last, Refuse)
+    assert last.status == 429
+    assert dict(last.headers)["retry-after"] == "7"
+
+
+@pytest.mark.parametrize("modes", ALL)
+def test_no_endpoint_gets_503(bench: Bench, modes: Modes) -> None:
+    bench.set_endpoints()
+    cases: list[list[Event]] = [[head(modes), RequestBody(BODY, end_of_stream=True)], [head(modes, end=True)]]
+    for events in cases:
+        stream = bench.stream()
+        refusals = [a for e in events for a in run(stream, e) if isinstance(a, Refuse)]
+        assert [r.status for r in refusals] == [503]
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
+def test_a_declared_length_over_the_limit_gets_413_before_the_body(modes: Modes) -> None:
+    bench = Bench(settings=StreamSettings(max_body_bytes=len(BODY) - 1))
+    stream = bench.stream()
+    assert refused(run(stream, head(modes))).status == 413
+    assert run(stream, RequestBody(BODY, end_of_stream=True), RequestTrailers()) == []
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
+def test_a_body_that_grows_over_the_limit_gets_413(modes: Modes) -> None:
+    bench = Bench(settings=StreamSettings(max_body_bytes=len(BODY) - 1))
+    stream = bench.stream()
+    run(stream, RequestHeaders(HEADERS[:2], modes=modes))
+    if modes in (EARLY, DUPLEX):
+        assert run(stream, RequestBody(BODY[:60])) == []
+        assert refused(run(stream, RequestBody(BODY[60:]))).status == 413
+    else:
+        assert refused(run(stream, RequestBody(BODY))).status == 413
+    assert bench.in_flight() == 0
+    assert run(stream, RequestBody(b"more", end_of_stream=True), RequestTrailers()) == []

@@ -1,0 +1,222 @@
+"""The state machine of one HTTP request: what the response teaches and releases, and when a stream may go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from epp.extproc.events import (
+    Answer,
+    BodyMode,
+    Event,
+    Modes,
+    RequestBody,
+    RequestHeaders,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Slot,
+)
+from epp.extproc.response import StreamSettings
+from epp.policy import Sampling
+from tests.unit.extproc.stream_bench import (
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    EARLY,
+    HEADERS,
+    NONE,
+    OK,
+    PARTIAL,
+    STREAMED,
+    Bench,
+    echoed,
+    head,
+    run,
+    slots,
+    through,
+)
+
+# -- the response -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome"),
+    [
+        ([], "aborted"),
+        ([ResponseHeaders(OK)], "ended"),
+        ([ResponseHeaders(OK, end_of_stream=True)], "ended"),
+        ([ResponseHeaders(((":status", "404"),))], "ended"),
+        ([ResponseHeaders(((":status", "503"),))], "failed"),
+        ([ResponseHeaders((("status", "503"),))], "ended"),
+    ],
+)
+def test_closing_releases_the_booking_with_what_became_of_the_request(
+    bench: Bench, events: list[Event], outcome: str
+) -> None:
+    stream = through(bench)
+    run(stream, *events)
+    stream.close(now=9.0)
+    stream.close(now=9.5)
+    assert bench.in_flight() == 0
+    assert [p.decision.outcome for p in bench.seen.over] == [outcome]
+
+
+def test_a_picker_that_breaks_tells_it(bench: Bench) -> None:
+    stream = through(bench)
+    stream.close(now=9.0, broken=True)
+    assert bench.seen.over[0].decision.outcome == "failed"
+
+
+def test_who_served_moves_the_booking(bench: Bench) -> None:
+    stream = through(bench)
+    pick = bench.seen.picks[0]
+    run(stream, ResponseHeaders(OK, served=str(pick.destinations[1])))
+    assert bench.seen.mismatches == [True]
+    assert pick.decision.served == pick.destinations[1]
+    (busy,) = [s.endpoint.address for s in bench.picker.fleet.states() if s.in_flight]
+    assert busy == pick.destinations[1]
+
+
+@pytest.mark.parametrize("served", ["", "somewhere", "10.0.0.1"])
+def test_an_unreadable_served_address_changes_nothing(bench: Bench, served: str) -> None:
+    run(through(bench), ResponseHeaders(OK, served=served))
+    assert bench.seen.mismatches == [False]
+
+
+@pytest.mark.parametrize(
+    ("modes", "override"),
+    [
+        (BUFFERED, True),
+        (PARTIAL, True),
+        (NONE, True),
+        (EARLY, False),
+        (Modes(BodyMode.FULL_DUPLEX_STREAMED), False),
+        (STREAMED, False),
+        (DUPLEX, False),
+    ],
+)
+def test_a_sampled_answer_is_asked_for_where_the_data_plane_grants_it(
+    *, modes: Modes, override: bool
+) -> None:
+    bench = Bench(sampling=Sampling(share=1))
+    (answer,) = run(through(bench, modes), ResponseHeaders(OK))
+    assert isinstance(answer, Answer)
+    assert answer.stream_response is override
+
+
+@pytest.mark.parametrize("headers", [((":status", "500"),), ((":status", "404"),)])
+def test_only_good_answers_are_sampled(headers: tuple[tuple[str, str], ...]) -> None:
+    bench = Bench(sampling=Sampling(share=1))
+    assert run(through(bench), ResponseHeaders(headers)) == [Answer(Slot.RESPONSE_HEADERS)]
+
+
+def test_nothing_is_asked_for_where_the_gateway_forbids_it() -> None:
+    bench = Bench(settings=StreamSettings(mode_override=False), sampling=Sampling(share=1))
+    assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, STREAMED, DUPLEX])
+def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
+    bench = Bench(sampling=Sampling(share=1))
+    stream = bench.stream()
+    body = json.dumps({"model": "m", "prompt": "x" * 4000, "stream": True}).encode()
+    run(stream, RequestHeaders(HEADERS[:2], modes=modes), RequestBody(body, end_of_stream=True))
+    run(stream, ResponseHeaders(OK))
+    text = b'data: {"choices": [{"index": 0, "text": "fox"}]}\n\ndata: {"choices": [], "usage": '
+    text += b'{"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}\n\ndata: [DONE]\n\n'
+    actions = run(stream, *(ResponseBody(text[i : i + 7]) for i in range(0, len(text), 7)))
+    actions += run(stream, ResponseBody(b"", end_of_stream=True))
+    assert set(slots(actions)) == {Slot.RESPONSE_BODY}
+    assert echoed(actions) == (text if modes is DUPLEX else b"")
+    if modes is not DUPLEX:
+        assert actions == [Answer(Slot.RESPONSE_BODY)] * len(actions)
+    if modes is not STREAMED:  # There the request's body was not read, so its answer's API is unknown.
+        assert bench.seen.picks[0].decision.cached_tokens == 4
+    stream.close(now=99.0)
+    assert bench.seen.over[0].decision.outcome == "ended"
+
+
+def test_a_sampled_answer_that_is_cut_counts_as_aborted() -> None:
+    bench = Bench(sampling=Sampling(share=1))
+    stream = through(bench)
+    run(stream, ResponseHeaders(OK), ResponseBody(b"data: x\n\n"))
+    stream.close(now=9.0)
+    assert bench.seen.over[0].decision.outcome == "aborted"
+
+
+def test_the_debug_header_gets_the_decision_where_the_policy_allows() -> None:
+    bench = Bench(debug_header="x-why")
+    (answer,) = run(through(bench, BUFFERED, ("X-Why", "1")), ResponseHeaders(OK))
+    assert isinstance(answer, Answer)
+    assert dict(answer.set_headers)["x-prefix-gateway-decision"] == bench.seen.picks[0].explanation
+    assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
+
+
+def test_without_a_debug_header_in_the_policy_nobody_gets_it(bench: Bench) -> None:
+    assert run(through(bench, BUFFERED, ("", "1")), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
+
+
+def test_a_conformance_run_is_told_who_served() -> None:
+    bench = Bench(settings=StreamSettings(conformance_headers=True))
+    (answer,) = run(through(bench), ResponseHeaders(OK, served="10.0.0.1:8000"))
+    assert isinstance(answer, Answer)
+    assert answer.set_headers == (("x-conformance-test-served-endpoint", "10.0.0.1:8000"),)
+
+
+# -- letting go ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modes", "events", "can_detach"),
+    [
+        (BUFFERED, [], False),
+        (BUFFERED, [ResponseHeaders(OK)], True),
+        (NONE, [ResponseHeaders(OK)], True),
+        (DUPLEX, [ResponseHeaders(OK)], False),
+        (DUPLEX, [ResponseHeaders(OK), ResponseBody(b"x")], False),
+        (DUPLEX, [ResponseHeaders(OK), ResponseBody(b"x", end_of_stream=True)], True),
+        (DUPLEX, [ResponseHeaders(OK), ResponseBody(b"x"), ResponseTrailers()], True),
+        (STREAMED, [ResponseHeaders(OK, end_of_stream=True)], True),
+    ],
+)
+def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
+    bench: Bench, *, modes: Modes, events: list[Event], can_detach: bool
+) -> None:
+    stream = through(bench, modes)
+    run(stream, *events)
+    assert stream.can_detach is can_detach
+
+
+def test_a_sampled_stream_may_be_let_go_at_a_drain_since_the_data_plane_goes_on_alone() -> None:
+    bench = Bench(sampling=Sampling(share=1))
+    stream = through(bench)
+    (answer,) = run(stream, ResponseHeaders(OK))
+    assert isinstance(answer, Answer)
+    assert answer.stream_response
+    assert stream.hold
+    assert stream.can_detach
+
+
+def test_a_stream_that_does_not_stay_asks_for_no_answer() -> None:
+    bench = Bench(settings=StreamSettings(hold_streams=False), sampling=Sampling(share=1))
+    stream = through(bench)
+    (answer,) = run(stream, ResponseHeaders(OK))
+    assert isinstance(answer, Answer)
+    assert not answer.stream_response
+    assert stream.can_detach
+
+
+def test_a_full_duplex_request_that_is_still_coming_keeps_its_stream(bench: Bench) -> None:
+    stream = bench.stream()
+    run(stream, head(DUPLEX), RequestBody(BODY[:9]), ResponseHeaders(OK, end_of_stream=True))
+    assert not stream.can_detach
+
+
+def test_letting_go_leaves_the_load_to_the_scrapes(bench: Bench) -> None:
+    stream = through(bench)
+    run(stream, ResponseHeaders(OK))
+    stream.detach(now=5.0)
+    stream.close(now=6.0)
+    assert [p.decision.outcome for p in bench.seen.over] == ["detached"]

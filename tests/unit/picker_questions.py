@@ -1,0 +1,100 @@
+"""A picker and what its callers ask of it and tell it, for the tests of the picker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from epp.decision import Pick, PickRequest
+from epp.endpoints.state import EndpointState
+from epp.picker import Picker
+from epp.policy import (
+    API_VERSION,
+    KIND,
+    Metadata,
+    Policy,
+    PolicySpec,
+)
+from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+
+A, B, C, D = (Address(f"10.0.0.{i}", 8000) for i in (1, 2, 3, 4))
+ADDRESSES = {"a": A, "b": B, "c": C, "d": D}
+ELSEWHERE = Address("10.9.9.9", 8000)
+
+
+def endpoints(names: str, *, model: str = "", adapters: Sequence[str] = ()) -> list[Endpoint]:
+    return [Endpoint(EndpointName(n), ADDRESSES[n], model=model, adapters=frozenset(adapters)) for n in names]
+
+
+def policy_of(spec: PolicySpec) -> Policy:
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
+
+
+def a_picker(spec: PolicySpec = PolicySpec(), *, on: Sequence[Endpoint] = (), seed: int = 0) -> Picker:  # noqa: B008 - frozen
+    picker = Picker(policy_of(spec), rng=random.Random(seed), unix_offset_s=1000.0)
+    picker.set_endpoints(on or endpoints("abcd"), now=0.0)
+    return picker
+
+
+def text(name: str, size: int = 8000) -> bytes:
+    """Another text for every name, of exactly `size` bytes."""
+    return random.Random(name).randbytes(size // 2).hex().encode() + b"." * (size % 2)
+
+
+def ask(
+    prompt: bytes = b"",
+    *,
+    model: str = "m",
+    salt: str = "",
+    stream: bool = False,
+    kind: ApiKind = ApiKind.COMPLETIONS,
+    token_ids: bool = False,
+    subset: frozenset[Address] | None = None,
+    prescribed: tuple[Address, ...] = (),
+    session: str = "",
+    body_bytes: int = 0,
+) -> PickRequest:
+    inference = InferenceRequest(
+        kind=kind, model=model, prompt=prompt, cache_salt=salt, stream=stream, token_ids=token_ids
+    )
+    return PickRequest(
+        request_id="r",
+        inference=inference,
+        body_bytes=body_bytes,
+        subset=subset,
+        session=session,
+        prescribed=prescribed,
+    )
+
+
+def serve(picker: Picker, request: PickRequest, *, now: float, status: int = 200) -> Pick:
+    """One request from its pick to its end, half a second later."""
+    pick = picker.pick(request, now=now)
+    picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=now + 0.4)
+    picker.end(pick, outcome="ended", now=now + 0.5)
+    check(picker)
+    return pick
+
+
+def check(picker: Picker) -> None:
+    picker.fleet.check_integrity()
+    picker.table.check_integrity()
+
+
+def state(picker: Picker, name: str) -> EndpointState:
+    found = picker.fleet.get(EndpointName(name))
+    assert found is not None
+    return found
+
+
+def in_flight(picker: Picker) -> dict[str, int]:
+    return {s.endpoint.name: s.in_flight for s in picker.fleet.states() if s.in_flight}
+
+
+def undone(picker: Picker, name: str, *, now: float) -> float:
+    found = state(picker, name)
+    return found.backlog.undone_tokens(now=now, rate=found.rate.tokens_per_s)
+
+
+def held_bytes(picker: Picker, name: str) -> int:
+    return picker.table.used_bytes(EndpointName(name))

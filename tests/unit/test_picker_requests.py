@@ -1,0 +1,250 @@
+"""The picker as its callers see it: what is booked for a request until its end, and what is learned from it."""
+
+from __future__ import annotations
+
+import sys
+from typing import get_args
+
+import pytest
+
+from epp.decision import PickRequest
+from epp.picker import Outcome
+from epp.policy import (
+    PolicySpec,
+    Sampling,
+    Table,
+)
+from epp.request.response import ResponseFeedback
+from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.picker_questions import (
+    ELSEWHERE,
+    A,
+    a_picker,
+    ask,
+    check,
+    endpoints,
+    held_bytes,
+    in_flight,
+    serve,
+    text,
+    undone,
+)
+
+# -- the answer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_a_request_is_in_flight_until_its_end_however_often_that_is_told(outcome: Outcome) -> None:
+    picker = a_picker(on=endpoints("ab"))
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert in_flight(picker) == {pick.decision.chosen: 1}
+    for _ in range(3):
+        picker.end(pick, outcome=outcome, now=2.0)
+        picker.detach(pick, now=2.0)
+        assert in_flight(picker) == {}
+    assert pick.decision.outcome == outcome
+    assert undone(picker, pick.decision.chosen, now=2.0) == 0
+
+
+def test_a_request_that_got_no_answer_leaves_no_prefix_behind() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert len(picker.table) == 31  # of 8,000 bytes
+    picker.end(pick, outcome="failed", now=2.0)
+    assert len(picker.table) == 0
+
+
+def test_a_refused_request_leaves_no_prefix_behind() -> None:
+    picker = a_picker()
+    serve(picker, ask(text("p")), now=1.0, status=503)
+    assert len(picker.table) == 0
+
+
+def test_a_failure_takes_back_only_what_nobody_else_recorded() -> None:
+    picker = a_picker(on=endpoints("a"))
+    serve(picker, ask(text("p")), now=1.0)
+    serve(picker, ask(text("p") + text("more")), now=2.0, status=500)
+    assert picker.pick(ask(text("p") + text("more")), now=3.0).decision.matched_tokens == 31 * 64
+
+
+def test_headers_free_the_work_of_an_answer_that_is_not_streamed_but_not_of_a_streamed_one() -> None:
+    for stream, left in ((False, 0), (True, 2000)):
+        picker = a_picker()
+        pick = picker.pick(ask(text("p"), stream=stream), now=1.0)
+        picker.on_response_headers(pick, status=200, served=None, now=1.0)
+        assert undone(picker, pick.decision.chosen, now=1.0) == left
+        assert in_flight(picker) == {pick.decision.chosen: 1}
+
+
+def test_booking_and_prefix_move_to_who_really_served() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    first, second = pick.decision.chosen, pick.decision.candidates[1].name
+    assert picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
+    assert in_flight(picker) == {second: 1}
+    assert undone(picker, first, now=1.1) == 0
+    assert undone(picker, second, now=1.1) == 2000
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert held_bytes(picker, first) == 0
+    again = picker.pick(ask(text("p")), now=3.0)
+    assert again.decision.chosen == second
+    assert pick.decision.served == pick.destinations[1]
+    check(picker)
+
+
+def test_the_first_choice_serving_is_no_mismatch() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert not picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.1)
+
+
+def test_an_answer_from_an_unknown_server_is_booked_nowhere_else() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert picker.on_response_headers(pick, status=200, served=ELSEWHERE, now=1.1)
+    assert in_flight(picker) == {}
+    assert len(picker.table) == 0
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    check(picker)
+
+
+def test_an_endpoint_that_got_another_address_meanwhile_is_no_mismatch() -> None:
+    picker = a_picker(on=endpoints("a"))
+    pick = picker.pick(ask(text("p")), now=1.0)
+    picker.set_endpoints([Endpoint(EndpointName("a"), ELSEWHERE)], now=1.1)
+    assert not picker.on_response_headers(pick, status=200, served=A, now=1.2)
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert len(picker.table) == 0  # what was recorded was the old process's
+    check(picker)
+
+
+def test_a_stream_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=None, now=1.1)
+    picker.detach(pick, now=1.1)
+    picker.end(pick, outcome="ended", now=1.2)
+    assert in_flight(picker) == {}
+    assert pick.decision.outcome == "detached"
+    assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the answer's prefill still goes on
+
+
+def test_ends_after_the_endpoint_left_and_came_back_do_no_harm() -> None:
+    picker = a_picker(on=endpoints("a"))
+    old = picker.pick(ask(text("p")), now=1.0)
+    picker.on_response_headers(old, status=200, served=A, now=1.1)
+    picker.set_endpoints([], now=1.2)
+    picker.set_endpoints(endpoints("a"), now=1.3)
+    picker.end(old, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert len(picker.table) == 0
+    check(picker)
+
+
+# -- learning ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sampled_answer_teaches_bytes_per_token() -> None:
+    picker = a_picker()
+    for number in range(30):
+        pick = serve(picker, ask(text(f"p{number}")), now=float(number))
+        picker.on_feedback(pick, ResponseFeedback(prompt_tokens=4000, cached_tokens=7), now=number + 0.5)
+        assert pick.decision.cached_tokens == 7
+    assert picker.pick(ask(text("q")), now=40.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
+
+
+def test_counters_teach_bytes_per_token_without_any_sampling() -> None:
+    picker = a_picker(on=endpoints("a"))
+    for second in range(1, 200):
+        serve(picker, ask(text(f"p{second}", 3000)), now=float(second))
+        metrics = EndpointMetrics(scraped_at=second + 0.9, finished=second, prompt_tokens=1500.0 * second)
+        picker.observe(EndpointName("a"), metrics, now=second + 0.9)
+    assert picker.pick(ask(text("q")), now=300.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
+
+
+def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=0.0)), on=endpoints("a"))
+    prompt = text("p", 400_000)
+    before = sys.getrefcount(prompt)
+    pick = picker.pick(ask(prompt), now=1.0)
+    assert sys.getrefcount(prompt) == before
+    picker.end(pick, outcome="ended", now=2.0)
+
+
+def test_a_picture_teaches_what_pictures_take_and_nothing_of_text() -> None:
+    picker = a_picker()
+    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque=True)
+    pick = picker.pick(PickRequest(request_id="r", inference=inference), now=1.0)
+    for _ in range(30):
+        picker.on_feedback(pick, ResponseFeedback(prompt_tokens=5000), now=1.5)
+        picker.on_feedback(
+            picker.pick(ask(text("t")), now=1.6), ResponseFeedback(prompt_tokens=2000), now=1.7
+        )
+    assert picker.pick(ask(text("q")), now=2.0).decision.prompt_tokens == pytest.approx(2000, rel=0.1)
+    again = picker.pick(PickRequest(request_id="r", inference=inference), now=2.0)
+    assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
+
+
+def test_a_sampled_answers_text_is_there_for_the_next_turn() -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
+    prompt, answer = text("p", 8192), text("answer", 2048)
+    pick = serve(picker, ask(prompt), now=1.0)
+    feedback = ResponseFeedback(first_token_at=1.25, text=answer.decode(), complete=True)
+    picker.on_feedback(pick, feedback, now=1.5)
+    assert pick.decision.ttft_s == pytest.approx(0.25)
+    next_turn = picker.pick(ask(prompt + answer + text("again", 2048)), now=2.0).decision
+    assert next_turn.matched_tokens == 2560
+    check(picker)
+
+
+def test_the_text_of_an_answer_whose_server_left_is_not_indexed() -> None:
+    picker = a_picker(on=endpoints("a"))
+    pick = serve(picker, ask(text("p", 8192)), now=1.0)
+    picker.set_endpoints(endpoints("b"), now=1.5)
+    picker.on_feedback(pick, ResponseFeedback(text=text("answer").decode(), complete=True), now=2.0)
+    assert len(picker.table) == 0
+
+
+def test_answers_take_cache_too() -> None:
+    picker = a_picker(on=endpoints("a"))
+    for second, generated in enumerate([1000.0, 1500.0]):
+        metrics = EndpointMetrics(scraped_at=float(second), generated_tokens=generated)
+        picker.observe(EndpointName("a"), metrics, now=float(second))
+    assert held_bytes(picker, "a") == 2000  # 500 tokens
+
+
+def test_a_server_whose_counters_fell_has_a_cold_cache() -> None:
+    picker = a_picker(on=endpoints("a"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
+    serve(picker, ask(text("p")), now=1.0)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
+    assert picker.pick(ask(text("p")), now=3.0).decision.matched_tokens == 0
+    check(picker)
+
+
+def test_the_answer_of_a_process_that_has_since_restarted_teaches_the_table_nothing() -> None:
+    picker = a_picker(on=endpoints("a"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=A, now=1.1)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
+    picker.on_feedback(pick, ResponseFeedback(text="x" * 900, complete=True), now=2.5)
+    picker.end(pick, outcome="ended", now=2.6)
+    assert held_bytes(picker, "a") == 0
+    check(picker)
+
+
+def test_the_table_holds_what_the_server_says_it_holds() -> None:
+    picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("a"))
+    assert picker.table.capacity_bytes(EndpointName("a")) == 20_000
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, capacity_tokens=3000), now=1.0)
+    for number in range(10):
+        serve(picker, ask(text(f"p{number}")), now=2.0 + number)
+        picker.housekeep(now=3.0 + number)
+    assert picker.table.capacity_bytes(EndpointName("a")) == 12_000
+    assert held_bytes(picker, "a") <= 12_000
+    assert picker.pick(ask(text("p9")), now=20.0).decision.matched_tokens > 1900
+    assert picker.pick(ask(text("p0")), now=20.0).decision.matched_tokens == 0
