@@ -279,26 +279,30 @@ async def test_what_an_operator_must_know_is_told_as_events_of_the_pool(
         assert "EndpointEjected" in described
 
 
-async def test_the_service_account_may_do_what_the_picker_does_and_nothing_else(
-    cluster: ControlPlane, namespace: str
-) -> None:
-    """By its own token. That the rules suffice, every other test here shows: their pickers have no others."""
-    install_policy_crd(cluster)
-    account = picker_account(cluster, namespace)
-    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=policy_document("p"))
-    api = await Api.connect(Kubernetes(pool=POOL, kubeconfig=str(account)))
-    here, there = f"namespaces/{namespace}", "namespaces/default"
-    pools = f"/apis/inference.networking.k8s.io/v1/{here}/inferencepools"
+Requests = Sequence[tuple[str, str, object]]
+"""Method, path, body."""
+
+
+def of_the_picker(namespace: str) -> Requests:
+    """One of each kind that the picker sends, but for leases and Events."""
+    here = f"namespaces/{namespace}"
     policies = f"/apis/{API_VERSION}/{here}/{PLURAL}"
-    leases = f"/apis/coordination.k8s.io/v1/{here}/leases"
-    role = f"/apis/rbac.authorization.k8s.io/v1/{here}/roles/picker"
-    allowed: Sequence[tuple[str, str, object]] = (
+    pools = f"/apis/inference.networking.k8s.io/v1/{here}/inferencepools"
+    return (
         ("GET", f"/api/v1/{here}/pods?limit=1", None),
         ("GET", f"{pools}?fieldSelector=metadata.name%3D{POOL}", None),
         ("GET", policies, None),
         ("PATCH", f"{policies}/p/status", {"status": {"endpoints": 1}}),
     )
-    forbidden: Sequence[tuple[str, str, object]] = (
+
+
+def not_the_pickers_business(namespace: str) -> Requests:
+    here, there = f"namespaces/{namespace}", "namespaces/default"
+    pools = f"/apis/inference.networking.k8s.io/v1/{here}/inferencepools"
+    policies = f"/apis/{API_VERSION}/{here}/{PLURAL}"
+    leases = f"/apis/coordination.k8s.io/v1/{here}/leases"
+    role = f"/apis/rbac.authorization.k8s.io/v1/{here}/roles/picker"
+    return (
         ("GET", f"/api/v1/{here}/secrets", None),
         ("GET", f"/api/v1/{here}/secrets/s", None),
         ("GET", f"/api/v1/{here}/configmaps", None),
@@ -331,25 +335,36 @@ async def test_the_service_account_may_do_what_the_picker_does_and_nothing_else(
         ("POST", f"/api/v1/{here}/serviceaccounts/default/token", {"spec": {}}),
     )
 
-    async def send(method: str, path: str, body: object) -> int:
-        """The status; 0 for success."""
-        try:
-            kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-            await api.request(method, path, body=body, content_type=kind)
-        except ApiError as error:
-            return error.status
-        return 0
+
+async def status_of(api: Api, method: str, path: str, body: object) -> int:
+    """What a request is refused with; 0 for success."""
+    try:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        await api.request(method, path, body=body, content_type=kind)
+    except ApiError as error:
+        return error.status
+    return 0
+
+
+async def test_the_service_account_may_do_what_the_picker_does_and_nothing_else(
+    cluster: ControlPlane, namespace: str
+) -> None:
+    """By its own token. That the rules suffice, every other test here shows: their pickers have no others."""
+    install_policy_crd(cluster)
+    account = picker_account(cluster, namespace)
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=policy_document("p"))
+    api = await Api.connect(Kubernetes(pool=POOL, kubeconfig=str(account)))
 
     async def succeeds(method: str, path: str, body: object) -> bool:
-        status = await send(method, path, body)
+        status = await status_of(api, method, path, body)
         assert status in {0, 429}, f"{method} {path}: {status}"
         return status == 0  # a CRD that was just installed may need a moment
 
     try:
-        for request in allowed:
+        for request in of_the_picker(namespace):
             await wait_until(lambda request=request: succeeds(*request), what=f"{request} succeeds")  # type: ignore[misc]  # mypy knows no type for such a lambda
-        assert {request[:2]: await send(*request) for request in forbidden} == {
-            request[:2]: 403 for request in forbidden
-        }
+        forbidden = not_the_pickers_business(namespace)
+        statuses = {request[:2]: await status_of(api, *request) for request in forbidden}
+        assert statuses == dict.fromkeys(statuses, 403)
     finally:
         await api.close()
