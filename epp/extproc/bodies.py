@@ -22,7 +22,7 @@ UNREAD: Final = InferenceRequest(kind=ApiKind.OTHER)
 _BLANK: Final = b" \t\r\n\xef\xbb\xbf"
 
 
-def read_body(path: str, body: bytes, *, partial: bool) -> InferenceRequest:
+def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:
     """What a body asks for. BadRequestError, unless it may be only the first part of one."""
     try:
         return parse_request(path, body)
@@ -46,7 +46,7 @@ def looks_whole(path: str, body: bytes) -> bool:
     return True
 
 
-def pieces(slot: Slot, data: bytes, *, end_of_stream: bool) -> Sequence[Echo]:
+def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
     """The same bytes in order, in pieces that the protocol allows; an end without bytes is one empty piece."""
     if len(data) <= MAX_PIECE_BYTES:
         return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()

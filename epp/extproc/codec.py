@@ -121,9 +121,10 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     rest = data[body_end:end]
     if body_end > end or rest not in (b"", b"\x10\x00", b"\x10\x01"):
         return None
-    body = data[body_start:body_end]
-    event = RequestBody if data[0] == _REQUEST_BODY_TAG else ResponseBody
-    return event(body, end_of_stream=rest == b"\x10\x01")
+    end_of_stream = rest == b"\x10\x01"
+    if data[0] == _REQUEST_BODY_TAG:
+        return RequestBody(memoryview(data)[body_start:body_end], end_of_stream)
+    return ResponseBody(data[body_start:body_end], end_of_stream)
 
 
 def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders | None:

@@ -49,7 +49,8 @@ class RequestHeaders:
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    data: bytes
+    data: bytes | memoryview
+    """Perhaps a view of the message that it came in: a long prompt is not copied on its way to the parser."""
     end_of_stream: bool = False
     modes: Modes | None = None
 

@@ -101,7 +101,7 @@ class HttpStream:
         self._head: RequestHead | None = None
         self._subset: tuple[str, ...] | None = None
         self._made_id = False
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._body_bytes = 0
         self._kind = UNREAD.kind
         self._pick: Pick | None = None
@@ -288,7 +288,7 @@ class HttpStream:
         self._phase = _Phase.PASSED
         return (self._routed(slot, self._pick),)
 
-    def _choose(self, body: bytes, *, readable: bool, partial: bool, now: float) -> Pick:
+    def _choose(self, body: bytes | memoryview, *, readable: bool, partial: bool, now: float) -> Pick:
         head, settings = self._known_head(), self._settings
         started = self._timer()
         inference = UNREAD

@@ -10,16 +10,21 @@ typedef unsigned char byte;
 
 #define EACH(b) (0x0101010101010101ULL * (b))
 
-/* Whether all 8 bytes are ASCII that stands for itself: no control character, no quote, no backslash. */
+/* How many of the next 8 bytes, from the first on, are ASCII that stands for itself: no control character, quote or backslash. */
 static inline int
-is_plain(const byte *at)
+count_plain(const byte *at)
 {
-    unsigned long long w, quote, slash;
+    unsigned long long w, quote, slash, odd;
     memcpy(&w, at, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    w = __builtin_bswap64(w);
+#endif
     quote = w ^ EACH('"');
     slash = w ^ EACH('\\');
-    /* The high bit of a byte tells: set in w itself, or by a borrow where the byte is under 0x20, a quote or a backslash. */
-    return ((w | (w - EACH(0x20)) | (quote - EACH(1)) | (slash - EACH(1))) & EACH(0x80)) == 0;
+    /* The high bit of a byte tells: set in w itself, or by a borrow where the byte is under 0x20, a quote or a backslash.
+     * A borrow may go on into later bytes, never into earlier ones, so that the first one told is right. */
+    odd = (w | (w - EACH(0x20)) | (quote - EACH(1)) | (slash - EACH(1))) & EACH(0x80);
+    return odd == 0 ? 8 : __builtin_ctzll(odd) / 8;
 }
 
 static inline int
@@ -101,10 +106,13 @@ static byte *
 unescape(const byte *at, const byte *end, byte *out)
 {
     while (at < end) {
-        while (end - at >= 8 && is_plain(at)) {
-            memcpy(out, at, 8);
-            at += 8;
-            out += 8;
+        while (end - at >= 8) {
+            int n = count_plain(at);
+            memcpy(out, at, 8); /* What is beyond n is written again; `out` has as much room as there is to read. */
+            at += n;
+            out += n;
+            if (n < 8)
+                break;
         }
         if (at == end)
             break;
@@ -116,11 +124,13 @@ unescape(const byte *at, const byte *end, byte *out)
         } else if (*at < 0x80) {
             *out++ = *at++;
         } else {
-            int n = copy_sequence(at, end, out);
-            if (n == 0)
-                return NULL;
-            at += n;
-            out += n;
+            do { /* Letters beyond ASCII come in rows. */
+                int n = copy_sequence(at, end, out);
+                if (n == 0)
+                    return NULL;
+                at += n;
+                out += n;
+            } while (at < end && *at > 0x7F);
         }
     }
     return out;

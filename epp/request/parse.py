@@ -28,6 +28,9 @@ from epp.types import ApiKind, InferenceRequest
 _NO_RAW = Raw(b"")
 _BOM = b"\xef\xbb\xbf"
 
+Body = bytes | memoryview
+"""A request's, as it came."""
+
 
 class _StreamOptions(Struct, gc=False):
     include_usage: bool | None = None
@@ -103,14 +106,15 @@ _DECODE_CONTENT = msgspec.json.Decoder(Content, strict=False)
 _DECODE_OTHER = msgspec.json.Decoder(_Other)
 
 
-def parse_request(path: str, body: bytes) -> InferenceRequest:
+def parse_request(path: str, body: Body) -> InferenceRequest:
     """Read a body sent to `path`; its ending names the API, so a gateway's prefix and a query string do no harm.
 
     BadRequestError when the path is one of the known APIs and the body is not what that API asks for.
     """
     if not body:
         return InferenceRequest(kind=ApiKind.OTHER)
-    body = body.removeprefix(_BOM)
+    if body[: len(_BOM)] == _BOM:
+        body = body[len(_BOM) :]
     plain = path.partition("?")[0].rstrip("/")
     for ending, parse in _APIS:
         if plain.endswith(ending):
@@ -118,7 +122,7 @@ def parse_request(path: str, body: bytes) -> InferenceRequest:
     return _parse_other(body)
 
 
-def _parse_known(parse: Callable[[bytes], InferenceRequest], body: bytes) -> InferenceRequest:
+def _parse_known(parse: Callable[[Body], InferenceRequest], body: Body) -> InferenceRequest:
     try:
         try:
             return parse(body)
@@ -141,7 +145,7 @@ def _parse_known(parse: Callable[[bytes], InferenceRequest], body: bytes) -> Inf
         raise BadRequestError("The body's JSON is nested too deeply.", reason="bad_json") from error
 
 
-def _parse_other(body: bytes) -> InferenceRequest:
+def _parse_other(body: Body) -> InferenceRequest:
     try:
         model = _DECODE_OTHER.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -149,7 +153,7 @@ def _parse_other(body: bytes) -> InferenceRequest:
     return InferenceRequest(kind=ApiKind.OTHER, model=model if isinstance(model, str) else "")
 
 
-def _parse_chat(body: bytes) -> InferenceRequest:
+def _parse_chat(body: Body) -> InferenceRequest:
     chat = _DECODE_CHAT.decode(body)
     model = _model(chat)
     sections = [canonical.raw_section("tools", chat.tools)]
@@ -162,7 +166,7 @@ def _parse_chat(body: bytes) -> InferenceRequest:
     )
 
 
-def _parse_messages(body: bytes) -> InferenceRequest:
+def _parse_messages(body: Body) -> InferenceRequest:
     asked = _DECODE_MESSAGES.decode(body)
     model = _model(asked)
     sections = [canonical.raw_section("tools", asked.tools)]
@@ -173,7 +177,7 @@ def _parse_messages(body: bytes) -> InferenceRequest:
     return _request(ApiKind.MESSAGES, asked, model=model, prompt=b"".join(sections), max_tokens=max_tokens)
 
 
-def _parse_responses(body: bytes) -> InferenceRequest:
+def _parse_responses(body: Body) -> InferenceRequest:
     asked = _DECODE_RESPONSES.decode(body)
     model = _model(asked)
     sections = []
@@ -196,7 +200,7 @@ def _parse_responses(body: bytes) -> InferenceRequest:
     return _request(ApiKind.RESPONSES, asked, model=model, prompt=b"".join(sections), max_tokens=max_tokens)
 
 
-def _parse_completions(body: bytes) -> InferenceRequest:
+def _parse_completions(body: Body) -> InferenceRequest:
     asked = _DECODE_COMPLETIONS.decode(body)
     model = _model(asked)
     embeds = canonical.present(asked.prompt_embeds)
@@ -219,7 +223,7 @@ def _parse_completions(body: bytes) -> InferenceRequest:
     )
 
 
-def _parse_embeddings(body: bytes) -> InferenceRequest:
+def _parse_embeddings(body: Body) -> InferenceRequest:
     asked = _DECODE_EMBEDDINGS.decode(body)
     model = _model(asked)
     if asked.input is None and asked.messages:
@@ -240,7 +244,7 @@ def _parse_embeddings(body: bytes) -> InferenceRequest:
     )
 
 
-_APIS: tuple[tuple[str, Callable[[bytes], InferenceRequest]], ...] = (
+_APIS: tuple[tuple[str, Callable[[Body], InferenceRequest]], ...] = (
     ("/v1/chat/completions", _parse_chat),
     ("/v1/completions", _parse_completions),
     ("/v1/messages", _parse_messages),

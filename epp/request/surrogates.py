@@ -14,6 +14,6 @@ _ESCAPES = re.compile(
 """An escaped surrogate, group 2 when it is a pair. The backslashes before it, group 1, are even in number: else it is text."""
 
 
-def replace_lone(json: bytes) -> bytes:
+def replace_lone(json: bytes | memoryview) -> bytes:
     """The same JSON with U+FFFD for each lone surrogate; pairs stay."""
     return _ESCAPES.sub(lambda found: found[0] if found[2] else found[1] + rb"\ufffd", json)
