@@ -28,6 +28,7 @@ from epp.files.watch import FileWatcher
 from epp.journal import Journal
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
+from epp.kvevents import start as exact
 from epp.modelserver.scraper import Scraper
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY, Policy, load_policy
@@ -61,6 +62,7 @@ def load_inputs(config: Config) -> Inputs:
     if config.kubernetes is not None:
         require(config.kubernetes)
     sharing.require(config.sharing)
+    exact.require(config.exact_mode)
     endpoints_text = _read(config.endpoints_file) if config.endpoints_file else b""
     policy_text = _read(config.policy_file) if config.policy_file else b""
     return Inputs(
@@ -103,10 +105,18 @@ class App:
         now = time.monotonic()
         rng = random.Random()
         journal: Journal | None = [] if sharing.shares(config.sharing, hub=hub) else None
-        self._picker = Picker(DEFAULT_POLICY, rng=rng, unix_offset_s=time.time() - now, journal=journal)
+        prompts = exact.queue_of(config.exact_mode)
+        self._picker = Picker(
+            DEFAULT_POLICY, rng=rng, unix_offset_s=time.time() - now, journal=journal, routed=prompts
+        )
         self._use_policy(inputs.policy)
         self._sharing = (
             sharing.make(self._picker, journal, config.sharing, hub=hub) if journal is not None else None
+        )
+        self._exact = (
+            exact.make(self._picker, prompts, config.exact_mode)
+            if prompts is not None and config.exact_mode is not None
+            else None
         )
         self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
@@ -213,6 +223,8 @@ class App:
             loops.append(asyncio.create_task(self._cluster.run(), name="cluster"))
         if self._sharing is not None:
             loops.append(asyncio.create_task(self._sharing.run(), name="sharing"))
+        if self._exact is not None:
+            loops.append(asyncio.create_task(self._exact.run(), name="exact mode"))
         if self._not_ready():
             loops.append(asyncio.create_task(self._become_ready(), name="readiness"))
         if config.policy_file:
@@ -247,7 +259,12 @@ class App:
 
     def _status(self) -> PickerStatus:
         return status_of(
-            self._picker, self._scraper, self._sharing, draining=self._draining, now=time.monotonic()
+            self._picker,
+            self._scraper,
+            self._sharing,
+            self._exact,
+            draining=self._draining,
+            now=time.monotonic(),
         )
 
     async def _housekeep(self) -> None:
@@ -322,4 +339,6 @@ class App:
                 ) from error
         self._picker.set_endpoints(endpoints, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
+        if self._exact is not None:
+            self._exact.set_endpoints(endpoints)
         self._endpoints_known.set()

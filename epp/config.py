@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from epp.errors import ConfigError
+from epp.exact_config import ExactMode
 from epp.sharing_config import Sharing
 from epp.types import Address
 
@@ -287,6 +288,10 @@ class Config(_Section, frozen=True):
     envoy: Envoy = Envoy()
     streams: Streams = Streams()
     sharing: Sharing = Sharing()
+    exact_mode: Annotated[
+        ExactMode | None,
+        Meta(description="Follow the servers' KV events; absent: the table stays approximate."),
+    ] = None
     log: Log = Log()
 
     def validate(self) -> None:
@@ -308,6 +313,8 @@ class Config(_Section, frozen=True):
             _check_address(self.listen.address, field="listen.address")
         self._check_workers()
         self.sharing.validate()
+        if self.exact_mode is not None:
+            self.exact_mode.validate()
         if self.hold_streams and not self.envoy.fail_open:
             raise ConfigError(
                 "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "

@@ -7,7 +7,7 @@ its only caller.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from epp.endpoints.cache_size import CacheSize
@@ -20,6 +20,7 @@ from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
 from epp.prefix.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
+from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
 _STATED_SPAN = 1.25
@@ -55,6 +56,12 @@ class Mirrors:
         self.schedule = _schedule(spec)
         self.table = self._new_table()
         """Another one once chunks are cut differently."""
+        self._known_bytes: dict[EndpointName, int] = {}
+        """By their own account, of servers whose events are followed."""
+        self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
+        """Chunks that a server holds, but not in its first tier."""
+        self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
+        """Chains that servers were found to hold, entries that they were found not to hold."""
 
     def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
         """Another policy. False: chunks are cut differently now, and the table started anew."""
@@ -62,10 +69,11 @@ class Mirrors:
         if old.chunks == spec.chunks:
             self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
             for state in states:
-                self._fit(state)
+                self.fit(state)
             return True
         self.schedule = _schedule(spec)
         self.table = self._new_table()
+        self.slower.clear()
         for state in states:
             self.add(state)
         return False
@@ -92,10 +100,77 @@ class Mirrors:
             tokens.learn(*sample)
         if before is not None:
             answered = growth(before.generated_tokens, after.generated_tokens)
-            if answered:
+            if answered and name not in self._known_bytes:
                 self.table.charge(name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
         self._learn_size(state, after, now=now)
-        self._fit(state)
+        self.fit(state)
+
+    # -- what servers say of themselves -------------------------------------------------------------------------
+
+    def take_in(self, findings: Iterable[Finding]) -> set[EndpointName]:
+        """Correct the table by what servers' own events say. Those whose share of it should be fitted anew."""
+        accounts = set()
+        for finding in findings:
+            match finding:
+                case Held():
+                    self._correct(finding.server, finding.chain, finding.held, at=finding.at)
+                case Checked():
+                    self._check(finding)
+                case Account():
+                    self._account(finding)
+                    accounts.add(finding.server)
+        return accounts
+
+    def forget_server(self, name: EndpointName) -> None:
+        """It left, or what it said of itself is void."""
+        self._known_bytes.pop(name, None)
+        self.slower.pop(name, None)
+
+    def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash], chunks: int) -> float:
+        """The first chunks of a chain, in bytes of the first tier: those that a server has in a slower one count in part."""
+        slower, schedule = self.slower.get(name), self.schedule
+        whole = float(schedule.end_bytes(chunks))
+        if not slower:
+            return whole
+        share, end_bytes = self._spec.tiers.shares, schedule.end_bytes
+        for n in range(chunks):
+            tier = slower.get(chain[n])
+            if tier is not None:
+                whole -= (1.0 - share[tier]) * (end_bytes(n + 1) - end_bytes(n))
+        return whole
+
+    def _correct(self, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float) -> None:
+        if held < len(chain):
+            self.corrected["forgotten"] += self.table.forget(name, chain, keep=held, as_of=at)
+        else:
+            self.corrected["credited"] += self.table.credit(name, chain, now=at)
+
+    def _check(self, checked: Checked) -> None:
+        chain, believed = checked.chain, self.table.match(checked.chain)
+        for name, held in checked.held.items():
+            if held > believed.get(name, 0):
+                self._correct(name, chain[:held], held, at=checked.at)
+        for name, chunks in believed.items():
+            held = max(checked.held.get(name, 0), checked.from_chunk)
+            if name in checked.sure and held < min(chunks, checked.to_chunk):
+                self._correct(name, chain, held, at=checked.at - UNDER_WAY_S)
+
+    def _account(self, account: Account) -> None:
+        name = account.server
+        if not account.live:
+            self.forget_server(name)
+            return
+        self._known_bytes[name] = account.known_bytes
+        slower = self.slower.setdefault(name, {})
+        for chunk, tier in account.moved.items():
+            if tier is Tier.GPU:
+                slower.pop(chunk, None)
+            else:
+                slower[chunk] = tier
+        if not slower:
+            del self.slower[name]
+
+    # -- prompts -------------------------------------------------------------------------------------------------
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
         """What a request asks of the servers of `base_model`; a body that could not be read counts by its size."""
@@ -109,6 +184,10 @@ class Mirrors:
         """Leading tokens of the prompt that each server is believed to hold; servers that hold none are left out."""
         matches = self.table.match(prompt.chain) if prompt.chain else {}
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        if self.slower:
+            return {
+                name: self.worth_bytes(name, prompt.chain, n) * tokens_per_byte for name, n in matches.items()
+            }
         return {name: self.schedule.end_bytes(n) * tokens_per_byte for name, n in matches.items()}
 
     def record(
@@ -159,7 +238,7 @@ class Mirrors:
             now=now,
         )
 
-    def _fit(self, state: EndpointState) -> None:
+    def fit(self, state: EndpointState) -> None:
         """Let the table's share for a server follow the server's capacity."""
         name = state.endpoint.name
         capacity, had = self._capacity_bytes(state), self.table.capacity_bytes(name)
@@ -171,7 +250,9 @@ class Mirrors:
         tokens = stated or self._spec.table.default_capacity_tokens
         learned = self.learned(state.endpoint.model)
         factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
-        return int(tokens * factor * learned.tokens.bytes_per_token)
+        # What it says that it holds is not to be evicted for a guess; that is for what nothing is known of.
+        known_bytes = self._known_bytes.get(state.endpoint.name, 0)
+        return known_bytes + int(tokens * factor * learned.tokens.bytes_per_token)
 
 
 def _schedule(spec: PolicySpec) -> ChunkSchedule:

@@ -11,7 +11,7 @@ called any number of times, in any order.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,7 @@ from epp.mirrors import Mirrors, Prompt
 from epp.policy import Policy, PolicySpec
 from epp.prefix.table import PrefixTable, Recorded
 from epp.request.response import ResponseFeedback
+from epp.residency import Finding, Routed, RoutedQueue
 from epp.scheduling.candidates import View
 from epp.types import (
     Address,
@@ -61,6 +62,8 @@ class _Ticket(Pick):
     table: PrefixTable
     process: int
     """Which process of the server it went to: a restarted one holds nothing of it."""
+    awaited: InferenceRequest | None = None
+    """For exact mode, until the answer begins."""
     responded: bool = False
     prefix_lost: bool = False
     """Its server did not compute the prompt: the table forgot it."""
@@ -74,6 +77,7 @@ class Picker:
     """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read.
 
     journal: where to note what others are to be told; None: nobody is told, and whoever gives one drains it.
+    routed: where exact mode takes the prompts from that servers began to answer; None: it is off.
     """
 
     def __init__(
@@ -83,9 +87,11 @@ class Picker:
         rng: random.Random,
         unix_offset_s: float = 0.0,
         journal: Journal | None = None,
+        routed: RoutedQueue | None = None,
     ) -> None:
         self._rng = rng
         self._journal = journal
+        self._routed = routed
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
         self._absent = Absent()
@@ -136,6 +142,7 @@ class Picker:
         before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
         change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now)
         for name in change.removed:
+            self._mirrors.forget_server(name)
             if not self._absent.leave(before[name], now=now):
                 self.table.drop_endpoint(name)
         for name in change.restarted:
@@ -166,6 +173,20 @@ class Picker:
                 self._journal.append(("restarted", now, state))
         state.observe(metrics, now=now)
         self._mirrors.observe(state, before, metrics, now=now)
+
+    def take_in(self, findings: Sequence[Finding]) -> None:
+        """Correct the table by what servers' own events say of their caches."""
+        for name in self._mirrors.take_in(findings):
+            state = self._fleet.get(name)
+            if state is None:
+                self._mirrors.forget_server(name)
+            else:
+                self._mirrors.fit(state)
+
+    @property
+    def corrected(self) -> Mapping[str, int]:
+        """By exact mode so far: chains that servers were found to hold, entries that they were found not to hold."""
+        return self._mirrors.corrected
 
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions."""
@@ -248,6 +269,8 @@ class Picker:
             recorded=recorded,
             table=self.table,
         )
+        if self._routed is not None and prompt.chain:
+            ticket.awaited = self._routed.keep(inference)
         if self._journal is not None:
             self._journal.append(("began", now, ticket))
         return ticket
@@ -268,6 +291,8 @@ class Picker:
                 self._move(ticket, served, now=now)
         if status >= 400:
             self._forget_prefix(ticket)
+        elif ticket.awaited is not None:
+            self._hand_over(ticket, ticket.awaited, now=now)
         if not ticket.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
             ticket.state.computed(ticket.booking, now=now)
@@ -306,6 +331,8 @@ class Picker:
         ticket.state.release(ticket.booking, computed=served, now=now)
         if served and ticket.prompt.teaches:
             ticket.state.window.ended(ticket.prompt.size)
+        if ticket.awaited is not None:
+            self._let_go(ticket)
         if not ticket.responded:
             self._forget_prefix(ticket)
         if not ticket.prefix_lost and self._mirrored(ticket):
@@ -320,6 +347,7 @@ class Picker:
         if not ticket.ended:
             ticket.ended = True
             ticket.decision.outcome = "detached"
+            self._let_go(ticket)
             ticket.state.detach()
             if self._journal is not None:
                 self._journal.append(("over", now, ticket))
@@ -376,6 +404,30 @@ class Picker:
         if not wanted:
             raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         return wanted, "prescribed"
+
+    def _hand_over(self, ticket: _Ticket, inference: InferenceRequest, *, now: float) -> None:
+        """Its server has begun to answer the prompt: exact mode may look at it."""
+        ticket.awaited = None
+        if self._routed is None:
+            return
+        self._routed.put(
+            Routed(
+                server=ticket.state.endpoint.name,
+                process=ticket.process,
+                model=ticket.state.endpoint.model,
+                adapter=ticket.decision.adapter,
+                inference=inference,
+                chain=ticket.chain,
+                schedule=self._mirrors.schedule,
+                at=now,
+            )
+        )
+
+    def _let_go(self, ticket: _Ticket) -> None:
+        """No answer will begin: exact mode has no use for the prompt."""
+        if self._routed is not None and ticket.awaited is not None:
+            self._routed.let_go(ticket.awaited)
+        ticket.awaited = None
 
     def _mirrored(self, ticket: _Ticket) -> bool:
         """Whether the table still holds this ticket's chunks for this very server.

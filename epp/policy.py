@@ -131,6 +131,20 @@ class Cost(_Spec, frozen=True):
     ] = 8000.0
 
 
+class Tiers(_Spec, frozen=True):
+    """What a prefix in a server's slower tiers is worth. Only exact mode knows of tiers: docs/exact-mode.md."""
+
+    cpu_share: Annotated[
+        Ratio, Meta(description="Tokens held in CPU memory count as this share of tokens held on the GPU.")
+    ] = 0.9
+    storage_share: Annotated[Ratio, Meta(description="The same, of tokens held in storage.")] = 0.5
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of GPU, CPU and STORAGE, in this order."""
+        return 1.0, self.cpu_share, self.storage_share
+
+
 class Table(_Spec, frozen=True):
     """The approximate mirror of the servers' prefix caches."""
 
@@ -260,6 +274,7 @@ class PolicySpec(_Spec, frozen=True):
     lora: Lora = Lora()
     cost: Cost = Cost()
     table: Table = Table()
+    tiers: Tiers = Tiers()
     scrape: Scrape = Scrape()
     sampling: Sampling = Sampling()
 

@@ -56,9 +56,9 @@ def _rows(name: str, definitions: Mapping[str, Any], path: str) -> list[str]:
     rows = []
     for field, schema in struct["properties"].items():
         here = f"{path}.{field}" if path else field
-        inner = _referred(schema)
-        if inner:
-            rows += _rows(inner, definitions, here)
+        inner, items = _referred(schema), _referred(schema.get("items", {}))
+        if inner or items:
+            rows += _rows(inner or items, definitions, here if inner else f"{here}[]")
             continue
         required = field in struct.get("required", ())
         default = "required" if required else f"`{msgspec.json.encode(schema.get('default')).decode()}`"

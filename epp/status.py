@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from epp.endpoints.state import EndpointState
 from epp.kube.live import Live, LiveEndpoint
 from epp.modelserver.scraper import ScrapeAge, Scraper
 from epp.picker import Picker
 from epp.sharing.service import SharingService
-from epp.telemetry.state import EndpointStatus, PickerStatus, SharingStatus
+from epp.telemetry.state import (
+    EndpointStatus,
+    ExactModelStatus,
+    ExactServerStatus,
+    ExactStatus,
+    PickerStatus,
+    SharingStatus,
+)
 from epp.types import EndpointName
+
+if TYPE_CHECKING:
+    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
 
 
 def status_of(
-    picker: Picker, scraper: Scraper, sharing: SharingService | None, *, draining: bool, now: float
+    picker: Picker,
+    scraper: Scraper,
+    sharing: SharingService | None,
+    exact: ExactService | None,
+    *,
+    draining: bool,
+    now: float,
 ) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
     ages = scraper.ages(now)
@@ -31,6 +48,7 @@ def status_of(
         rule=spec.rule,
         draining=draining,
         sharing=_sharing(sharing) if sharing is not None else None,
+        exact=_exact(exact, picker) if exact is not None else None,
     )
 
 
@@ -56,6 +74,30 @@ def _sharing(service: SharingService) -> SharingStatus:
         gaps=heard.gaps,
         errors=dict(link.errors),
         tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
+    )
+
+
+def _exact(service: ExactService, picker: Picker) -> ExactStatus:
+    status = service.status
+    return ExactStatus(
+        models={
+            name: ExactModelStatus(
+                state=m.state,
+                reason=m.reason,
+                prompts={"mapped": m.mapped, "matched": m.matched, "missed": m.missed, **m.skipped},
+            )
+            for name, m in status.models.items()
+        },
+        servers={
+            name: ExactServerStatus(
+                state=s.state, reason=s.reason, blocks=s.blocks, chunks=s.chunks, events=s.events
+            )
+            for name, s in status.servers.items()
+        },
+        dropped_prompts=service.dropped,
+        gaps={"found": status.gaps, "lost": status.lost},
+        malformed=status.malformed,
+        corrections=picker.corrected,
     )
 
 

@@ -59,6 +59,10 @@ class Endpoint:
     labels: Mapping[str, str] = field(default_factory=dict)
     incarnation: str = ""
     """Changes when the server's process was restarted: same name, cold cache."""
+    kv_events: str = ""
+    """Where it publishes KV events, as a ZeroMQ address; empty: where the configuration says."""
+    kv_replay: str = ""
+    """Where it replays those that were missed; with `kv_events` alone: nowhere."""
 
 
 class ApiKind(enum.StrEnum):

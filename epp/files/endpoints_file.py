@@ -6,6 +6,8 @@
         model: llama-8b
         adapters: [sql, legal]
         labels: {zone: eu-1}
+        kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
+        kv_replay: tcp://10.0.0.1:5558
 
 Names and addresses are unique. No endpoints at all is legal: requests then get 503 until there are some. Called by
 `app` at start and whenever `watch` sees the file change.
@@ -23,6 +25,7 @@ from epp.errors import ConfigError
 from epp.types import Address, Endpoint, EndpointName
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+_Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
 _Text = Annotated[str, Meta(max_length=1024)]
 
 
@@ -35,6 +38,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: _Text = ""
     adapters: tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...] = ()
     labels: dict[_Text, _Text] = {}
+    kv_events: _Zmq = ""
+    kv_replay: _Zmq = ""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,12 +63,18 @@ def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
 
 
 def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
+    if entry.kv_replay and not entry.kv_events:
+        raise ConfigError(
+            f"{field}.kv_replay: goes with kv_events; add that, or leave both to the configuration"
+        )
     return Endpoint(
         name=EndpointName(entry.name),
         address=_address(entry, field=field),
         model=entry.model,
         adapters=frozenset(entry.adapters),
         labels=entry.labels,
+        kv_events=entry.kv_events,
+        kv_replay=entry.kv_replay,
     )
 
 

@@ -115,6 +115,18 @@ class RunForest:
             self._disown(mirror, run)
         mirror.clear()
 
+    def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
+        """What the mirror holds below a run, each before what it continues. Takes a look at every run of the mirror."""
+        children: dict[Run, list[Run]] = {}
+        for held in mirror.last_use:
+            if held.parent is not None:
+                children.setdefault(held.parent, []).append(held)
+        found = list(children.get(run, ()))
+        for below in found:
+            found += children.get(below, ())  # grows while it is walked
+        found.reverse()
+        return found
+
     def mend(self, runs: Sequence[Run]) -> None:
         """Join neighbours of a path that nothing tells apart any more, so that old splits do not add up."""
         for upper, lower in pairwise(runs):

@@ -182,6 +182,41 @@ class PrefixTable:
             run = self._forest.release(mirror, run, keep_to=recorded.first_added) or above
         self._retreat(mirror, use, run)
 
+    def credit(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
+        """The server holds the chain. True if that was not known. A server that has left is ignored."""
+        mirror = self._mirrors.get(name)
+        if mirror is None or not chain:
+            return False
+        runs, covered = self._forest.path(chain)
+        if covered == len(chain) and runs[-1] in mirror.last_use:
+            return False
+        return self.record(name, chain, now=now).added > 0
+
+    def forget(self, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float) -> int:
+        """The server does not hold chunk `keep` of the chain, nor what continues it, unless used after `as_of`.
+
+        Entries forgotten. A server that has left is ignored.
+        """
+        mirror = self._mirrors.get(name)
+        runs, covered = self._forest.path(chain[: keep + 1])
+        if mirror is None or covered <= keep:
+            return 0
+        run = runs[-1]
+        if run not in mirror.last_use or mirror.last_use[run].at > as_of:
+            return 0
+        before = mirror.entries
+        if run.children:
+            for below in self._forest.held_below(mirror, run):
+                self._shorten(mirror, below, keep_to=below.start)
+        self._shorten(mirror, run, keep_to=keep)
+        return before - mirror.entries
+
+    def _shorten(self, mirror: Mirror, run: Run, *, keep_to: int) -> None:
+        """The server keeps no more of a run, and holds nothing below it: its last use ends there."""
+        use, above = mirror.last_use[run], run.parent
+        kept = self._forest.release(mirror, run, keep_to=keep_to)
+        self._retreat(mirror, use, kept or above)
+
     def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
         """Bytes that occupy the server's cache without a prompt that we know. A server that has left is ignored."""
         mirror = self._mirrors.get(name)
@@ -286,9 +321,8 @@ class PrefixTable:
             return 0
         keep_bytes = self.schedule.end_bytes(run.end) - most_bytes
         keep_to = max(run.start, run.end - most_entries, self.schedule.chunks_in(max(keep_bytes, 0)))
-        before, above = mirror.entries, run.parent
-        kept = self._forest.release(mirror, run, keep_to=keep_to)
-        self._retreat(mirror, use, kept or above)
+        before = mirror.entries
+        self._shorten(mirror, run, keep_to=keep_to)
         freed = before - mirror.entries
         mirror.evicted += freed
         return freed

@@ -273,6 +273,57 @@ SHARING: Final = (
     *(SHARING_GAPS, SHARING_ERRORS, SHARING_TABLES),
 )
 """Absent where a picker shares with nobody."""
+EXACT_MODEL: Final = Spec(
+    "epp_exact_model",
+    "gauge",
+    "1, for the state of exact mode for a base model: waiting (for the first event), checking (whether its prompts turn up), on, off.",
+    ("model", "state"),
+)
+EXACT_PROMPTS: Final = Spec(
+    "epp_exact_prompts_total",
+    "counter",
+    "Routed prompts by what exact mode made of them: mapped to blocks; of those, matched (their blocks turned up at their server) or "
+    "missed; or why they were not mapped: adapter, content, template, tokenizer, waiting, model, off.",
+    ("model", "result"),
+)
+EXACT_DROPPED: Final = Spec(
+    "epp_exact_dropped_prompts_total",
+    "counter",
+    "Routed prompts not looked at, since too many waited for it.",
+)
+EXACT_ENDPOINT: Final = Spec(
+    "epp_exact_endpoint",
+    "gauge",
+    "1, for what is known of an endpoint's cache: following (all), partly (what it stored since we listen), off.",
+    ("endpoint", "state"),
+)
+EXACT_BLOCKS: Final = Spec(
+    "epp_exact_endpoint_blocks", "gauge", "Blocks that it holds, by its own events.", ("endpoint",)
+)
+EXACT_CHUNKS: Final = Spec(
+    "epp_exact_endpoint_chunks", "gauge", "Chunks of routed prompts among them.", ("endpoint",)
+)
+EXACT_EVENTS: Final = Spec(
+    "epp_exact_endpoint_events_total", "counter", "KV events that were heard of it.", ("endpoint",)
+)
+EXACT_GAPS: Final = Spec(
+    "epp_exact_gaps_total",
+    "counter",
+    "Times at which messages of a server were missing: found; of those, lost, since no replay brought them.",
+    ("kind",),
+)
+EXACT_MALFORMED: Final = Spec("epp_exact_malformed_total", "counter", "Messages that were no KV events.")
+EXACT_CORRECTIONS: Final = Spec(
+    "epp_exact_corrections_total",
+    "counter",
+    "Of the prefix table, by events: chains credited to a server that held them, entries forgotten that it did not hold.",
+    ("kind",),
+)
+EXACT: Final = (
+    *(EXACT_MODEL, EXACT_PROMPTS, EXACT_DROPPED, EXACT_ENDPOINT, EXACT_BLOCKS, EXACT_CHUNKS),
+    *(EXACT_EVENTS, EXACT_GAPS, EXACT_MALFORMED, EXACT_CORRECTIONS),
+)
+"""Absent without exact mode."""
 STATE: Final = (
     *(
         POLICY,
@@ -302,5 +353,6 @@ STATE: Final = (
         PEERS_IN_FLIGHT,
     ),
     *SHARING,
+    *EXACT,
 )
 """Read from the picker's state when Prometheus asks."""

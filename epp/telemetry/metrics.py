@@ -21,7 +21,7 @@ from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
 from epp.telemetry.counting import Counts
 from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.state import EndpointStatus, PickerStatus, SharingStatus, StatusSource
+from epp.telemetry.state import EndpointStatus, ExactStatus, PickerStatus, SharingStatus, StatusSource
 from epp.types import EndpointName
 
 _C = TypeVar("_C")
@@ -172,6 +172,8 @@ class _StateCollector(Collector):
         yield from _endpoint_families(status)
         if status.sharing is not None:
             yield from _sharing_families(status.sharing)
+        if status.exact is not None:
+            yield from _exact_families(status.exact)
 
     def _picks_of(self, present: set[EndpointName]) -> Metric:
         for key in [key for key in self._picks if key[0] not in present]:
@@ -229,6 +231,23 @@ def _sharing_families(sharing: SharingStatus) -> Iterator[Metric]:
         (catalog.SHARING_TABLES, sharing.tables),
     ):
         yield _family(spec, *(((label,), float(count)) for label, count in counts.items()))
+
+
+def _exact_families(exact: ExactStatus) -> Iterator[Metric]:
+    models, servers = exact.models.items(), exact.servers.items()
+    yield _family(catalog.EXACT_MODEL, *(((name, m.state), 1.0) for name, m in models))
+    yield _family(
+        catalog.EXACT_PROMPTS,
+        *(((name, result), float(n)) for name, m in models for result, n in m.prompts.items()),
+    )
+    yield _family(catalog.EXACT_DROPPED, ((), float(exact.dropped_prompts)))
+    yield _family(catalog.EXACT_ENDPOINT, *(((name, s.state), 1.0) for name, s in servers))
+    yield _family(catalog.EXACT_BLOCKS, *(((name,), float(s.blocks)) for name, s in servers))
+    yield _family(catalog.EXACT_CHUNKS, *(((name,), float(s.chunks)) for name, s in servers))
+    yield _family(catalog.EXACT_EVENTS, *(((name,), float(s.events)) for name, s in servers))
+    yield _family(catalog.EXACT_GAPS, *(((kind,), float(n)) for kind, n in exact.gaps.items()))
+    yield _family(catalog.EXACT_MALFORMED, ((), float(exact.malformed)))
+    yield _family(catalog.EXACT_CORRECTIONS, *(((kind,), float(n)) for kind, n in exact.corrections.items()))
 
 
 def _family(spec: Spec, *samples: tuple[tuple[str, ...], float]) -> CounterMetricFamily | GaugeMetricFamily:

@@ -78,6 +78,42 @@ class SharingStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExactModelStatus:
+    """What exact mode makes of one base model's prompts."""
+
+    state: str
+    """waiting, checking, on or off."""
+    reason: str
+    prompts: Mapping[str, int]
+    """By what became of them: mapped; and of those, matched or missed; or why they were not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactServerStatus:
+    """What exact mode knows of one server."""
+
+    state: str
+    """following, partly or off."""
+    reason: str
+    blocks: int
+    chunks: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactStatus:
+    """What the servers' own events say. Totals since the picker started, but for blocks and chunks."""
+
+    models: Mapping[str, ExactModelStatus]
+    servers: Mapping[EndpointName, ExactServerStatus]
+    dropped_prompts: int
+    gaps: Mapping[str, int]
+    """Times at which messages were missing: found, and of those lost for good."""
+    malformed: int
+    corrections: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PickerStatus:
     """The whole picker now."""
 
@@ -89,6 +125,8 @@ class PickerStatus:
     draining: bool = False
     sharing: SharingStatus | None = None
     """None: it shares with nobody."""
+    exact: ExactStatus | None = None
+    """None: the table is approximate."""
 
 
 StatusSource = Callable[[], PickerStatus]

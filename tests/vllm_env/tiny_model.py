@@ -91,7 +91,7 @@ def write_config(folder: Path) -> None:
 
 def write_tokenizer(folder: Path) -> None:
     """A byte-level BPE, so that it can write every text, trained on Python's own help pages."""
-    from tokenizers import (  # type: ignore[import-not-found]  # noqa: PLC0415 - only in the vLLM environment
+    from tokenizers import (  # noqa: PLC0415 - only where the file is written
         Tokenizer,
         decoders,
         models,

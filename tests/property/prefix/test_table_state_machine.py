@@ -87,6 +87,8 @@ class Model:
         self.servers: dict[EndpointName, ModelServer] = {}
         self.max_entries = max_entries
         self.op = itertools.count()
+        self.parents: dict[int, int] = {}
+        """Of every chunk that was ever recorded, the one before it."""
 
     def match(self, chain: list[ChunkHash]) -> dict[EndpointName, int]:
         found = {}
@@ -98,6 +100,7 @@ class Model:
 
     def record(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> ModelRecorded:
         server, op = self.servers[name], next(self.op)
+        self.parents.update((b, a) for a, b in itertools.pairwise(chain))
         added = [h for h in chain if h not in server.items]
         for n, h in reversed(list(enumerate(chain))):  # the tail first, so that it goes first
             size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
@@ -122,6 +125,29 @@ class Model:
             key = next(reversed(items))
             size_bytes += items[key].size_bytes
         items[key] = Item(size_bytes=size_bytes, at=now, op=op)
+
+    def credit(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> bool:
+        if self.match(chain).get(name, 0) == len(chain):
+            return False
+        self.record(name, chain, now=now)
+        return True
+
+    def forget(self, name: EndpointName, chain: list[ChunkHash], *, keep: int, as_of: float) -> int:
+        items = self.servers[name].items
+        item = items.get(chain[keep]) if keep < len(chain) else None
+        if item is None or item.at > as_of:
+            return 0
+        gone = [h for h in self.servers[name].chunks() if chain[keep] in self.upwards(h)]
+        for h in gone:
+            del items[h]
+        return len(gone)
+
+    def upwards(self, chunk: int) -> set[int]:
+        found = {chunk}
+        while (above := self.parents.get(chunk)) is not None:
+            chunk = above
+            found.add(chunk)
+        return found
 
     def evict(self, now: float) -> None:
         for server in self.servers.values():
@@ -186,6 +212,21 @@ class TableMachine(RuleBasedStateMachine):
         self.table.touch(name, self.chain(prompt), now=now)
         if self.live(name):
             self.model.touch(name, self.chain(prompt), now=now)
+
+    @rule(name=names, prompt=prompts() | seen, step_s=steps_s)
+    def credit(self, name: EndpointName, prompt: bytes, step_s: float) -> None:
+        now, chain = self.tick(step_s), self.chain(prompt)
+        credited = self.table.credit(name, chain, now=now)
+        assert credited == (self.live(name) and self.model.credit(name, chain, now=now))
+
+    @rule(
+        name=names, prompt=prompts() | seen, keep=st.integers(0, 20), ago_s=st.sampled_from([0.0, 1.0, 20.0])
+    )
+    def forget(self, name: EndpointName, prompt: bytes, keep: int, ago_s: float) -> None:
+        chain, as_of = self.chain(prompt), self.now - ago_s
+        forgotten = self.table.forget(name, chain, keep=keep, as_of=as_of)
+        expected = self.model.forget(name, chain, keep=keep, as_of=as_of) if self.live(name) else 0
+        assert forgotten == expected
 
     @rule(handle=handles)
     def undo(self, handle: Handle) -> None:

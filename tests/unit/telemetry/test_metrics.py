@@ -13,7 +13,14 @@ from epp.telemetry import catalog
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.reference import metrics_reference
-from epp.telemetry.state import EndpointStatus, PickerStatus, SharingStatus
+from epp.telemetry.state import (
+    EndpointStatus,
+    ExactModelStatus,
+    ExactServerStatus,
+    ExactStatus,
+    PickerStatus,
+    SharingStatus,
+)
 from epp.types import EndpointName
 from tests.unit.telemetry.records import HERE, decision, pick
 
@@ -34,12 +41,24 @@ SHARING = SharingStatus(
 )
 
 
+EXACT = ExactStatus(
+    models={"m": ExactModelStatus(state="on", reason="", prompts={"mapped": 9, "content": 1})},
+    servers={
+        EndpointName("a"): ExactServerStatus(state="partly", reason="", blocks=70, chunks=20, events=300)
+    },
+    dropped_prompts=2,
+    gaps={"found": 3, "lost": 1},
+    malformed=0,
+    corrections={"credited": 4, "forgotten": 5},
+)
+
+
 class Shown:
     """Metrics over a state that the test sets, and their values as Prometheus would read them."""
 
     def __init__(self) -> None:
         self.status = PickerStatus(
-            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),), sharing=SHARING
+            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),), sharing=SHARING, exact=EXACT
         )
         self.ring = DecisionRing(keep=10)
         self.metrics = Metrics(decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0)
@@ -180,6 +199,16 @@ def test_what_pickers_share_is_shown_by_reason_and_absent_without_sharing(shown:
     assert shown.samples("epp_sharing_skipped_events_total") == {("stale",): 2}
     shown.status = PickerStatus()
     assert shown.samples("epp_sharing_peers") == {}
+
+
+def test_what_exact_mode_knows_is_shown_and_absent_where_it_is_off(shown: Shown) -> None:
+    assert shown.samples("epp_exact_model") == {("m", "on"): 1}
+    assert shown.samples("epp_exact_prompts_total") == {("m", "mapped"): 9, ("m", "content"): 1}
+    assert shown.samples("epp_exact_endpoint") == {("a", "partly"): 1}
+    assert shown.samples("epp_exact_gaps_total") == {("found",): 3, ("lost",): 1}
+    assert shown.samples("epp_exact_corrections_total") == {("credited",): 4, ("forgotten",): 5}
+    shown.status = PickerStatus()
+    assert shown.samples("epp_exact_model") == {}
 
 
 def test_two_pickers_in_one_process_do_not_share_counts() -> None:

@@ -1,0 +1,93 @@
+"""How many of a prompt's tokens are complete at a place in the canonical prompt.
+
+Chunks end at bytes of the canonical prompt, blocks at tokens of the rendered one. Each text of a conversation is found again
+in what the template made of it, in order; between two texts, and where a template rewrites what it got, places are taken in
+proportion. An error of a few tokens there moves the end of a chunk by at most one block.
+
+Pure. Callers: `mapping`, tests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from epp.kvevents.conversation import Text
+from epp.prefix.hashing import ChunkSchedule
+
+
+def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
+    """Bytes of the prompt that the first 1, 2, ... chunks cover."""
+    return [schedule.end_bytes(k + 1) for k in range(count)]
+
+
+def whole_blocks(
+    ends_bytes: Sequence[int], *, bytes_per_token: int, block_tokens: int, blocks: int
+) -> list[int]:
+    """Blocks complete at each chunk's end, of a prompt that came as token ids."""
+    return [min(end // (bytes_per_token * block_tokens), blocks) for end in ends_bytes]
+
+
+def aligned_blocks(
+    ends_bytes: Sequence[int],
+    *,
+    prompt_bytes: int,
+    rendered: str,
+    texts: Sequence[Text],
+    token_ends: Sequence[int],
+    block_tokens: int,
+    blocks: int,
+) -> list[int]:
+    """The same, of text: `token_ends` says where in `rendered` each token ends, never going back; `texts` are those of the prompt."""
+    anchors = _anchors(prompt_bytes, rendered, texts)
+    found, at = [], 0
+    for end in ends_bytes:
+        while anchors[at + 1].prompt_end < end:
+            at += 1
+        chars = anchors[at + 1].place(end, after=anchors[at])
+        found.append(min(bisect_right(token_ends, chars) // block_tokens, blocks))
+    return found
+
+
+class _Anchor:
+    """A text found again, or an end: it begins and ends here and there."""
+
+    __slots__ = ("prompt_end", "prompt_start", "rendered_end", "rendered_start", "text")
+
+    def __init__(self, text: Text, rendered_start: int, rendered_end: int) -> None:
+        self.text = text
+        self.prompt_start, self.prompt_end = text.start, text.end
+        self.rendered_start, self.rendered_end = rendered_start, rendered_end
+
+    def place(self, byte: int, *, after: _Anchor) -> int:
+        """A place after another text's end and not behind this one's, in characters of what was rendered."""
+        if byte < self.prompt_start:
+            gap = self.prompt_start - after.prompt_end
+            share = (byte - after.prompt_end) / gap if gap else 0.0
+            return after.rendered_end + int(share * (self.rendered_start - after.rendered_end))
+        into, text = byte - self.prompt_start, self.text.text
+        if self.prompt_end - self.prompt_start != len(text):  # not ASCII: characters of more bytes
+            into = len(text.encode()[:into].decode(errors="ignore"))
+        return min(self.rendered_start + into, self.rendered_end)
+
+
+def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_Anchor]:
+    """Begin, every text that is found again, and end."""
+    anchors = [_Anchor(Text(0, "", 0), 0, 0)]
+    at = 0
+    for text in texts:
+        said, start = text.text, rendered.find(text.text, at)
+        if start < 0:  # many templates strip what they get
+            said = text.text.strip()
+            start = rendered.find(said, at)
+            if start < 0 or not said:
+                continue
+            lead = len(text.text) - len(text.text.lstrip())
+            skipped = len(text.text[:lead].encode())
+            text = Text(text.start + skipped, said, text.start + skipped + len(said.encode()))  # noqa: PLW2901 - the part of it that is there
+        if not said:
+            continue
+        at = start + len(said)
+        anchors.append(_Anchor(text, start, at))
+    anchors.append(_Anchor(Text(prompt_bytes, "", prompt_bytes), len(rendered), len(rendered)))
+    return anchors

@@ -1,0 +1,105 @@
+"""Which blocks one server holds, by its own events: copies counted for each tier.
+
+A server stores equal blocks twice when equal requests run side by side, and says so for each copy that goes; a block moved to a
+slower tier is stored there before or after it leaves the faster one. So a block is held while any copy is, and its tier is that
+of its fastest copy. Removals of copies that we never heard of (from before we listened) are let pass.
+
+Pure. Caller: `knowledge`, which bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from epp.kvevents.events import Cleared, Event, Removed, Stored
+from epp.kvevents.hashing import BlockName
+from epp.residency import Tier
+
+_BITS: Final = 10
+"""Of each tier's count, so that the usual ones are small integers, which Python shares."""
+_MOST: Final = (1 << _BITS) - 1
+_TIERS: Final = tuple(Tier)
+
+
+class ServerBlocks:
+    def __init__(self) -> None:
+        self._copies: dict[BlockName, int] = {}
+        """A count of copies for each tier, in one integer; never 0."""
+        self._partial_groups: set[int] = set()
+        """Of layers that keep only a part of a prompt: their blocks say nothing of prefixes."""
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def __contains__(self, block: BlockName) -> bool:
+        return block in self._copies
+
+    def hold(self, blocks: Iterable[BlockName]) -> bool:
+        """All of them."""
+        copies = self._copies
+        return all(block in copies for block in blocks)
+
+    def tier(self, block: BlockName) -> Tier | None:
+        """The fastest that has a copy; None: not held."""
+        copies = self._copies.get(block)
+        return None if copies is None else _fastest(copies)
+
+    def apply(self, event: Event) -> list[BlockName]:
+        """Take in one event. The blocks that came, went or changed their tier."""
+        match event:
+            case Stored():
+                return self._stored(event)
+            case Removed():
+                return self._removed(event)
+            case Cleared():
+                return self.clear()
+
+    def clear(self) -> list[BlockName]:
+        """Nothing is held any more. What was."""
+        gone = list(self._copies)
+        self._copies.clear()
+        return gone
+
+    def blocks(self) -> Iterator[tuple[BlockName, Tier]]:
+        """What is held, and where."""
+        return ((block, _fastest(copies)) for block, copies in self._copies.items())
+
+    def _stored(self, event: Stored) -> list[BlockName]:
+        if event.partial_attention:
+            self._partial_groups.add(event.group)
+            return []
+        changed, shift, copies = [], _BITS * event.tier, self._copies
+        for block in event.blocks:
+            had = copies.get(block, 0)
+            if had >> shift & _MOST == _MOST:
+                continue  # so many copies of one block are a sender's mistake; the count must not run into the next tier's
+            copies[block] = had + (1 << shift)
+            if not had or _fastest(had) > event.tier:
+                changed.append(block)
+        return changed
+
+    def _removed(self, event: Removed) -> list[BlockName]:
+        if event.group in self._partial_groups:
+            return []
+        changed, shift, copies = [], _BITS * event.tier, self._copies
+        for block in event.blocks:
+            had = copies.get(block, 0)
+            if not had >> shift & _MOST:
+                continue
+            left = had - (1 << shift)
+            if not left:
+                del copies[block]
+                changed.append(block)
+                continue
+            copies[block] = left
+            if _fastest(left) != _fastest(had):
+                changed.append(block)
+        return changed
+
+    def check_integrity(self) -> None:
+        assert all(0 < copies < 1 << _BITS * len(_TIERS) for copies in self._copies.values())
+
+
+def _fastest(copies: int) -> Tier:
+    return next(tier for tier in _TIERS if copies >> _BITS * tier & _MOST)

@@ -1,0 +1,144 @@
+"""Which blocks a chunk stands for: the chains that were routed, as a tree of chunks with the blocks that each completes.
+
+A chunk's node has the blocks that become complete within it; the one that straddles its end belongs to the next, since what else
+is in it depends on how the prompt goes on. So a server holds a chain up to a chunk if it holds the blocks of that node and of all
+above it. A chunk that completes none is as its parent; before the first whole block nothing is known.
+
+Bounded: the chains that were not mapped for the longest time go, from their ends. Pure. Caller: `knowledge`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from epp.kvevents.hashing import BlockName
+from epp.types import ChunkHash
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One chunk of a chain."""
+
+    chunk: ChunkHash
+    parent: Node | None
+    depth: int
+    """Chunks of the chain up to its end."""
+    size_bytes: int
+    blocks: tuple[BlockName, ...]
+    known: bool
+    """A whole block ends in it or before."""
+    seen: bool = False
+    """Some server held its blocks once, so they are named as the servers name them."""
+    children: list[Node] = field(default_factory=list)
+
+    def chain(self) -> list[ChunkHash]:
+        """From the first chunk to this one."""
+        found, node = [self.chunk], self.parent
+        while node is not None:
+            found.append(node.chunk)
+            node = node.parent
+        found.reverse()
+        return found
+
+
+class ChunkTree:
+    def __init__(self, *, max_chunks: int) -> None:
+        self._max_chunks = max_chunks
+        self._nodes: OrderedDict[ChunkHash, Node] = OrderedDict()
+        """The least recently mapped first; a parent after its children, so that ends go first."""
+        self._users: dict[BlockName, tuple[Node, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: Node) -> bool:
+        return self._nodes.get(node.chunk) is node
+
+    def users(self, block: BlockName) -> tuple[Node, ...]:
+        """The nodes that stand for the block, in most cases one."""
+        return self._users.get(block, ())
+
+    def map(
+        self,
+        chain: Sequence[ChunkHash],
+        *,
+        ends_bytes: Sequence[int],
+        blocks: Sequence[BlockName],
+        ends_blocks: Sequence[int],
+    ) -> tuple[list[Node], list[Node]]:
+        """The chain's nodes, and those of them that stand for other blocks than before or are new.
+
+        ends_bytes, ends_blocks: how much of the prompt, and how many of its blocks, are complete where each chunk ends.
+        """
+        path: list[Node] = []
+        changed: list[Node] = []
+        parent: Node | None = None
+        start_bytes = start = 0
+        for chunk, end_bytes, end in zip(chain, ends_bytes, ends_blocks, strict=True):
+            own = tuple(blocks[start:end])
+            node = self._nodes.get(chunk)
+            if node is None:
+                node = Node(chunk, parent, len(path) + 1, end_bytes - start_bytes, own, known=end > 0)
+                self._add(node)
+                changed.append(node)
+            elif node.parent is not parent:
+                break  # two prefixes of one hash: what was there first keeps the name
+            elif node.blocks != own:
+                self._release(node)
+                node.blocks, node.known, node.seen = own, end > 0, False
+                self._use(node)
+                changed.append(node)
+            path.append(node)
+            parent, start_bytes, start = node, end_bytes, end
+        for node in reversed(path):
+            self._nodes.move_to_end(node.chunk)
+        return path, changed
+
+    def evict(self) -> Iterator[Node]:
+        """Bring the tree back into its bound. What goes."""
+        while len(self._nodes) > self._max_chunks:
+            _, node = self._nodes.popitem(last=False)
+            assert not node.children, "an end goes before what it continues"
+            self._release(node)
+            if node.parent is not None:
+                node.parent.children.remove(node)
+            yield node
+
+    def _add(self, node: Node) -> None:
+        self._nodes[node.chunk] = node
+        if node.parent is not None:
+            node.parent.children.append(node)
+        self._use(node)
+
+    def _use(self, node: Node) -> None:
+        for block in node.blocks:
+            self._users[block] = (*self._users.get(block, ()), node)
+
+    def _release(self, node: Node) -> None:
+        for block in node.blocks:
+            left = tuple([user for user in self._users[block] if user is not node])
+            if left:
+                self._users[block] = left
+            else:
+                self._users.pop(block, None)
+
+    def check_integrity(self) -> None:
+        """Every invariant, from scratch."""
+        order = {chunk: n for n, chunk in enumerate(self._nodes)}
+        used: dict[BlockName, set[Node]] = {}
+        for chunk, node in self._nodes.items():
+            assert node.chunk == chunk
+            for block in node.blocks:
+                used.setdefault(block, set()).add(node)
+            assert node.known or not node.blocks
+            parent = node.parent
+            assert node.depth == (parent.depth + 1 if parent is not None else 1)
+            if parent is not None:
+                assert parent in self, "a chunk without what it continues"
+                assert node in parent.children
+                assert order[parent.chunk] > order[chunk], "a prefix would go before its end"
+                assert node.known or not parent.known
+            assert all(child in self and child.parent is node for child in node.children)
+        assert {block: set(nodes) for block, nodes in self._users.items()} == used

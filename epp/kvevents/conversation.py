@@ -1,0 +1,90 @@
+"""The canonical prompt read back: what a chat template gets, and where in the prompt each text came from.
+
+`epp.request.canonical` wrote those bytes, so that everything a template reads is in them, but for what is named by a hash (media) or
+left out (thinking); a prompt with those is refused here. Texts keep their place in the prompt: a position in the rendered
+text is found from it (`alignment`).
+
+Pure. Callers: `mapping`, tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from epp.request.canonical import BODY, FIELD, OPAQUE, PART, SECTION
+
+_TOOLS: Final = FIELD + b"tools"
+_CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_call"}
+
+
+class UnreadableError(Exception):
+    """The prompt holds something that a chat template would need and the canonical form does not keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of text and its place in the prompt, in bytes."""
+
+    start: int
+    text: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: Sequence[dict[str, Any]]
+    """As an OpenAI client sends them; a content of several parts is a list of strings."""
+    tools: Sequence[Any] | None = None
+    texts: Sequence[Text] = field(default=())
+    """Every text of the messages, in order."""
+
+
+def read_conversation(prompt: bytes) -> Conversation:
+    """Of a chat's canonical prompt. UnreadableError."""
+    if OPAQUE in prompt:
+        raise UnreadableError("media or a stored conversation")
+    messages: list[dict[str, Any]] = []
+    texts: list[Text] = []
+    tools: Sequence[Any] | None = None
+    at = 0
+    try:
+        for section in prompt.split(SECTION)[1:]:
+            at += len(SECTION)
+            heading, _, body = section.partition(BODY)
+            if heading == _TOOLS:
+                tools = msgspec.json.decode(body)
+            else:
+                start = at + len(heading) + len(BODY)
+                messages.append(_message(heading, body, start=start, texts=texts))
+            at += len(section)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableError("a tool call that is no JSON") from error
+    return Conversation(messages, tools, texts)
+
+
+def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> dict[str, Any]:
+    role, *fields = heading.split(FIELD)
+    if not role:
+        raise UnreadableError("a section that is no message")
+    message: dict[str, Any] = {"role": role.decode()}
+    for one in fields:
+        key, _, value = one.partition(b"=")
+        message["name" if key == b"name" else "tool_call_id"] = value.decode()
+    said: list[str] = []
+    for part in body.split(PART):
+        end = start + len(part)
+        if not part.startswith(FIELD):
+            said.append(part.decode())
+            texts.append(Text(start, said[-1], end))
+        else:
+            label, _, value = part[len(FIELD) :].partition(FIELD)
+            if label not in _CALL_FIELDS:
+                raise UnreadableError("a content part that is no text")
+            message[_CALL_FIELDS[label]] = msgspec.json.decode(value)
+        start = end + len(PART)
+    message["content"] = said[0] if len(said) == 1 else said
+    return message

@@ -1,0 +1,348 @@
+"""Exact mode: servers' KV events and routed prompts in, findings for the picker out.
+
+For each base model: how its servers name blocks, which is learned from an event that tells tokens and names, and checked at
+every server; and whether the names that we compute for prompts turn up in the events of the servers that got them. A server
+that names blocks in another way, or a model whose prompts never turn up, is left to the approximate table, with the reason told.
+
+Pure and synchronous: the thread of `service` calls everything here, with times in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from epp.kvevents.events import Event, MalformedError, Stored, decode
+from epp.kvevents.hashing import ALGORITHMS, Algorithm, BlockHasher, BlockName
+from epp.kvevents.knowledge import Knowledge, OverfullError
+from epp.kvevents.mapping import Language, UnmappedError, map_prompt
+from epp.kvevents.sequence import Deliver, Forget, Step
+from epp.residency import Finding, Routed
+from epp.types import EndpointName
+
+_CHECK_AFTER_S: Final = 30.0
+"""A prompt's blocks are stored by then, or its server is so busy that it proves nothing."""
+_MISSES_TO_DISTRUST: Final = 8
+"""So many prompts in a row, of which not one block turned up."""
+_MAX_CHECKS: Final = 256
+_MAX_WAITING: Final = 256
+"""Prompts that wait for the first event of their model."""
+_LOOK_AGAIN: Final = 16
+"""Of the prompts of a model that is off, one in so many is still tried: what was wrong may have been put right."""
+
+ModelState = Literal["waiting", "checking", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What is configured of one base model."""
+
+    language: Language | None
+    algorithm: Algorithm | None = None
+    """None: learned from the events."""
+    seed: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Name -> the path that servers load it from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    state: ModelState
+    reason: str
+    algorithm: str
+    block_tokens: int
+    mapped: int
+    matched: int
+    missed: int
+    """Prompts whose blocks were looked for at their server, by whether they turned up."""
+    skipped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    model: str
+    state: Literal["following", "partly", "off"]
+    """partly: what it stored before we listened is not known."""
+    reason: str
+    blocks: int
+    chunks: int
+    events: int
+    forgotten: int
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    name: str
+    settings: ModelSettings | None
+    state: ModelState = "waiting"
+    reason: str = "no event that tells tokens has come yet"
+    hasher: BlockHasher | None = None
+    block_tokens: int = 0
+    waiting: deque[Routed] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
+    checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_CHECKS)
+    )
+    mapped: int = 0
+    matched: int = 0
+    missed: int = 0
+    misses_in_a_row: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    model: _Model
+    process: int | None = None
+    off: str = ""
+    """Why it is not followed."""
+    agreed: bool = False
+    """It names blocks as we do."""
+    events: int = 0
+    forgotten: int = 0
+
+
+class Exact:
+    """models: settings by base model; those of the empty name are for every other."""
+
+    def __init__(self, models: Mapping[str, ModelSettings], *, max_blocks: int, max_chunks: int) -> None:
+        self._settings = models
+        self._knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
+        self._models: dict[str, _Model] = {}
+        self._servers: dict[EndpointName, _Server] = {}
+        self.malformed = 0
+        """Messages that were no KV events."""
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def add(self, server: EndpointName, *, model: str) -> None:
+        """Follow a server from now on."""
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = self._new_model(model)
+        self._servers[server] = _Server(known)
+        self._knowledge.add(server)
+
+    def drop(self, server: EndpointName) -> None:
+        gone = self._servers.pop(server, None)
+        if gone is None:
+            return
+        self._knowledge.drop(server)
+        if not any(known.model is gone.model for known in self._servers.values()):
+            del self._models[gone.model.name]
+
+    def heard(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
+        """What a server's messages come to, in order. complete: none of this process is missing."""
+        known = self._servers[server]
+        for step in steps:
+            match step:
+                case Deliver(payload):
+                    self._deliver(server, known, payload, now=now)
+                case Forget("restart"):
+                    self._knowledge.lost(server, now=now)
+                    known.off, known.agreed = "", False
+                case Forget():
+                    known.forgotten += 1
+                    self._knowledge.forget(server)
+        self._knowledge.set_complete(server, complete=complete and not known.off)
+
+    def _deliver(self, server: EndpointName, known: _Server, payload: bytes, *, now: float) -> None:
+        try:
+            events = decode(payload)
+        except MalformedError:
+            self.malformed += 1
+            return
+        for event in events:
+            known.events += 1
+            if known.off:
+                continue
+            if not known.agreed and isinstance(event, Stored):
+                self._compare(server, known, event)
+            self._apply(server, known, event, now=now)
+
+    def _apply(self, server: EndpointName, known: _Server, event: Event, *, now: float) -> None:
+        if known.off:
+            return
+        try:
+            self._knowledge.apply(server, event, now=now)
+        except OverfullError as error:
+            self._switch_off(server, known, f"{error}: raise exactMode.maxBlocks")
+
+    def _switch_off(self, server: EndpointName, known: _Server, reason: str) -> None:
+        known.off = reason
+        known.forgotten += 1
+        self._knowledge.forget(server)
+
+    # -- how blocks are named --------------------------------------------------------------------------------------
+
+    def _new_model(self, name: str) -> _Model:
+        settings = self._settings.get(name) or self._settings.get("")
+        if settings is None:
+            return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'it'}")
+        return _Model(name, settings)
+
+    def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
+        """Does the server name blocks as we do? Told by a prompt's first block, where nothing else is in its name."""
+        model, settings = known.model, known.model.settings
+        if settings is None or not event.token_ids or not event.blocks:
+            return
+        size = len(event.token_ids) // len(event.blocks)
+        if not model.block_tokens:
+            model.block_tokens = size
+        if size != model.block_tokens:
+            self._switch_off(
+                server, known, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
+            )
+            return
+        if event.parent is not None or event.adapter or event.extra:
+            return
+        wanted = (
+            [model.hasher.algorithm]
+            if model.hasher
+            else [settings.algorithm]
+            if settings.algorithm
+            else ALGORITHMS
+        )
+        for algorithm in wanted:
+            hasher = BlockHasher(algorithm, seed=settings.seed)
+            if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:
+                known.agreed = True
+                if model.hasher is None:
+                    model.hasher, model.state, model.reason = (
+                        hasher,
+                        "checking",
+                        "no prompt has turned up yet",
+                    )
+                return
+        tried = ", ".join(wanted)
+        self._switch_off(server, known, f"its blocks are not named by {tried} from the configured hash seed")
+        if model.hasher is None:
+            model.state, model.reason = "off", known.off
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def routed(self, routed: Routed, *, now: float) -> list[tuple[EndpointName, int]]:
+        """A server has begun to answer a prompt."""
+        known = self._servers.get(routed.server)
+        if known is None:
+            return []
+        model = known.model
+        restarted = known.process is not None and known.process != routed.process
+        known.process = routed.process
+        if model.settings is None:
+            model.skipped["model"] += 1
+        elif model.hasher is None or not model.block_tokens:
+            if len(model.waiting) == _MAX_WAITING:
+                model.skipped["waiting"] += 1
+            model.waiting.append(routed)
+        elif model.state == "off" and (model.skipped["off"] + 1) % _LOOK_AGAIN:
+            model.skipped["off"] += 1
+        else:
+            self._map(model, routed, now=now)
+        return [(routed.server, routed.process)] if restarted else []
+
+    def _map(self, model: _Model, routed: Routed, *, now: float) -> None:
+        assert model.settings is not None
+        assert model.hasher is not None
+        try:
+            mapped = map_prompt(
+                routed,
+                language=model.settings.language,
+                hasher=model.hasher,
+                block_tokens=model.block_tokens,
+                adapter_path=model.settings.adapters.get(routed.adapter) if routed.adapter else None,
+            )
+        except UnmappedError as error:
+            model.skipped[error.reason] += 1
+            if error.reason == "tokenizer" and not model.mapped:
+                model.reason = str(error)
+            return
+        model.mapped += 1
+        self._knowledge.map(
+            routed.chain,
+            ends_bytes=mapped.ends_bytes,
+            blocks=mapped.blocks,
+            ends_blocks=mapped.ends_blocks,
+            now=now,
+        )
+        if mapped.blocks:
+            model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
+
+    def _check(self, model: _Model, *, now: float) -> None:
+        """Have the prompts' blocks turned up? Their first and last are looked for."""
+        while model.checks:
+            due, server, names = model.checks[0]
+            blocks = self._knowledge.blocks(server)
+            if blocks is not None and any(name in blocks for name in names):
+                model.checks.popleft()
+                model.matched += 1
+                model.misses_in_a_row = 0
+                model.state, model.reason = "on", ""
+                continue
+            if due > now:
+                return
+            model.checks.popleft()
+            if blocks is None or not self._knowledge.is_complete(server):
+                continue  # what it stored before we listened is not known
+            model.missed += 1
+            model.misses_in_a_row += 1
+            if model.misses_in_a_row >= _MISSES_TO_DISTRUST:
+                model.state = "off"
+                model.reason = (
+                    f"of {model.misses_in_a_row} prompts in a row no block turned up at their servers: tokenizer, chat "
+                    "template or adapter paths are not the servers'"
+                )
+
+    def findings(self, *, now: float) -> list[Finding]:
+        """What the picker should know, since the last call."""
+        for model in self._models.values():
+            if model.waiting and model.hasher is not None:
+                waiting, model.waiting = model.waiting, deque(maxlen=_MAX_WAITING)
+                for routed in waiting:
+                    self._map(model, routed, now=now)
+            self._check(model, now=now)
+        for name, known in self._servers.items():
+            self._knowledge.set_trusted(name, trusted=known.model.state == "on" and not known.off)
+        return self._knowledge.findings(now=now)
+
+    # -- for people ----------------------------------------------------------------------------------------------
+
+    def models(self) -> dict[str, ModelStatus]:
+        return {
+            name: ModelStatus(
+                state=m.state,
+                reason=m.reason,
+                algorithm=m.hasher.algorithm if m.hasher is not None else "",
+                block_tokens=m.block_tokens,
+                mapped=m.mapped,
+                matched=m.matched,
+                missed=m.missed,
+                skipped=dict(m.skipped),
+            )
+            for name, m in self._models.items()
+        }
+
+    def servers(self) -> dict[EndpointName, ServerStatus]:
+        found = {}
+        for name, known in self._servers.items():
+            blocks = self._knowledge.blocks(name)
+            found[name] = ServerStatus(
+                model=known.model.name,
+                state="off" if known.off else "following" if self._knowledge.is_complete(name) else "partly",
+                reason=known.off,
+                blocks=len(blocks) if blocks is not None else 0,
+                chunks=self._knowledge.chunks(name),
+                events=known.events,
+                forgotten=known.forgotten,
+            )
+        return found
+
+    def check_integrity(self) -> None:
+        self._knowledge.check_integrity()
+        assert set(self._knowledge.servers()) == set(self._servers)
+        for known in self._servers.values():
+            assert self._models.get(known.model.name) is known.model
+        for model in self._models.values():
+            assert len(model.checks) <= _MAX_CHECKS
+            assert model.state != "on" or model.matched

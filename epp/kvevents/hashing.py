@@ -1,0 +1,123 @@
+"""vLLM's names for blocks of tokens, computed from a prompt alone, as the servers compute them.
+
+A full block's hash is H((hash of the block before, own tokens, extra keys)) over a serialized form of that tuple; the block before
+the first is H(seed). An adapter (name and the path it was loaded from) is an extra key of each of its blocks, a cache salt of the
+first. Events carry the low 64 bits. H is one of vLLM's four (`--prefix-caching-hash-algo`): sha256 or xxh3-128, over pickle or over
+canonical CBOR.
+
+Pure. Caller: `knowledge`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NewType, get_args
+
+import xxhash
+
+BlockName = NewType("BlockName", int)
+"""How an event names a block: the low 64 bits of its hash."""
+
+Algorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
+ALGORITHMS: Final[tuple[Algorithm, ...]] = get_args(Algorithm)
+
+DEFAULT_SEED: Final = "vllm-none-hash"
+"""What the servers start from where PYTHONHASHSEED is not set; with the xxhash algorithms they then take a random one."""
+
+_Keys = tuple[tuple[str, ...], ...] | None
+
+
+def block_name(hash_: bytes) -> BlockName:
+    return BlockName(int.from_bytes(hash_[-8:], "big"))
+
+
+class BlockHasher:
+    """One algorithm and seed."""
+
+    def __init__(self, algorithm: Algorithm, *, seed: str = "") -> None:
+        self.algorithm: Algorithm = algorithm
+        self.seed = seed or DEFAULT_SEED
+        self._hash = _FORMULAS[algorithm]
+        self._root = self._hash(self.seed)
+
+    def names(
+        self,
+        token_ids: Sequence[int],
+        *,
+        block_tokens: int,
+        adapter: tuple[str, str] | None = None,
+        cache_salt: str = "",
+    ) -> list[BlockName]:
+        """Of each full block of a prompt. adapter: its name, and the path that the server loaded it from."""
+        parent, formula = self._root, self._hash
+        every: list[tuple[str, ...]] = [("lora", *map(_own_object, adapter))] if adapter is not None else []
+        later: _Keys = tuple(every) or None
+        keys: _Keys = (*every, ("cache_salt", _own_object(cache_salt))) if cache_salt else later
+        names = []
+        for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
+            parent = formula((parent, tuple(token_ids[start : start + block_tokens]), keys))
+            names.append(block_name(parent))
+            keys = later
+        return names
+
+
+def _own_object(text: str) -> str:
+    """Pickle writes one object that occurs twice as a reference; in a server, name, path and salt are three objects."""
+    return text.encode().decode()
+
+
+def _pickled(value: object) -> bytes:
+    return pickle.dumps(value, protocol=5)
+
+
+def _cbor(value: object) -> bytes:
+    """RFC 8949, canonical, for what a block's hash covers."""
+    out = bytearray()
+    _write_cbor(value, out)
+    return bytes(out)
+
+
+def _write_cbor(value: object, out: bytearray) -> None:
+    match value:
+        case None:
+            out.append(0xF6)
+        case int():
+            _write_head(0, value, out)
+        case bytes():
+            _write_head(2, len(value), out)
+            out += value
+        case str():
+            text = value.encode()
+            _write_head(3, len(text), out)
+            out += text
+        case tuple():
+            _write_head(4, len(value), out)
+            for item in value:
+                _write_cbor(item, out)
+        case _:
+            raise TypeError(f"a block's hash covers no {type(value).__name__}")
+
+
+_HEADS: Final = ((1 << 8, 24, ">BB"), (1 << 16, 25, ">BH"), (1 << 32, 26, ">BI"), (1 << 64, 27, ">BQ"))
+
+
+def _write_head(major: int, argument: int, out: bytearray) -> None:
+    if argument < 24:
+        out.append(major << 5 | argument)
+        return
+    for limit, kind, form in _HEADS:
+        if argument < limit:
+            out += struct.pack(form, major << 5 | kind, argument)
+            return
+    raise ValueError(f"{argument} does not fit into 64 bits")
+
+
+_FORMULAS: Final[dict[Algorithm, Callable[[object], bytes]]] = {
+    "sha256": lambda value: hashlib.sha256(_pickled(value)).digest(),
+    "sha256_cbor": lambda value: hashlib.sha256(_cbor(value)).digest(),
+    "xxhash": lambda value: xxhash.xxh3_128_digest(_pickled(value)),
+    "xxhash_cbor": lambda value: xxhash.xxh3_128_digest(_cbor(value)),
+}

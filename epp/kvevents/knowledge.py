@@ -1,0 +1,315 @@
+"""What the servers hold of the chains that were routed: events on one side, chunks on the other, findings out.
+
+Owns each server's blocks, the tree of chunks, and which server holds which of them. A server holds a chunk if it holds all blocks of
+it and of the chunks before. A change of that, seen from events, is a finding; a chain that was just mapped is looked up at every
+server, which is one, too. Nothing is said of what cannot be known: prompts that were not mapped, and what a server stored before its
+events were followed.
+
+Invariants (`check_integrity`): what is noted as held is what the blocks say, but for chunks whose blocks changed since
+the last `findings`; everything is bounded by the two limits.
+
+Pure: times are monotonic seconds of the caller. Caller: `exact`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from epp.kvevents.blocks import ServerBlocks
+from epp.kvevents.chunks import ChunkTree, Node
+from epp.kvevents.events import Event
+from epp.kvevents.hashing import BlockName
+from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
+from epp.types import ChunkHash, EndpointName
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    name: EndpointName
+    blocks: ServerBlocks
+    complete: bool = False
+    """What it is not known to hold it does not hold."""
+    trusted: bool = False
+    """Its model's prompts turn up in its events as we name them."""
+    held: set[Node] = field(default_factory=set)
+    known_bytes: int = 0
+    slower: dict[ChunkHash, Tier] = field(default_factory=dict)
+    """Held chunks whose slowest block is not in the first tier."""
+    moved: dict[ChunkHash, Tier] = field(default_factory=dict)
+    """Since the last account."""
+    changed: dict[Node, float] = field(default_factory=dict)
+    """Nodes whose blocks came or went, and when that was told last."""
+    told: tuple[bool, int] = (False, 0)
+    """Of the last account: live, bytes."""
+
+
+class OverfullError(Exception):
+    """The servers name more blocks than are to be remembered."""
+
+
+class Knowledge:
+    """max_blocks: of all servers together; max_chunks: of the tree."""
+
+    def __init__(self, *, max_blocks: int, max_chunks: int) -> None:
+        self._max_blocks = max_blocks
+        self._tree = ChunkTree(max_chunks=max_chunks)
+        self._servers: dict[EndpointName, _Server] = {}
+        self._num_blocks = 0
+        self._found: list[Finding] = []
+        self._again: deque[tuple[float, _Server, Node]] = deque()
+        """Losses that are said a second time: what was under way then has come or will not."""
+
+    def __len__(self) -> int:
+        """Chunks in the tree."""
+        return len(self._tree)
+
+    def blocks(self, server: EndpointName) -> ServerBlocks | None:
+        """For reading: what a server holds."""
+        known = self._servers.get(server)
+        return known.blocks if known is not None else None
+
+    def servers(self) -> Iterator[EndpointName]:
+        return iter(self._servers)
+
+    def chunks(self, server: EndpointName) -> int:
+        """Known to be held there."""
+        return len(self._servers[server].held)
+
+    def is_complete(self, server: EndpointName) -> bool:
+        return self._servers[server].complete
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def add(self, server: EndpointName) -> None:
+        """Follow a server. Nothing is known of it yet."""
+        self._servers[server] = _Server(server, ServerBlocks())
+
+    def drop(self, server: EndpointName) -> None:
+        """It is no longer followed; nothing more is said of it."""
+        gone = self._servers.pop(server, None)
+        if gone is not None:
+            self._num_blocks -= len(gone.blocks)
+            self._again = deque(entry for entry in self._again if entry[1] is not gone)
+
+    def set_complete(self, server: EndpointName, *, complete: bool) -> None:
+        self._servers[server].complete = complete
+
+    def set_trusted(self, server: EndpointName, *, trusted: bool) -> None:
+        self._servers[server].trusted = trusted
+
+    def apply(self, server: EndpointName, event: Event, *, now: float) -> None:
+        """One event of a server. OverfullError: that is over the bound; `forget` the server then."""
+        known = self._servers[server]
+        before = len(known.blocks)
+        self._note(known, known.blocks.apply(event), now=now)
+        self._num_blocks += len(known.blocks) - before
+        if self._num_blocks > self._max_blocks:
+            raise OverfullError(f"the servers together hold over {self._max_blocks} blocks")
+
+    def lost(self, server: EndpointName, *, now: float) -> None:
+        """It certainly holds nothing of what it held: another process serves."""
+        known = self._servers[server]
+        self._num_blocks -= len(known.blocks)
+        self._note(known, known.blocks.clear(), now=now)
+        known.complete = False
+
+    def forget(self, server: EndpointName) -> None:
+        """Nothing is known of it any more, neither that it holds a block nor that it does not."""
+        known = self._servers[server]
+        self._num_blocks -= len(known.blocks)
+        known.blocks.clear()
+        for node in known.held:
+            self._rate(known, node, Tier.GPU)
+        known.held.clear()
+        known.changed.clear()
+        known.known_bytes, known.complete = 0, False
+
+    def _note(self, known: _Server, blocks: Sequence[BlockName], *, now: float) -> None:
+        users, changed = self._tree.users, known.changed
+        for block in blocks:
+            for node in users(block):
+                changed[node] = now
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def map(
+        self,
+        chain: Sequence[ChunkHash],
+        *,
+        ends_bytes: Sequence[int],
+        blocks: Sequence[BlockName],
+        ends_blocks: Sequence[int],
+        now: float,
+    ) -> None:
+        """A prompt was routed: look its chain up at every server. See `ChunkTree.map` for the arguments."""
+        for known in self._servers.values():
+            self._found += self._settle(known)  # what is noted as held is what the blocks say, from here on
+        path, changed = self._tree.map(chain, ends_bytes=ends_bytes, blocks=blocks, ends_blocks=ends_blocks)
+        for known in self._servers.values():
+            for node in changed:
+                if node in known.held:
+                    self._release(known, node)
+                known.changed.pop(node, None)
+        held = {known.name: depth for known in self._servers.values() if (depth := self._follow(known, path))}
+        for node in self._tree.evict():
+            self._forget_node(node)
+        unknown = sum(not node.known for node in path)
+        seen = next((node.depth - 1 for node in path if node.known and not node.seen), len(path))
+        if seen > unknown:
+            self._found.append(
+                Checked(
+                    chain=chain[: len(path)],
+                    held=held,
+                    sure=frozenset(known.name for known in self._servers.values() if known.complete),
+                    from_chunk=unknown,
+                    to_chunk=seen,
+                    at=now,
+                )
+            )
+
+    def _follow(self, known: _Server, path: Sequence[Node]) -> int:
+        """Chunks of the path that the server holds, as its blocks say now."""
+        depth = 0
+        for node in path:
+            if not node.known:
+                continue
+            if node not in known.held:
+                if not self._holds(known, node):
+                    break
+                self._hold(known, node)
+            depth = node.depth
+        return depth
+
+    def _forget_node(self, node: Node) -> None:
+        for known in self._servers.values():
+            known.changed.pop(node, None)
+            if node in known.held:
+                self._let_go(known, node)
+
+    # -- findings ------------------------------------------------------------------------------------------------
+
+    def findings(self, *, now: float) -> list[Finding]:
+        """What changed since the last call, in an order that can be applied one by one."""
+        found, self._found = self._found, []
+        for known in self._servers.values():
+            found += self._settle(known)
+        while self._again and self._again[0][0] <= now:
+            _, known, node = self._again.popleft()
+            if node in self._tree and node not in known.held:
+                found.append(_loss(known, node, at=now - UNDER_WAY_S))
+        found += [account for known in self._servers.values() if (account := self._account(known))]
+        return found
+
+    def _settle(self, known: _Server) -> Iterator[Finding]:
+        if not known.changed:
+            return
+        changed = sorted(known.changed.items(), key=lambda item: item[0].depth)
+        known.changed.clear()
+        for node, at in changed:
+            own = self._own(known, node)
+            if node in known.held:
+                if own:
+                    self._rate(known, node, self._tier(known, node))
+                    continue
+                self._release(known, node)
+                self._again.append((at + UNDER_WAY_S, known, node))
+                yield _loss(known, node, at=at)
+            elif own and self._above(known, node):
+                for end in self._gain(known, node):
+                    yield Held(server=known.name, chain=end.chain(), held=end.depth, at=at)
+
+    def _gain(self, known: _Server, first: Node) -> list[Node]:
+        """Hold a node and all below it that can be held now. The ends of what is held now."""
+        ends, waiting = [], [first]
+        while waiting:
+            node = waiting.pop()
+            self._hold(known, node)
+            below = [child for child in node.children if self._own(known, child)]
+            if below:
+                waiting += below
+            else:
+                ends.append(node)
+        return ends
+
+    def _release(self, known: _Server, first: Node) -> None:
+        """The node is not held any more, nor is anything below it."""
+        waiting = [first]
+        while waiting:
+            node = waiting.pop()
+            self._let_go(known, node)
+            waiting += [child for child in node.children if child in known.held]
+
+    def _hold(self, known: _Server, node: Node) -> None:
+        node.seen = True
+        known.held.add(node)
+        known.known_bytes += node.size_bytes
+        self._rate(known, node, self._tier(known, node))
+
+    def _let_go(self, known: _Server, node: Node) -> None:
+        known.held.remove(node)
+        known.known_bytes -= node.size_bytes
+        self._rate(known, node, Tier.GPU)
+
+    def _holds(self, known: _Server, node: Node) -> bool:
+        return self._own(known, node) and self._above(known, node)
+
+    @staticmethod
+    def _own(known: _Server, node: Node) -> bool:
+        return node.known and known.blocks.hold(node.blocks)
+
+    @staticmethod
+    def _above(known: _Server, node: Node) -> bool:
+        return node.parent is None or not node.parent.known or node.parent in known.held
+
+    @staticmethod
+    def _tier(known: _Server, node: Node) -> Tier:
+        tiers = [known.blocks.tier(block) or Tier.GPU for block in node.blocks]
+        return max(tiers, default=Tier.GPU)
+
+    @staticmethod
+    def _rate(known: _Server, node: Node, tier: Tier) -> None:
+        if known.slower.get(node.chunk, Tier.GPU) is tier:
+            return
+        if tier is Tier.GPU:
+            del known.slower[node.chunk]
+        else:
+            known.slower[node.chunk] = tier
+        known.moved[node.chunk] = tier
+
+    def _account(self, known: _Server) -> Account | None:
+        """None: nothing worth telling."""
+        live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
+        if not moved and known.told == (live, known.known_bytes):
+            return None
+        known.told, known.moved = (live, known.known_bytes), {}
+        return Account(server=known.name, live=live, known_bytes=known.known_bytes, moved=moved)
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Every invariant, from scratch; for tests."""
+        self._tree.check_integrity()
+        assert self._num_blocks == sum(len(known.blocks) for known in self._servers.values())
+        for known in self._servers.values():
+            known.blocks.check_integrity()
+            assert all(node in self._tree for node in known.held | set(known.changed))
+            assert known.known_bytes == sum(node.size_bytes for node in known.held)
+            assert set(known.slower) <= {node.chunk for node in known.held}
+            for node in known.held:
+                assert node.seen
+                assert self._above(known, node), "a chunk is held without what it continues"
+                if not any(above in known.changed for above in _upwards(node)):
+                    assert self._own(known, node), "held without its blocks"
+                    assert known.slower.get(node.chunk, Tier.GPU) is self._tier(known, node)
+
+
+def _loss(known: _Server, node: Node, *, at: float) -> Held:
+    return Held(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
+
+
+def _upwards(node: Node | None) -> Iterator[Node]:
+    while node is not None:
+        yield node
+        node = node.parent

@@ -1,0 +1,185 @@
+"""A model's text, read from its folder: tokenizer.json and chat template, as vLLM applies them.
+
+The only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra. Templates are rendered in
+jinja's sandbox with the functions and filters that Hugging Face's transformers gives them. What decides how a server renders
+beyond the request (another template on its command line, arguments for it) is a setting. Caller: `start`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Environment, nodes
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from epp.errors import ConfigError
+from epp.kvevents.mapping import Tokens, UntemplatedError
+
+
+class FolderLanguage:
+    """Implements `mapping.Language`."""
+
+    def __init__(
+        self, folder: Path, *, template: Path | None = None, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """ConfigError: something in the folder is missing or cannot be read."""
+        try:
+            self._tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text())
+            config = _read_json(folder / "tokenizer_config.json")
+            text = template.read_text() if template is not None else _template(folder, config)
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{folder}: {error}") from error
+        except Exception as error:
+            # The tokenizers package raises nothing more specific for a file that it cannot use.
+            raise ConfigError(f"{folder}/tokenizer.json: {error}") from error
+        self._special = _special_tokens(config)
+        self._arguments = dict(arguments or {})
+        self._render: Callable[..., str] | None = None
+        self._lists = False
+        """The template walks over a content's parts, and gets them as a list."""
+        if text:
+            environment = _environment()
+            try:
+                self._render = environment.from_string(text).render
+                self._lists = _walks_over_content(environment, text)
+            except TemplateError as error:
+                raise ConfigError(f"{template or folder}: chat template: {error}") from error
+
+    def tokens(self, text: str, *, special: bool) -> Tokens:
+        """special: with what the tokenizer itself puts around a text."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=special)
+        ends, latest = [], 0
+        for _, end in encoded.offsets:  # tokens that stand for no text have an empty place at the beginning
+            latest = max(latest, end)
+            ends.append(latest)
+        return Tokens(encoded.ids, ends)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
+        """The conversation as the model reads it, ready for its answer. UntemplatedError."""
+        if self._render is None:
+            raise UntemplatedError("the model has no chat template")
+        try:
+            return self._render(
+                messages=[self._message(message) for message in messages],
+                tools=[_tool(tool) for tool in tools] if tools else None,
+                add_generation_prompt=True,
+                **self._special,
+                **self._arguments,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise UntemplatedError(f"the chat template refuses it: {error}") from error
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        content = message["content"]
+        parts = [content] if isinstance(content, str) else content
+        shown: Any = [{"type": "text", "text": part} for part in parts] if self._lists else "\n".join(parts)
+        calls = message.get("tool_calls")
+        return {
+            **message,
+            "content": shown,
+            **({"tool_calls": [_call(call) for call in calls]} if calls else {}),
+        }
+
+
+def _tool(tool: Any) -> Any:
+    """With its fields in the order in which vLLM knows them, as templates write them out."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    known = {name: function.get(name) for name in ("name", "description", "parameters")}
+    if function.get("strict") is not None:
+        known["strict"] = function["strict"]
+    return {"type": tool.get("type", "function"), "function": known}
+
+
+def _call(call: Any) -> Any:
+    """Clients send arguments as JSON in a string; templates want them as an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    arguments = json.loads(function["arguments"]) if function["arguments"] else {}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """Empty where there is no such file."""
+    if not path.exists():
+        return {}
+    value = json.loads(path.read_text())
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is no JSON object")  # noqa: TRY004 - of a file's content
+    return value
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str:
+    """The folder's own file first, then what the tokenizer's configuration says; of several, the default one."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    told = config.get("chat_template") or ""
+    if isinstance(told, list):
+        told = next((one.get("template", "") for one in told if one.get("name") == "default"), "")
+    return str(told)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _environment() -> Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - the server's local time, as there
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - called by templates
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _walks_over_content(environment: Environment, text: str) -> bool:
+    """Whether the template has a loop over a message's content."""
+    return any(_is_content(loop.iter) for loop in environment.parse(text).find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Filter(node=inner) if inner is not None:
+            return _is_content(inner)
+        case nodes.Getattr(attr="content") | nodes.Name(name="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+        case _:
+            return False

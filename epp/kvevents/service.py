@@ -1,0 +1,314 @@
+"""The thread that follows the servers' KV events and looks at routed prompts, and how its findings get to the picker.
+
+Owns the sockets: for each server a SUB socket, and a DEALER socket while a replay is under way, a fresh one for each, so that
+nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The picker belongs to the event loop: findings are
+handed over there, in portions. The thread touches nothing of the loop's but the queue of prompts, which is made for that.
+
+An error in the thread ends `run`, and with it the process. Called by the composition root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import zmq
+
+from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
+from epp.kvevents.sequence import Sequence as Messages
+from epp.kvevents.sequence import Step
+from epp.picker import Picker
+from epp.residency import Finding, RoutedQueue
+from epp.types import Endpoint, EndpointName
+
+_log = logging.getLogger(__name__)
+
+END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
+_POLL_MS: Final = 50
+_REPLAY_TIMEOUT_S: Final = 5.0
+"""Without a message of it."""
+_MESSAGES_A_TURN: Final = 64
+"""Of one socket, before the others get theirs."""
+_PROMPTS_A_TURN: Final = 4
+_FINDINGS_A_TURN: Final = 64
+"""Applied to the table before requests get their turn, some 5 us each."""
+_STATUS_EVERY_S: Final = 0.5
+_RECEIVE_HIGH_WATER_MARK: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one server's events are."""
+
+    model: str
+    incarnation: str
+    events: str
+    replay: str
+    """Empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactStatus:
+    """Of the last half second."""
+
+    models: Mapping[str, ModelStatus]
+    servers: Mapping[EndpointName, ServerStatus]
+    gaps: int
+    """Times at which messages of a server were missing; and of those, times at which no replay brought them."""
+    lost: int
+    malformed: int
+
+
+NOTHING: Final = ExactStatus({}, {}, 0, 0, 0)
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """One server, as the thread sees it."""
+
+    name: EndpointName
+    source: Source
+    messages: Messages
+    sub: zmq.Socket[bytes]
+    replay: zmq.Socket[bytes] | None = None
+    asked: int = 0
+    """Which of the replays that became due `replay` is for."""
+    give_up_at: float = 0.0
+
+
+class ExactService:
+    def __init__(
+        self,
+        picker: Picker,
+        queue: RoutedQueue,
+        exact: Exact,
+        *,
+        topic: str,
+        source: Callable[[Endpoint], Source | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._picker = picker
+        self._queue = queue
+        self._exact = exact
+        self._topic = topic
+        self._source = source
+        self._clock = clock
+        self._wanted: Mapping[EndpointName, Source] = {}
+        """Replaced as a whole by the loop, read by the thread."""
+        self._found: deque[Finding] = deque()
+        self._stopping = threading.Event()
+        self._thread_error: BaseException | None = None
+        self._told: dict[str, str] = {}
+        self._counted = (0, 0)
+        """Gaps and losses of servers that are no longer followed."""
+        self.status: ExactStatus = NOTHING
+        """Replaced as a whole by the thread."""
+
+    @property
+    def dropped(self) -> int:
+        """Prompts that were not looked at, since too many waited."""
+        return self._queue.dropped
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Follow these from now on."""
+        found = ((endpoint.name, self._source(endpoint)) for endpoint in endpoints)
+        self._wanted = {name: source for name, source in found if source is not None}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        thread = threading.Thread(
+            target=self._run_thread,
+            args=(lambda: loop.call_soon_threadsafe(news.set),),
+            name="kv-events",
+            daemon=True,
+        )
+        thread.start()
+        try:
+            while self._thread_error is None:
+                await news.wait()
+                news.clear()
+                await self._apply()
+            raise self._thread_error
+        finally:
+            self._stopping.set()
+            while thread.is_alive():  # it looks every few milliseconds
+                thread.join(timeout=1.0)
+
+    async def _apply(self) -> None:
+        """Correct the table, in portions."""
+        found = self._found
+        while found:
+            portion = [found.popleft() for _ in range(min(len(found), _FINDINGS_A_TURN))]
+            self._picker.take_in(portion)
+            await asyncio.sleep(0)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run_thread(self, wake: Callable[[], object]) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        followed: dict[EndpointName, _Followed] = {}
+        try:
+            self._follow(followed, context, wake)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `run` raises it
+            self._thread_error = error
+            if not self._stopping.is_set():
+                wake()
+        finally:
+            for one in followed.values():
+                one.sub.close(linger=0)
+                if one.replay is not None:
+                    one.replay.close(linger=0)
+            context.term()
+
+    def _follow(
+        self,
+        followed: dict[EndpointName, _Followed],
+        context: zmq.Context[zmq.Socket[bytes]],
+        wake: Callable[[], object],
+    ) -> None:
+        poller, status_at = zmq.Poller(), 0.0
+        while not self._stopping.is_set():
+            self._reconcile(followed, poller, context)
+            readable = {socket for socket, _ in poller.poll(_POLL_MS if not len(self._queue) else 0)}
+            now = self._clock()
+            for one in followed.values():
+                if one.replay is not None and one.replay in readable:
+                    self._read_replay(one, now=now)
+                if one.sub in readable:
+                    self._read_live(one, now=now)
+                self._tend_replay(one, poller, context, now=now)
+            self._look_at_prompts(followed, now=now)
+            found = self._exact.findings(now=now)
+            if found:
+                self._found.extend(found)
+                wake()
+            if now >= status_at:
+                status_at = now + _STATUS_EVERY_S
+                self._tell(followed)
+
+    def _reconcile(
+        self,
+        followed: dict[EndpointName, _Followed],
+        poller: zmq.Poller,
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
+        """Open and close sockets as the endpoints come and go."""
+        wanted = self._wanted
+        for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
+            gone = followed.pop(name)
+            self._counted = self._counted[0] + gone.messages.gaps, self._counted[1] + gone.messages.lost
+            _close(gone, poller)
+            poller.unregister(gone.sub)
+            gone.sub.close(linger=0)
+            self._exact.drop(name)
+        for name, source in wanted.items():
+            if name not in followed:
+                sub = _socket(context, zmq.SUB, source.events)
+                sub.setsockopt_string(zmq.SUBSCRIBE, self._topic)
+                poller.register(sub, zmq.POLLIN)
+                followed[name] = _Followed(name, source, Messages(replays=bool(source.replay)), sub)
+                self._exact.add(name, model=source.model)
+
+    def _read_live(self, one: _Followed, *, now: float) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            frames = _receive(one.sub)
+            if frames is None:
+                return
+            if len(frames) == 3 and len(frames[1]) == 8:
+                self._heard(one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now)
+
+    def _read_replay(self, one: _Followed, *, now: float) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            frames = _receive(one.replay) if one.replay is not None else None
+            if frames is None or one.asked != one.messages.asked:
+                return
+            if len(frames) != 4 or len(frames[2]) != 8:
+                continue
+            one.give_up_at = now + _REPLAY_TIMEOUT_S
+            if frames[2] == END_OF_REPLAY:
+                self._heard(one, one.messages.replay_over(), now=now)
+                return
+            self._heard(one, one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3]), now=now)
+
+    def _heard(self, one: _Followed, steps: Sequence[Step], *, now: float) -> None:
+        self._exact.heard(one.name, steps, complete=one.messages.complete, now=now)
+
+    def _tend_replay(
+        self, one: _Followed, poller: zmq.Poller, context: zmq.Context[zmq.Socket[bytes]], *, now: float
+    ) -> None:
+        """Ask for what is missing, and give up on what does not come."""
+        messages = one.messages
+        if messages.due is not None and one.asked == messages.asked and now >= one.give_up_at:
+            self._heard(one, messages.replay_over(), now=now)
+        if messages.due is None:
+            _close(one, poller)
+        elif one.asked != messages.asked:
+            _close(one, poller)
+            one.asked, one.give_up_at = messages.asked, now + _REPLAY_TIMEOUT_S
+            one.replay = _socket(context, zmq.DEALER, one.source.replay)
+            poller.register(one.replay, zmq.POLLIN)
+            one.replay.send_multipart([b"", messages.due.to_bytes(8, "big")], zmq.NOBLOCK)
+
+    def _look_at_prompts(self, followed: Mapping[EndpointName, _Followed], *, now: float) -> None:
+        for _ in range(_PROMPTS_A_TURN):
+            routed = self._queue.take()
+            if routed is None:
+                return
+            if self._exact.routed(routed, now=now):
+                one = followed[routed.server]
+                self._heard(one, one.messages.restarted(), now=now)
+
+    def _tell(self, followed: Mapping[EndpointName, _Followed]) -> None:
+        gaps, lost = self._counted
+        self.status = ExactStatus(
+            models=self._exact.models(),
+            servers=self._exact.servers(),
+            gaps=gaps + sum(one.messages.gaps for one in followed.values()),
+            lost=lost + sum(one.messages.lost for one in followed.values()),
+            malformed=self._exact.malformed,
+        )
+        said = {
+            f"model {name or '(any)'}": _words(m.state, m.reason) for name, m in self.status.models.items()
+        }
+        said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
+        for what, words in said.items():
+            if self._told.get(what) != words:
+                level = logging.WARNING if words.startswith("off") else logging.INFO
+                _log.log(level, "exact mode, %s: %s", what, words)
+        self._told = said
+
+
+def _words(state: str, reason: str) -> str:
+    return f"{state}: {reason}" if reason else state
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+    socket.connect(address)
+    return socket
+
+
+def _close(one: _Followed, poller: zmq.Poller) -> None:
+    """Of a replay that is over, or void."""
+    if one.replay is not None:
+        poller.unregister(one.replay)
+        one.replay.close(linger=0)
+        one.replay = None
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """None: nothing has come."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None

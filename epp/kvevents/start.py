@@ -1,0 +1,82 @@
+"""Makes exact mode from the configuration, or says what it lacks. Called by `app`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.errors import ConfigError
+from epp.exact_config import ExactMode, ExactModel
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.picker import Picker
+from epp.residency import RoutedQueue
+from epp.types import Endpoint
+
+if TYPE_CHECKING:
+    from epp.kvevents.service import ExactService, Source
+
+_PACKAGES = ("jinja2", "tokenizers", "zmq")
+
+
+def require(settings: ExactMode | None) -> None:
+    """ConfigError where something that the settings need is missing: a package, a tokenizer."""
+    if settings is not None:
+        _models(settings)
+
+
+def queue_of(settings: ExactMode | None) -> RoutedQueue | None:
+    """Where the picker puts prompts; None: exact mode is off."""
+    if settings is None:
+        return None
+    return RoutedQueue(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
+
+
+def make(picker: Picker, queue: RoutedQueue, settings: ExactMode) -> ExactService:
+    models = _models(settings)
+    from epp.kvevents.service import ExactService, Source  # noqa: PLC0415 - needs ZeroMQ, which is an extra
+
+    def source(endpoint: Endpoint) -> Source | None:
+        host = f"[{endpoint.address.host}]" if ":" in endpoint.address.host else endpoint.address.host
+        events = endpoint.kv_events or (
+            f"tcp://{host}:{settings.events_port}" if settings.events_port else ""
+        )
+        if not events:
+            return None
+        replay = endpoint.kv_replay
+        if not replay and not endpoint.kv_events and settings.replay_port:
+            replay = f"tcp://{host}:{settings.replay_port}"
+        return Source(endpoint.model, endpoint.incarnation, events, replay)
+
+    exact = Exact(models, max_blocks=settings.max_blocks, max_chunks=settings.max_chunks)
+    return ExactService(picker, queue, exact, topic=settings.topic, source=source)
+
+
+def _models(settings: ExactMode) -> dict[str, ModelSettings]:
+    for package in _PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"exactMode: the package {error.name or package} is not installed: pip install 'prefix-gateway[exact]'"
+            ) from error
+    return {one.model: _model(one, n) for n, one in enumerate(settings.models)}
+
+
+def _model(one: ExactModel, n: int) -> ModelSettings:
+    from epp.kvevents.language import FolderLanguage  # noqa: PLC0415 - its packages are an extra
+
+    try:
+        language = FolderLanguage(
+            Path(one.tokenizer_folder),
+            template=Path(one.chat_template_file) if one.chat_template_file else None,
+            arguments=one.chat_template_arguments,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"exactMode.models[{n}]: {error}") from error
+    return ModelSettings(
+        language=language,
+        algorithm=None if one.hash_algorithm == "auto" else one.hash_algorithm,
+        seed=one.hash_seed,
+        adapters=one.adapters,
+    )

@@ -1,0 +1,222 @@
+"""Exact mode live: two of this repository's model servers publish KV events over ZeroMQ, the picker's table follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from epp.decision import PickRequest
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.mapping import Tokens
+from epp.kvevents.service import ExactService, Source
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.request.parse import parse_request
+from epp.residency import RoutedQueue
+from epp.types import Address, Endpoint, EndpointName
+from model_server.core.cache_options import CacheOptions
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings
+from model_server.server.kv_publisher import KvEventSettings
+from model_server.server.serve import Server, ServerSettings, listening
+from model_server.text.chat import render_chat
+from model_server.text.language import ChatMessage
+from model_server.text.tokenizer import _PIECES, Tokenizer
+
+BLOCK_TOKENS = 16
+NUM_BLOCKS = 96
+"""1,536 tokens: some three prompts of this test."""
+WAIT_S = 60.0
+
+
+class StandInLanguage:
+    """The model servers' stand-in for a tokenizer and template, for the picker's side."""
+
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer()
+
+    def tokens(self, text: str, *, special: bool) -> Tokens:
+        return Tokens(self._tokenizer.encode(text), [piece.end() for piece in _PIECES.finditer(text)])
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
+        return render_chat([ChatMessage(m["role"], m["content"]) for m in messages])
+
+
+def settings_of(algorithm: str) -> ServerSettings:
+    return ServerSettings(
+        port=0,
+        num_blocks=NUM_BLOCKS,
+        block_size_tokens=BLOCK_TOKENS,
+        limits=SchedulerLimits(),
+        backend=CostSettings(costs=CostModel(speed=1000)),
+        cache=CacheOptions(hash_algorithm=algorithm),  # type: ignore[arg-type]  # of a fixed set in this file
+        kv_events=KvEventSettings(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0"),
+        drain_timeout_s=0.01,
+    )
+
+
+@dataclass(slots=True)
+class Running:
+    """Two servers, and a picker that follows them."""
+
+    picker: Picker
+    service: ExactService
+    servers: Mapping[EndpointName, Server]
+    http: Mapping[EndpointName, aiohttp.ClientSession]
+
+    async def chat(self, text: str, *, only: EndpointName | None = None) -> EndpointName:
+        """One request from pick to end, as a gateway would."""
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": "And now?"}]
+        body = json.dumps({"model": "made-up", "messages": messages, "max_tokens": 4}).encode()
+        address = {e.name: e.address for e in self.picker.endpoints()}
+        request = PickRequest(
+            request_id=text[:8],
+            inference=parse_request("/v1/chat/completions", body),
+            body_bytes=len(body),
+            subset=None if only is None else frozenset({address[only]}),
+        )
+        now = asyncio.get_running_loop().time()
+        pick = self.picker.pick(request, now=now)
+        name = pick.decision.chosen
+        async with self.http[name].post("/v1/chat/completions", data=body) as response:
+            assert response.status == 200, await response.text()
+        self.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        self.picker.end(pick, outcome="ended", now=now)
+        return name
+
+    def believed(self, text: str) -> dict[EndpointName, int]:
+        """Chunks of the prompt that the table says each server holds."""
+        body = json.dumps({"model": "made-up", "messages": [{"role": "system", "content": text}]}).encode()
+        chain = self.picker._mirrors.chain(parse_request("/v1/chat/completions", body))
+        return self.picker.table.match(chain)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110 - nothing there tells when
+                await asyncio.sleep(0.02)
+
+    def model_state(self) -> str:
+        status = self.service.status.models.get("")
+        return status.state if status is not None else ""
+
+    def held(self, name: EndpointName) -> int:
+        """Blocks, by the server's own account as the service heard it."""
+        status = self.service.status.servers.get(name)
+        return status.blocks if status is not None else -1
+
+
+@contextlib.asynccontextmanager
+async def following(algorithm: str = "sha256") -> AsyncIterator[Running]:
+    async with AsyncExitStack() as stack:
+        servers, http, endpoints = {}, {}, []
+        for name in (EndpointName("a"), EndpointName("b")):
+            settings = settings_of(algorithm)
+            server = servers[name] = Server(settings)
+            port = await stack.enter_async_context(listening(server, settings))
+            http[name] = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
+            assert server.kv_publisher is not None
+            endpoints.append(
+                Endpoint(
+                    name,
+                    Address("127.0.0.1", port),
+                    kv_events=server.kv_publisher.endpoint,
+                    kv_replay=server.kv_publisher.replay_endpoint or "",
+                )
+            )
+        queue = RoutedQueue(max_prompts=100, max_bytes=10**6)
+        picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=queue)
+        picker.set_endpoints(endpoints, now=0.0)
+        exact = Exact({"": ModelSettings(language=StandInLanguage())}, max_blocks=10**5, max_chunks=10**4)
+        service = ExactService(
+            picker,
+            queue,
+            exact,
+            topic="",
+            source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
+            clock=asyncio.get_running_loop().time,
+        )
+        service.set_endpoints(endpoints)
+        task = asyncio.create_task(service.run())
+        try:
+            yield Running(picker, service, servers, http)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            exact.check_integrity()
+            picker.check_integrity()
+
+
+def text(name: str) -> str:
+    """About 500 tokens."""
+    rng = random.Random(name)
+    return " ".join("".join(rng.choices("abcdefghij", k=5)) for _ in range(400))
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> None:
+    a, b = EndpointName("a"), EndpointName("b")
+    async with following(algorithm) as running:
+        await running.chat(text("first"), only=a)
+        await running.chat(text("first"), only=b)
+        await running.until(lambda: running.held(a) > 0 and running.held(b) > 0)
+        await running.until(lambda: running.model_state() == "on")
+        assert running.believed(text("first")).keys() == {a, b}
+
+        for n in range(4):  # past a's capacity, not b's
+            await running.chat(text(f"other {n}"), only=a)
+        await running.until(lambda: a not in running.believed(text("first")))
+        assert running.believed(text("first")).keys() == {b}
+        assert running.believed(text("other 3")).keys() == {a}
+        status = running.service.status.models[""]
+        assert (status.algorithm, status.block_tokens) == (algorithm, BLOCK_TOKENS)
+        assert (status.missed, dict(status.skipped)) == (0, {})
+
+
+async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_routed() -> None:
+    """As after a restart of the picker: the server's events are replayed, the prompt tells which chunks they are."""
+    a, b = EndpointName("a"), EndpointName("b")
+    async with following() as running:
+        body = {"model": "made-up", "messages": [{"role": "system", "content": text("old")}], "max_tokens": 1}
+        async with running.http[a].post("/v1/chat/completions", data=json.dumps(body)) as response:
+            assert response.status == 200
+        assert running.believed(text("old")) == {}
+        await running.chat(text("old"), only=b)
+        await running.until(lambda: running.believed(text("old")).keys() == {a, b})
+        chunks = running.believed(text("old"))
+        assert chunks[a] >= chunks[b] - 1  # to the block in which the two prompts part
+
+
+async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
+    a = EndpointName("a")
+    async with following() as running:
+        await running.chat(text("gone"), only=a)
+        await running.until(lambda: running.held(a) > 0)
+        assert running.believed(text("gone"))
+        async with running.http[a].post("/reset_prefix_cache") as response:
+            assert response.status == 200
+        await running.until(lambda: not running.believed(text("gone")))
+        await running.until(lambda: running.held(a) == 0)
+
+
+async def test_a_server_that_names_blocks_in_another_way_is_left_alone_and_said_so() -> None:
+    a = EndpointName("a")
+    async with following("xxh3") as running:
+        await running.chat(text("named"), only=a)
+        await running.until(
+            lambda: (s := running.service.status.servers.get(a)) is not None and s.state == "off"
+        )
+        reason = running.service.status.servers[a].reason
+        assert "sha256" in reason
+        assert running.service.status.models[""].state == "off"
+        assert running.believed(text("named")).keys() == {a}  # the approximate table stands

@@ -1,0 +1,168 @@
+"""Random events, prompts, losses and findings against the plainest account of who holds what.
+
+The findings go into a real prefix table, in which only they write. What it then says of a chain is what the servers hold of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from epp.kvevents.events import Cleared, Removed, Stored
+from epp.kvevents.hashing import BlockName
+from epp.kvevents.knowledge import Knowledge
+from epp.mirrors import Mirrors
+from epp.policy import Chunks, PolicySpec, Table
+from epp.prefix.hashing import hash_chain
+from epp.residency import UNDER_WAY_S, Tier
+from epp.types import ChunkHash, EndpointName
+
+CHUNK, BLOCK = 16, 6
+"""Characters, so that a chunk completes two or three blocks, and most blocks straddle a chunk's end."""
+SPEC = PolicySpec(
+    chunks=Chunks(size_bytes=CHUNK, later_size_bytes=CHUNK, later_from_bytes=0),
+    table=Table(max_entries=10**6, ttl_seconds=10**6),
+)
+SERVERS = [EndpointName(n) for n in ("a", "b", "c")]
+
+servers = st.sampled_from(SERVERS)
+tiers = st.sampled_from(Tier)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> bytes:
+    """Shared beginnings that part at chunks' ends and within chunks."""
+    parts = draw(st.lists(st.sampled_from(["s" * 16, "t" * 16, "u" * 5, "v" * 29]), min_size=1, max_size=4))
+    return "".join(parts).encode()
+
+
+def blocks_of(prompt: bytes) -> list[BlockName]:
+    return [BlockName(hash(prompt[: end + BLOCK])) for end in range(0, len(prompt) - BLOCK + 1, BLOCK)]
+
+
+class KnowledgeMachine(RuleBasedStateMachine):
+    @initialize(complete=st.booleans())
+    def start(self, *, complete: bool) -> None:
+        self.now = 1000.0
+        self.knowledge = Knowledge(max_blocks=10**6, max_chunks=1000)
+        self.mirrors = Mirrors(SPEC)
+        self.copies: dict[EndpointName, dict[Tier, Counter[BlockName]]] = {}
+        self.mapped: dict[bytes, list[ChunkHash]] = {}
+        for name in SERVERS:
+            self.knowledge.add(name)
+            self.knowledge.set_complete(name, complete=complete)
+            self.knowledge.set_trusted(name, trusted=True)
+            self.mirrors.table.add_endpoint(name, capacity_bytes=10**9)
+            self.copies[name] = {tier: Counter() for tier in Tier}
+
+    def tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    @rule(prompt=prompts())
+    def a_prompt_is_routed(self, prompt: bytes) -> None:
+        chain = hash_chain(prompt, seed=1, schedule=self.mirrors.schedule)
+        ends = [(k + 1) * CHUNK for k in range(len(chain))]
+        blocks = blocks_of(prompt)
+        self.mapped[prompt] = chain
+        self.knowledge.map(
+            chain,
+            ends_bytes=ends,
+            blocks=blocks,
+            ends_blocks=[end // BLOCK for end in ends],
+            now=self.tick(),
+        )
+
+    @rule(name=servers, prompt=prompts(), tier=tiers)
+    def a_prompt_is_stored(self, name: EndpointName, prompt: bytes, tier: Tier) -> None:
+        blocks = blocks_of(prompt)
+        self.copies[name][tier].update(blocks)
+        self.knowledge.apply(name, Stored(tuple(blocks), tier), now=self.tick())
+
+    @rule(name=servers, prompt=prompts(), tier=tiers, keep=st.integers(0, 12))
+    def its_end_is_evicted(self, name: EndpointName, prompt: bytes, tier: Tier, keep: int) -> None:
+        blocks = blocks_of(prompt)[keep:]
+        self.copies[name][tier] -= Counter(blocks)
+        self.knowledge.apply(name, Removed(tuple(reversed(blocks)), tier), now=self.tick())
+
+    @rule(name=servers, prompt=prompts(), tier=tiers, index=st.integers(0, 12))
+    def any_block_is_evicted(self, name: EndpointName, prompt: bytes, tier: Tier, index: int) -> None:
+        blocks = blocks_of(prompt)[index : index + 1]
+        self.copies[name][tier] -= Counter(blocks)
+        self.knowledge.apply(name, Removed(tuple(blocks), tier), now=self.tick())
+
+    @rule(name=servers)
+    def a_server_clears(self, name: EndpointName) -> None:
+        self.copies[name] = {tier: Counter() for tier in Tier}
+        self.knowledge.apply(name, Cleared(), now=self.tick())
+
+    @rule(name=servers)
+    def a_server_restarts(self, name: EndpointName) -> None:
+        complete = self.knowledge.is_complete(name)
+        self.copies[name] = {tier: Counter() for tier in Tier}
+        self.knowledge.lost(name, now=self.tick())
+        self.knowledge.set_complete(name, complete=complete)
+
+    @rule()
+    def findings_are_taken_in(self) -> None:
+        self.mirrors.take_in(self.knowledge.findings(now=self.tick()))
+        matches = {prompt: self.mirrors.table.match(chain) for prompt, chain in self.mapped.items()}
+        for prompt, chain in self.mapped.items():
+            for name in SERVERS:
+                assert matches[prompt].get(name, 0) == self.held_chunks(name, prompt)
+                expected = self.worth(name, chain, prompt)
+                assert self.mirrors.worth_bytes(name, chain, self.held_chunks(name, prompt)) == pytest.approx(
+                    expected
+                )
+
+    def tier_of(self, name: EndpointName, block: BlockName) -> Tier | None:
+        return next((tier for tier in Tier if self.copies[name][tier][block] > 0), None)
+
+    def held_chunks(self, name: EndpointName, prompt: bytes) -> int:
+        """Chunks whose whole blocks, and those before, the server holds; none where there is no whole block yet."""
+        blocks = blocks_of(prompt)
+        held = next((n for n, b in enumerate(blocks) if self.tier_of(name, b) is None), len(blocks))
+        full = len(prompt) // CHUNK
+        return next((k for k in range(full) if (k + 1) * CHUNK // BLOCK > held), full)
+
+    def worth(self, name: EndpointName, chain: list[ChunkHash], prompt: bytes) -> float:
+        blocks, worth = blocks_of(prompt), 0.0
+        for k in range(self.held_chunks(name, prompt)):
+            own = blocks[k * CHUNK // BLOCK : (k + 1) * CHUNK // BLOCK]
+            tier = max((t for b in own if (t := self.tier_of(name, b)) is not None), default=Tier.GPU)
+            worth += CHUNK * SPEC.tiers.shares[tier]
+        return worth
+
+    @precondition(lambda self: hasattr(self, "knowledge"))
+    @invariant()
+    def parts_are_sound(self) -> None:
+        self.knowledge.check_integrity()
+        self.mirrors.table.check_integrity()
+
+
+TestKnowledge = KnowledgeMachine.TestCase
+TestKnowledge.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class BoundedMachine(KnowledgeMachine):
+    """The same with room for few chunks: what is forgotten is neither credited nor taken away, and nothing breaks."""
+
+    @initialize(complete=st.booleans())
+    def start(self, *, complete: bool) -> None:
+        super().start(complete=complete)
+        self.knowledge._tree._max_chunks = 5
+
+    @rule(name=servers)
+    def findings_are_taken_in(self, name: EndpointName = SERVERS[0]) -> None:
+        self.now += 2 * UNDER_WAY_S
+        self.mirrors.take_in(self.knowledge.findings(now=self.now))
+        assert len(self.knowledge) <= 5
+        self.knowledge.forget(name)
+
+
+TestBounded = BoundedMachine.TestCase
+TestBounded.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,104 @@
+"""A follower of numbered messages against a publisher that drops, keeps little, and is replaced by another process."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from epp.kvevents.sequence import Deliver, Sequence, Step
+
+
+class SequenceMachine(RuleBasedStateMachine):
+    @initialize(replays=st.booleans(), keeps=st.integers(0, 12), late=st.integers(0, 6))
+    def start(self, *, replays: bool, keeps: int, late: int) -> None:
+        self.replays, self.keeps = replays, keeps
+        self.process = 0
+        self.sent: list[bytes] = []
+        """By the process that is there now."""
+        self.applied: list[bytes] = []
+        """What is believed now to have been sent, since the last time that all was forgotten."""
+        self.sequence = Sequence(replays=replays)
+        for _ in range(late):
+            self.next_message()
+        self.replay: tuple[int, list[tuple[int, bytes]]] | None = None
+
+    def next_message(self) -> tuple[int, bytes]:
+        self.sent.append(f"{self.process}.{len(self.sent)}".encode())
+        return len(self.sent) - 1, self.sent[-1]
+
+    def take(self, steps: list[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Deliver):
+                self.applied.append(step.payload)
+            else:
+                self.applied.clear()
+
+    @rule()
+    def a_message_arrives(self) -> None:
+        self.take(self.sequence.live(*self.next_message()))
+
+    @rule()
+    def a_message_is_lost(self) -> None:
+        self.next_message()
+
+    @rule()
+    def the_replay_is_asked_for(self) -> None:
+        if self.sequence.due is None or (self.replay is not None and self.replay[0] == self.sequence.asked):
+            return
+        kept = list(enumerate(self.sent))[max(0, len(self.sent) - self.keeps) :]
+        self.replay = self.sequence.asked, [m for m in kept if m[0] >= self.sequence.due]
+
+    @rule()
+    def the_replay_goes_on(self) -> None:
+        if self.replay is None or self.replay[0] != self.sequence.asked or self.sequence.due is None:
+            return
+        if self.replay[1]:
+            self.take(self.sequence.replayed(*self.replay[1].pop(0)))
+        else:
+            self.take(self.sequence.replay_over())
+
+    @rule()
+    def no_answer_comes(self) -> None:
+        if self.sequence.due is not None:
+            self.take(self.sequence.replay_over())
+
+    @rule(known=st.booleans())
+    def another_process_starts(self, *, known: bool) -> None:
+        """Somebody says so, or its first message does: one whose numbers happen to go on where the other's ended cannot be told."""
+        self.process += 1
+        self.sent, self.replay = [], None
+        if known:
+            self.take(self.sequence.restarted())
+        else:
+            self.a_message_arrives()
+
+    @rule()
+    def all_comes_through(self) -> None:
+        """With messages and replays that arrive, what is believed is what this process sent last."""
+        self.replay = None
+        for _ in range(4):
+            self.a_message_arrives()
+            for _ in range(3 * len(self.sent) + 10):
+                self.the_replay_is_asked_for()
+                self.the_replay_goes_on()
+        assert self.sequence.due is None
+        assert self.applied
+        assert self.applied[-1] == self.sent[-1]
+        if self.replays and self.keeps >= len(self.sent) and self.sequence.complete:
+            assert self.applied == self.sent
+
+    @precondition(lambda self: hasattr(self, "sequence"))
+    @invariant()
+    def what_is_believed_is_one_process_without_a_gap(self) -> None:
+        self.sequence.check_integrity()
+        numbers = [payload.split(b".") for payload in self.applied]
+        assert len({process for process, _ in numbers}) <= 1
+        order = [int(number) for _, number in numbers]
+        assert order == list(range(order[0], order[0] + len(order))) if order else True
+        if self.sequence.complete and order:
+            assert order[0] == 0
+
+
+TestSequence = SequenceMachine.TestCase
+TestSequence.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,234 @@
+"""Conversations as their canonical bytes keep them, rendered and cut into tokens as a server does, and aligned with chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.kvevents.alignment import aligned_blocks, chunk_ends
+from epp.kvevents.conversation import Text, UnreadableError, read_conversation
+from epp.kvevents.hashing import BlockHasher
+from epp.kvevents.language import FolderLanguage
+from epp.kvevents.mapping import UnmappedError, UntemplatedError, map_prompt
+from epp.prefix.hashing import ChunkSchedule, hash_chain
+from epp.request.parse import parse_request
+from epp.residency import Routed
+from epp.types import EndpointName
+from tests.unit.kvevents.a_language import write_language
+
+SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=32, later_from_bytes=0)
+
+
+@pytest.fixture
+def language(tmp_path: Path) -> FolderLanguage:
+    return FolderLanguage(write_language(tmp_path))
+
+
+def routed(path: str, *, adapter: str = "", **body: Any) -> Routed:
+    inference = parse_request(path, json.dumps({"model": "m", **body}).encode())
+    return Routed(
+        server=EndpointName("a"),
+        process=0,
+        model="",
+        adapter=adapter,
+        inference=inference,
+        chain=hash_chain(inference.prompt, seed=1, schedule=SCHEDULE),
+        schedule=SCHEDULE,
+        at=0.0,
+    )
+
+
+def chat(*messages: dict[str, Any], **more: Any) -> Routed:
+    return routed("/v1/chat/completions", messages=list(messages), **more)
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def blocks_at(
+    prompt: Routed, language: FolderLanguage, *, block_tokens: int = 4
+) -> tuple[Sequence[int], Sequence[int]]:
+    mapped = map_prompt(
+        prompt,
+        language=language,
+        hasher=BlockHasher("sha256"),
+        block_tokens=block_tokens,
+        adapter_path=None,
+    )
+    return mapped.blocks, mapped.ends_blocks
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [said("user", "hello")],
+        [said("system", "ünïcödé"), said("user", "漢字"), said("assistant", ""), said("user", " spaces ")],
+        [said("user", "who?", name="bob"), said("assistant", "I", tool_calls=[CALL])],
+        [said("tool", "42", tool_call_id="c1")],
+        [said("custom", "role")],
+    ],
+)
+def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, Any]]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    prompt = chat(*messages, tools=tools).inference.prompt
+    read = read_conversation(prompt)
+    assert list(read.messages) == messages
+    assert read.tools == tools
+    assert [prompt[t.start : t.end].decode() for t in read.texts] == [m["content"] for m in messages]
+
+
+def test_several_text_parts_come_back_as_several() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    read = read_conversation(chat(said("user", parts)).inference.prompt)
+    assert [m["content"] for m in read.messages] == [["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+        [{"type": "tool_result", "tool_use_id": "x", "content": "42"}],
+    ],
+)
+def test_what_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
+    with pytest.raises(UnreadableError):
+        read_conversation(chat(said("user", content)).inference.prompt)
+
+
+def test_a_conversation_is_rendered_as_the_folders_template_says(language: FolderLanguage) -> None:
+    rendered = language.render([{"role": "user", "content": " hi "}], tools=None)
+    assert rendered == "<s><|user|>hi</s><|assistant|>"
+    tool = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
+    assert (
+        '<|tools|>[{"type": "function", "function": {"name": "f", "description": null, "parameters": {}}}]'
+        in language.render([{"role": "user", "content": "x"}], tools=[tool])
+    )
+
+
+def test_a_template_that_walks_over_parts_gets_parts(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    language = FolderLanguage(write_language(tmp_path, template=template))
+    assert language.render([{"role": "user", "content": "a"}], tools=None) == "[a]"
+    assert language.render([{"role": "user", "content": ["a", "b"]}], tools=None) == "[a][b]"
+
+
+def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
+    language = FolderLanguage(write_language(tmp_path, template="{{ raise_exception('no system role') }}"))
+    with pytest.raises(UntemplatedError, match="no system role"):
+        language.render([{"role": "user", "content": "a"}], tools=None)
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+    language = FolderLanguage(
+        write_language(tmp_path, template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    )
+    with pytest.raises(UntemplatedError):
+        language.render([{"role": "user", "content": "a"}], tools=None)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "match"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: No such file"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "no JSON object"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "Expecting"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"), "chat template"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_by_the_file_at_fault(
+    tmp_path: Path, break_it: Any, match: str
+) -> None:
+    folder = write_language(tmp_path)
+    break_it(folder)
+    with pytest.raises(ConfigError, match=match):
+        FolderLanguage(folder)
+
+
+def test_a_plain_prompt_gets_the_tokenizers_own_tokens_and_a_chat_does_not(language: FolderLanguage) -> None:
+    plain = language.tokens("the quick", special=True)
+    assert plain.ids[0] == 0
+    assert plain.ends[0] == 0
+    assert plain.ends[-1] == len("the quick")
+    assert list(language.tokens("the quick", special=False).ids) == list(plain.ids[1:])
+
+
+def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_go_on(
+    language: FolderLanguage,
+) -> None:
+    start = said("system", "the quick brown fox jumps over the lazy dog " * 5)
+    one, ends_one = blocks_at(chat(start, said("user", "pack my box with five")), language)
+    two, ends_two = blocks_at(chat(start, said("user", "漢字 dozen jugs " * 9)), language)
+    common = len(chat(start).inference.prompt) // SCHEDULE.chunk_bytes
+    assert ends_one[:common] == ends_two[:common]
+    assert one[: ends_one[common - 1]] == two[: ends_two[common - 1]]
+    assert ends_one[common - 1] > 8
+
+
+@pytest.mark.parametrize(
+    "content", ["plain words here " * 9, "ünïcödé 漢字 " * 9, "  padded  " * 9, "漢" * 90]
+)
+def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
+    language: FolderLanguage, content: str
+) -> None:
+    """Counted anew from the rendered text of the prompt's own beginning."""
+    prompt = chat(said("user", content))
+    _, ends = blocks_at(prompt, language)
+    rendered = language.render([said("user", content)], tools=None)
+    tokens = language.tokens(rendered, special=False)
+    stripped = content.strip()
+    shift = len(content) - len(content.lstrip())
+    for end, found in zip(chunk_ends(SCHEDULE, len(ends)), ends, strict=True):
+        inside = len(prompt.inference.prompt[:end].partition(b"\xfe")[2].decode(errors="ignore"))
+        chars = rendered.index(stripped) + min(max(inside - shift, 0), len(stripped))
+        whole = sum(e <= chars for e in tokens.ends) // 4
+        assert abs(found - whole) <= 1
+        assert found <= len(tokens.ids) // 4
+
+
+def test_token_ids_need_no_tokenizer() -> None:
+    prompt = routed("/v1/completions", prompt=list(range(40)))
+    mapped = map_prompt(
+        prompt, language=None, hasher=BlockHasher("sha256"), block_tokens=16, adapter_path=None
+    )
+    assert mapped.blocks == BlockHasher("sha256").names(list(range(40)), block_tokens=16)
+    assert mapped.ends_blocks == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (routed("/v1/embeddings", input="x" * 99), "content"),
+        (chat(said("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
+        (routed("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
+    ],
+)
+def test_prompts_that_cannot_be_mapped_say_why(language: FolderLanguage, prompt: Routed, reason: str) -> None:
+    with pytest.raises(UnmappedError) as caught:
+        map_prompt(
+            prompt, language=language, hasher=BlockHasher("sha256"), block_tokens=16, adapter_path=None
+        )
+    assert caught.value.reason == reason
+
+
+def test_a_text_that_the_template_dropped_does_not_shift_what_follows() -> None:
+    texts = (Text(2, "gone", 6), Text(8, "here it is", 18))
+    ends = aligned_blocks(
+        [18],
+        prompt_bytes=18,
+        rendered="<u>here it is",
+        texts=texts,
+        token_ends=range(1, 14),
+        block_tokens=1,
+        blocks=99,
+    )
+    assert ends == [13]

@@ -1,0 +1,96 @@
+"""The `exactMode` section: what is refused and how, and where each server's events are looked for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from epp.config import load_config
+from epp.errors import ConfigError
+from epp.files.endpoints_file import load_endpoints
+from epp.kvevents import start
+from epp.kvevents.service import Source
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.types import Address, Endpoint, EndpointName
+from tests.unit.kvevents.a_language import write_language
+
+
+def config_text(tmp_path: Path, exact: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"endpointsFile: endpoints.yaml\nexactMode: {exact}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("exact", "match"),
+    [
+        ("{}", "models"),
+        ("{models: []}", "length >= 1"),
+        ("{models: [{}]}", r"tokenizerFolder.*models\[0\]|models\[\.\.\.\]"),
+        ("{models: [{tokenizerFolder: x, hashAlgorithm: md5}]}", "hashAlgorithm"),
+        ("{models: [{tokenizerFolder: x}, {tokenizerFolder: y}]}", r"models\[1\].model: empty"),
+        (
+            "{models: [{tokenizerFolder: x, model: a}, {tokenizerFolder: y, model: a}]}",
+            r"models\[1\].model: 'a' is",
+        ),
+        (
+            "{models: [{tokenizerFolder: x}], replayPort: 5557}",
+            "replayPort: events and replay need two ports",
+        ),
+        ("{models: [{tokenizerFolder: x}], portal: 1}", "portal"),
+    ],
+)
+def test_a_wrong_section_is_refused_with_its_field(tmp_path: Path, exact: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_config(config_text(tmp_path, exact))
+
+
+def test_a_tokenizer_that_is_not_there_is_refused_at_start(tmp_path: Path) -> None:
+    config = load_config(config_text(tmp_path, "{models: [{tokenizerFolder: /nowhere}]}"))
+    with pytest.raises(ConfigError, match=r"exactMode\.models\[0\]: /nowhere/tokenizer.json: No such file"):
+        start.require(config.exact_mode)
+
+
+def test_without_the_section_there_is_no_exact_mode(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("endpointsFile: endpoints.yaml\n")
+    config = load_config(path)
+    start.require(config.exact_mode)
+    assert start.queue_of(config.exact_mode) is None
+
+
+def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path: Path) -> None:
+    folder = write_language(tmp_path / "model")
+    config = load_config(config_text(tmp_path, f"{{models: [{{tokenizerFolder: {folder}}}]}}"))
+    assert config.exact_mode is not None
+    queue = start.queue_of(config.exact_mode)
+    assert queue is not None
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0), routed=queue)
+    source = start.make(picker, queue, config.exact_mode)._source
+    plain = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), model="m", incarnation="7")
+    assert source(plain) == Source("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+    six = Endpoint(EndpointName("a"), Address("fd00::1", 8000))
+    assert source(six) == Source("", "", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558")
+    own = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), kv_events="ipc:///run/kv")
+    assert source(own) == Source("", "", "ipc:///run/kv", "")
+
+
+def test_an_endpoints_file_may_name_where_events_are() -> None:
+    text = "endpoints: [{name: a, address: '10.0.0.1:80', kv_events: 'tcp://10.0.0.1:1', kv_replay: 'tcp://10.0.0.1:2'}]"
+    (endpoint,) = load_endpoints(text, source="f")
+    assert (endpoint.kv_events, endpoint.kv_replay) == ("tcp://10.0.0.1:1", "tcp://10.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ("kv_replay: 'tcp://10.0.0.1:2'", "kv_replay: goes with kv_events"),
+        ("kv_events: 'http://10.0.0.1:2'", "kv_events"),
+    ],
+)
+def test_a_wrong_event_address_is_refused(fields: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_endpoints(f"endpoints: [{{name: a, address: '10.0.0.1:80', {fields}}}]", source="f")

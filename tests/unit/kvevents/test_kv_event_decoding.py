@@ -1,0 +1,91 @@
+"""KV events as several releases of vLLM send them, and what is no KV event."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from epp.kvevents.events import Cleared, MalformedError, Removed, Stored, decode
+from epp.residency import Tier
+from tests.contract.recordings import read_kv_events
+
+
+def batch(*events: object) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events), 0])
+
+
+def test_recorded_messages_of_vllm_say_what_they_say() -> None:
+    recording = read_kv_events("sha256")
+    for recorded in recording.batches:
+        for event, plain in zip(decode(recorded.payload), recorded.events(), strict=True):
+            assert (
+                type(event).__name__
+                == {
+                    "BlockStored": "Stored",
+                    "BlockRemoved": "Removed",
+                    "AllBlocksCleared": "Cleared",
+                }[plain["type"]]
+            )
+            if isinstance(event, Stored):
+                assert list(event.token_ids) == plain["token_ids"]
+                assert event.block_tokens == recording.block_tokens
+                assert event.adapter == (plain["lora_name"] or "")
+
+
+def test_maps_and_arrays_of_older_releases_say_the_same() -> None:
+    as_map = {
+        "type": "BlockStored",
+        "block_hashes": [7, 8],
+        "parent_block_hash": 6,
+        "token_ids": [1, 2, 3, 4],
+        "block_size": 2,
+        "lora_id": None,
+        "medium": "CPU",
+    }
+    stored = Stored((7, 8), Tier.CPU, 6, (1, 2, 3, 4), 2)  # type: ignore[arg-type]  # plain numbers as names
+    assert decode(batch(as_map)) == [stored]
+    assert decode(batch(["BlockStored", [7, 8], 6, [1, 2, 3, 4], 2, None, "CPU"])) == [stored]
+    assert decode(batch(["BlockRemoved", [7]], ["AllBlocksCleared"])) == [Removed((7,), Tier.GPU), Cleared()]  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        (None, Tier.GPU),
+        ("GPU", Tier.GPU),
+        ("cpu", Tier.CPU),
+        ("STORAGE", Tier.STORAGE),
+        ("TAPE", Tier.STORAGE),
+    ],
+)
+def test_a_medium_that_is_not_known_counts_as_the_slowest(medium: str | None, tier: Tier) -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
+    assert decode(batch(event)) == [Removed((1,), tier)]  # type: ignore[arg-type]  # a plain number as a name
+
+
+def test_whole_hashes_are_known_by_their_last_eight_bytes() -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [bytes(24) + (5).to_bytes(8, "big")], "medium": "GPU"}
+    assert decode(batch(event)) == [Removed((5,), Tier.GPU)]  # type: ignore[arg-type]  # a plain number as a name
+
+
+def test_events_that_are_not_known_are_left_out() -> None:
+    assert decode(batch({"type": "BlockMoved", "whatever": 1}, ["BlockSwapped", 1])) == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(7),
+        msgspec.msgpack.encode([1.0]),
+        batch(7),
+        batch({"type": "BlockStored"}),
+        batch({"type": "BlockStored", "block_hashes": ["x"], "token_ids": [1]}),
+        batch({"type": "BlockStored", "block_hashes": [1], "token_ids": 7}),
+        batch({"type": "BlockRemoved", "block_hashes": 3}),
+    ],
+)
+def test_what_is_no_batch_of_events_is_refused(payload: bytes) -> None:
+    with pytest.raises(MalformedError):
+        decode(payload)
