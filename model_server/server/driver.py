@@ -151,6 +151,8 @@ class EngineDriver:
         """Forget what is cached and tell at once, though no step may come for long."""
         self._engine.kv_cache.reset_prefix_cache()
         self.publish_events()
+        if self._staging is not None:
+            self._staging.cache_was_reset()
 
     async def run(self) -> None:
         """The loop. It ends only by cancellation or a fault, and then nobody is left waiting."""

@@ -22,9 +22,10 @@ import msgspec
 
 from model_server.core.hashing import BlockHash, PrefixScope, event_hash
 from model_server.core.request import Request
+from model_server.tiers.events import TierEvent, TierRemoved
 
 MEDIUM = "GPU"
-"""What vLLM calls the first tier, on a CPU too."""
+"""What vLLM calls the first tier, on a CPU too. A store below tells of "CPU" and "STORAGE"."""
 SPEC_KIND = "full_attention"
 DEFAULT_BUFFER_BATCHES = 10_000
 
@@ -117,6 +118,29 @@ class KvEventLog:
     def cleared(self) -> None:
         """What was heard before, and not sent yet, no longer matters to anybody."""
         self._heard = [AllBlocksCleared()]
+
+    def tier_changed(self, event: TierEvent) -> None:
+        """A store below the cache holds other blocks than before."""
+        hashes = tuple(map(event_hash, event.hashes))
+        if isinstance(event, TierRemoved):
+            self._heard.append(BlockRemoved(hashes, event.medium, 0))
+            return
+        scope = event.scope
+        blocks = range(event.first_block, event.first_block + len(hashes))
+        self._heard.append(
+            BlockStored(
+                block_hashes=hashes,
+                parent_block_hash=event_hash(event.parent) if event.parent is not None else None,
+                token_ids=tuple(event.token_ids),
+                block_size=self._block_size_tokens,
+                lora_id=self._adapter_id(scope),
+                medium=event.medium,
+                lora_name=scope.adapter_name or None,
+                extra_keys=tuple(_extra_keys(scope, first=index == 0) for index in blocks),
+                group_idx=0,
+                kv_cache_spec_kind=SPEC_KIND,
+            )
+        )
 
     def take(self, *, wall_time_s: float) -> Message | None:
         """What was heard since the last call, as the next message. None: nothing."""

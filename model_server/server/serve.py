@@ -204,6 +204,8 @@ async def _publisher(server: Server, settings: ServerSettings, stack: AsyncExitS
     opened = open_publisher(server.kv_event_log, settings.kv_events, wall_clock=time.time)
     publisher = await stack.enter_async_context(opened)
     server.driver.publish_events = publisher.publish
+    if server.staging is not None:
+        server.staging.tell(server.kv_event_log, publisher.publish)
     return publisher
 
 

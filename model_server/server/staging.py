@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from model_server.core.hashing import BlockHash
 from model_server.core.request import FinishReason, Request
 from model_server.core.scheduler import StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
+from model_server.server.kv_events import KvEventLog
+from model_server.tiers.events import Tell, TierEvent
 from model_server.tiers.status import StoreStatus
 
 _log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class Tiers(Protocol):
     ) -> LoadedPrefix | OutsidePrefix | None: ...
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None: ...
     def learn_from(self, request: Request) -> None: ...
+    def listen(self, tell: Tell) -> None: ...
     def status(self) -> StoreStatus: ...
     def close(self, *, timeout_s: float) -> None: ...
 
@@ -55,6 +59,7 @@ class Staging:
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
         self._waiting: deque[tuple[Request, int]] = deque()
         self._fetching: Request | None = None
+        self._tell: Tell | None = None
         self.on_ready: Callable[[], None] = _nobody
         """Called when a request may be admitted that might not before."""
 
@@ -81,6 +86,26 @@ class Staging:
                 save = partial(self._tiers.save, request, blocks, num_tokens=num_tokens)
                 _leave(self._step_thread, save)
         self._fetch_next()
+
+    def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
+        """From now on the log hears of what the store holds, and `publish` is called for it."""
+        loop = asyncio.get_running_loop()
+
+        def told(event: TierEvent) -> None:
+            log.tier_changed(event)
+            publish()
+
+        def tell(event: TierEvent) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and with it the subscriptions
+                loop.call_soon_threadsafe(told, event)
+
+        self._tell = tell
+        self._tiers.listen(tell)
+
+    def cache_was_reset(self) -> None:
+        """Subscribers have dropped everything: what the store holds they have to hear again."""
+        if self._tell is not None:
+            self._tiers.listen(self._tell)
 
     def status(self) -> StoreStatus:
         return self._tiers.status()

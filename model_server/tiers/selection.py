@@ -39,7 +39,7 @@ class Seen:
     query: torch.Tensor
     """(queries, head, dim) of the new tokens."""
     keys: torch.Tensor
-    """(prefix tokens, then new ones, probed KV head, dim)"""
+    """(prefix tokens, then those up to the last query's own, probed KV head, dim)"""
     scaling: float
     chunks: torch.Tensor | None = None
     """(prefix tokens,): the chunk that holds each one, numbered from 0; None where nothing is read in chunks."""
@@ -61,7 +61,7 @@ def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
         seen.query[:, :num_heads],
         keys,
         scaling=seen.scaling,
-        visible=visible_to(queries, seen.num_prefix_tokens, device=keys.device),
+        visible=visible_to(queries, keys.shape[0] - queries, device=keys.device),
     )
     return weights[:, :, : seen.num_prefix_tokens].mean(1)
 

@@ -37,6 +37,7 @@ from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.runner import HfRunner
 from model_server.runners.hf.views import Context, KvView
 from model_server.tiers.errors import DamagedSegmentError, StoreError
+from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
 from model_server.tiers.reader import Records, TieredPrefix, TieredReader
 from model_server.tiers.segment import LayerRecords
@@ -131,6 +132,11 @@ class ServedTiers:
     @property
     def bytes_per_block(self) -> int:
         return self._records.shape.bytes_per_token * self.store.layout.block_tokens
+
+    def listen(self, tell: Tell) -> None:
+        """From now on `tell`, by any thread, hears what comes and goes; and first of what is there."""
+        self.store.tell = tell
+        self.store.tell_all()
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
         """How many of a prefix's first blocks could be loaded now."""
@@ -246,7 +252,9 @@ class ServedTiers:
             assert content is not None
             return self._records.of_blocks(content[:, :, start - first : end - first])
 
-        self.writer.offer(Written(tuple(hashes), first, size_bytes, records, _nothing))
+        size = self.store.layout.block_tokens
+        token_ids = tuple(request.token_ids[first * size : len(hashes) * size])
+        self.writer.offer(Written(tuple(hashes), first, size_bytes, records, token_ids, request.scope))
 
     def _copy_in(self, load: PrefixLoad) -> None:
         memory, content = self._model.memory, load.prefix.content
@@ -315,7 +323,3 @@ def _slots(blocks: Sequence[Block], memory: KvMemory) -> torch.Tensor:
     first = torch.tensor([block.block_id for block in blocks], device=memory.device)
     size = memory.block_size_tokens
     return (first[:, None] * size + torch.arange(size, device=memory.device)).flatten()
-
-
-def _nothing(_: int, __: int) -> None:
-    """Nobody wants to hear of it."""

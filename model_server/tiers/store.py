@@ -21,25 +21,22 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from model_server.core.hashing import BlockHash
+from model_server.core.hashing import BlockHash, PrefixScope
 from model_server.tiers import segment
 from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError, LayoutMismatchError, StoreError
+from model_server.tiers.events import PLAIN, Tell, TierRemoved, TierStored, to_nobody
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.nodes import Match, Node, PrefixTree
 from model_server.tiers.segment import KvLayout, LayerRecords, Place, Segment
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
-
-
-def _nobody(_: Sequence[BlockHash]) -> None:
-    """No one wants to know."""
 
 
 class PrefixStore:
@@ -50,15 +47,14 @@ class PrefixStore:
         *,
         capacity_bytes: int,
         disk: Disk | None = None,
-        on_removed: Callable[[Sequence[BlockHash]], None] = _nobody,
     ) -> None:
         """LayoutMismatchError: the folder belongs to another model. StoreError: to another process, or cannot be read."""
         self.layout = layout
         self.disk = disk or Disk()
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self.on_removed = on_removed
-        """Called with the blocks of a node that has left, by whichever thread made it leave."""
+        self.tell: Tell = to_nobody
+        """Hears of blocks that come and go, in that order."""
         self._folder = folder
         self._writing = threading.RLock()
         """Held by who changes the tree, around `_lock`."""
@@ -97,12 +93,18 @@ class PrefixStore:
         return self._tree.num_held(hashes)
 
     def put(
-        self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords], *, first_block: int = 0
+        self,
+        hashes: Sequence[BlockHash],
+        layers: Sequence[LayerRecords],
+        *,
+        first_block: int = 0,
+        token_ids: Sequence[int] = (),
+        scope: PrefixScope = PLAIN,
     ) -> int:
         """Store a prefix of full blocks, as far as it is not there. Gives how many blocks are new.
 
         `layers`: the records of all its tokens from block `first_block` on; where the store does not have what stands before,
-        nothing is stored. StoreError: they are of another shape, or more than the store can hold. OSError: of the disk; what
+        nothing is stored. `token_ids` (from there on, too) and `scope` are for those who are told. StoreError: they are of another shape, or more than the store can hold. OSError: of the disk; what
         was there is there.
         """
         self._check_shape(hashes, layers, first_block=first_block)
@@ -126,6 +128,8 @@ class PrefixStore:
                 assert added is not None
                 self._hold(added.name, written)
                 self._touch([Match(added, len(added.hashes))])
+                own_tokens = token_ids[start:end]
+                self.tell(TierStored("STORAGE", place.hashes, covered, place.parent, own_tokens, scope))
             return len(hashes) - covered
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
@@ -151,6 +155,13 @@ class PrefixStore:
     def segments(self) -> list[Segment]:
         with self._lock:
             return list(self._segments.values())
+
+    def tell_all(self) -> None:
+        """Tell of everything that is stored, as if it were stored now."""
+        with self._lock:
+            for node in sorted(self._tree, key=lambda node: node.first_block):
+                place = _place(node)
+                self.tell(TierStored("STORAGE", place.hashes, place.first_block, place.parent))
 
     def check_integrity(self) -> None:
         with self._lock:
@@ -268,7 +279,7 @@ class PrefixStore:
         self._tree.remove(node)
         self.used_bytes -= self._segments.pop(node.name).size_bytes
         del self._last_use[node.name]
-        self.on_removed(node.hashes)
+        self.tell(TierRemoved("STORAGE", node.hashes))
         self._path(node.name).unlink(missing_ok=True)
 
     def _touch(self, matches: Sequence[Match]) -> None:

@@ -59,7 +59,7 @@ class SelectiveView:
             for read in memory.read(layer, chunk.blocks[first_block:])
         )
         if layer not in self._kept:
-            self._kept[layer] = self._select(layer, query, new_keys, scaling, chunk)
+            self._kept[layer] = self._select(layer, query, new_keys, scaling)
         keys, values = self._kept[layer]
         before = keys.shape[0] + chunk.start - num_prefix
         return Context(
@@ -69,9 +69,9 @@ class SelectiveView:
         )
 
     def _select(
-        self, layer: int, query: torch.Tensor, new_keys: torch.Tensor, scaling: float, chunk: LongChunk
+        self, layer: int, query: torch.Tensor, new_keys: torch.Tensor, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert chunk.start == self._source.num_tokens, "the first new tokens choose"
+        """The first chunk chooses. Between the prefix and its tokens may be others, which are in its blocks already."""
         probed = self._source.probe_keys(layer)
         seen = Seen(
             layer=layer,

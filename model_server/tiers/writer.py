@@ -16,8 +16,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from model_server.core.hashing import BlockHash
+from model_server.core.hashing import BlockHash, PrefixScope
 from model_server.tiers.errors import StoreError
+from model_server.tiers.events import PLAIN
 from model_server.tiers.health import Health
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
@@ -37,8 +38,9 @@ class Written:
     size_bytes: int
     records: Callable[[int, int], Sequence[LayerRecords]]
     """Of blocks [start, end) of these; called in the writer's thread."""
-    on_stored: Callable[[int, int], None]
-    """Blocks [start, end) of the prefix have come to the store."""
+    token_ids: Sequence[int]
+    """Of these blocks."""
+    scope: PrefixScope = PLAIN
 
     @property
     def own(self) -> Sequence[BlockHash]:
@@ -151,14 +153,19 @@ class BackgroundWriter:
             )
 
     def _put(self, written: Written) -> None:
-        size = max(1, NODE_TOKENS // self._store.layout.block_tokens)
+        block_tokens = self._store.layout.block_tokens
+        size = max(1, NODE_TOKENS // block_tokens)
         for start in range(written.first_block, len(written.hashes), size):
             end = min(start + size, len(written.hashes))
             records = written.records(start, end)
-            new = self._store.put(written.hashes[:end], records, first_block=start)
+            first, last = ((at - written.first_block) * block_tokens for at in (start, end))
+            new = self._store.put(
+                written.hashes[:end],
+                records,
+                first_block=start,
+                token_ids=written.token_ids[first:last],
+                scope=written.scope,
+            )
             if new:
                 self.counts.stored_blocks += new
-                self.counts.written_bytes += self._store.layout.data_bytes(
-                    new * self._store.layout.block_tokens
-                )
-                written.on_stored(end - new, end)
+                self.counts.written_bytes += self._store.layout.data_bytes(new * block_tokens)

@@ -14,6 +14,7 @@ import pytest
 
 from model_server.core.scheduler import SchedulerLimits
 from model_server.server.backends import HfSettings
+from model_server.server.kv_events import KvEventLog, decode_batch
 from model_server.server.serve import Server, ServerSettings, listening
 from model_server.tiers.serving import ServedTiers
 from model_server.tiers.settings import KvStoreSettings
@@ -52,6 +53,13 @@ class Stored(Running):
         self.tiers.reader.check_integrity()
         self.tiers.writer.check_integrity()
         return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def listen(self) -> KvEventLog:
+        """What a subscriber would be sent, without the socket."""
+        assert self.server.staging is not None
+        log = self.server.engine.kv_cache.observer = KvEventLog(block_size_tokens=16)
+        self.server.staging.tell(log, lambda: None)
+        return log
 
     async def metric(self, name: str) -> float:
         async with self.http.get("/metrics") as response:
@@ -115,6 +123,35 @@ async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
         assert cached > 300
 
 
+async def test_kv_events_tell_what_the_disk_holds_and_again_after_a_reset_or_a_restart(serve: Serve) -> None:
+    def told(log: KvEventLog) -> list[tuple[str, str | None, int]]:
+        message = log.take(wall_time_s=0.0)
+        assert message is not None
+        return [
+            (type(event).__name__, getattr(event, "medium", None), len(getattr(event, "block_hashes", ())))
+            for event in decode_batch(message.payload).events
+        ]
+
+    async with serve(size_bytes=900_000) as server:
+        log = server.listen()
+        tokens = (await server.post("/tokenize", prompt=FIRST))["count"]
+        await server.ask(FIRST)
+        events = told(log)
+        assert events[0] == ("BlockStored", "GPU", 4), "the first step's blocks"
+        assert events[-1] == ("BlockStored", "STORAGE", tokens // 16)
+        await server.ask(SECOND)
+        assert ("BlockRemoved", "STORAGE", tokens // 16) in told(log), "the folder holds one of them"
+        await server.http.post("/reset_prefix_cache")
+        await asyncio.sleep(0)
+        cleared, *stored = told(log)
+        assert cleared == ("AllBlocksCleared", None, 0)
+        assert {event[:2] for event in stored} == {("BlockStored", "STORAGE")}
+    async with serve(size_bytes=900_000) as server:
+        log = server.listen()
+        await asyncio.sleep(0)
+        assert sorted(told(log), key=str) == sorted(stored, key=str)
+
+
 async def test_answers_are_stored_too_and_prompts_share_what_they_begin_with(serve: Serve) -> None:
     async with serve() as server:
         tokens = (await server.post("/tokenize", prompt=FIRST))["count"]
@@ -139,10 +176,14 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
         assert await server.metric("vllm:external_prefix_cache_hits_total") == cached
         again, _ = await server.ask(FIRST)
         assert again == one
-        _, more = await server.ask(FIRST[:-3] + "and then", max_tokens=20)
-        assert more > 300
+        longer = FIRST + SECOND[:120]
+        more, found = await server.ask(longer, max_tokens=12)
+        assert found == cached
+        assert await server.ask(longer, max_tokens=12) == (more, found + 16), (
+            "what was computed after it is found"
+        )
         status = server.tiers.status()
-        assert status.selective_loads == 3
+        assert status.selective_loads == 4
         assert status.exact_loads == status.stored_blocks == 0, "what is approximate is not stored"
     async with serve() as server:
         assert (await server.ask(FIRST))[0] == exact

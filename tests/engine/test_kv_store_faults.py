@@ -1,0 +1,193 @@
+"""A KV store that fails never fails a request: what cannot be loaded is computed, what cannot be written is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_server.cli import main
+from model_server.tiers.segment import KvLayout
+from model_server.tiers.store import PrefixStore
+from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, folder, serve
+
+__all__ = ["folder", "serve"]
+
+
+@contextmanager
+def files_up_to(size_bytes: int) -> Iterator[None]:
+    """What a full disk does to a longer file, to root too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def damage(server: Stored) -> None:
+    """One byte in the middle of every segment's data, under the running server."""
+    for segment in server.tiers.store.segments():
+        with segment.path.open("r+b") as file:
+            file.seek(-(segment.size_bytes // 3), 2)
+            [byte] = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+
+
+async def test_a_full_disk_is_left_alone_and_requests_go_on(serve: Serve, tmp_path: Path) -> None:
+    async with serve(folder=tmp_path / "other") as server:
+        expected = [(await server.ask(prompt))[0] for prompt in (FIRST, SECOND)]
+    async with serve() as server:
+        with files_up_to(100_000):
+            answers = [(await server.ask(prompt))[0] for prompt in (FIRST, SECOND)]
+        assert answers == expected
+        status = server.tiers.status()
+        assert (status.write_failures, status.stored_blocks, status.usable) == (1, 0, False)
+        assert status.dropped_blocks >= 40, "the second was not even tried"
+        assert await server.metric("vllm:kv_offload_tiering_cascade_job_failures_total") == 1
+        assert await server.metric("kv_store:usable") == 0
+        assert not list((tmp_path / "store").glob("*.kv*")), "the room is given back"
+
+
+async def test_a_folder_that_vanishes_costs_only_what_was_stored(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as server:
+        expected = [(await server.ask(prompt))[0] for prompt in (FIRST, SECOND)]
+        shutil.rmtree(tmp_path / "store")
+        answer = await server.complete("Another prompt that is long enough for a block. " * 4)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert [(await server.text(prompt)) for prompt in (FIRST, SECOND)] == expected
+        assert server.tiers.writer.drain(timeout_s=60)
+        assert server.tiers.status().write_failures == 1
+
+
+async def test_a_store_smaller_than_a_prefix_stores_nothing_of_it(serve: Serve) -> None:
+    async with serve(size_bytes=100_000) as server:
+        await server.ask(FIRST)
+        status = server.tiers.status()
+        assert (status.stored_blocks, status.write_failures) == (0, 0)
+        assert status.dropped_blocks >= 20
+        assert status.usable
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+async def test_a_damaged_prefix_is_computed_dropped_and_stored_again(serve: Serve, ratio: float) -> None:
+    """With a ratio the damage is found in the middle of a step; the answer is exact then."""
+    async with serve() as server:
+        expected, _ = await server.ask(FIRST)
+        await server.ask(SECOND)
+    async with serve(ratio=ratio, cpu_bytes=0) as server:
+        damage(server)
+        answer, _ = await asyncio.gather(server.text(FIRST), server.text("Something else beside it. " * 9))
+        assert answer == expected
+        status = server.tiers.status()
+        assert status.load_failures >= 1
+        assert await server.metric("vllm:kv_offload_tiering_promotion_job_failures_total") >= 1
+        server.server.engine.check_integrity()
+    async with serve() as server:
+        assert (await server.ask(FIRST))[0] == expected
+        server.tiers.store.check_integrity()
+
+
+async def test_a_truncated_segment_is_noticed_at_the_start(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as server:
+        expected, _ = await server.ask(FIRST)
+        await server.ask(SECOND)
+        paths = [segment.path for segment in server.tiers.store.segments()]
+    for path in paths:
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size // 2)
+    async with serve() as server:
+        assert not server.tiers.store.segments()
+        assert await server.ask(FIRST) == (expected, 0)
+        assert server.tiers.status().stored_blocks >= 20
+
+
+def serving(folder: Path, store: Path, *flags: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "model_server", "serve", "--port", "0", "--runner", "hf", "--device", "cpu"),
+        *("--threads", "1", "--model", str(folder), "--num-blocks", str(BLOCKS), "--kv-store", str(store), *flags),
+    ]  # fmt: skip
+
+
+def complete(port: int, prompt: str) -> Any:
+    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())
+
+
+async def test_a_server_killed_while_it_writes_leaves_a_store_that_serves_the_same(
+    serve: Serve, folder: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        expected = complete(port, FIRST)["choices"][0]["text"]
+        complete(port, SECOND)
+        seen = time.monotonic() + 120
+        while not any(store.glob("*.kv*")):
+            assert time.monotonic() < seen
+        process.send_signal(signal.SIGKILL)
+    async with serve() as server:
+        for segment in server.tiers.store.segments():
+            segment.check_integrity()
+        again, _ = await server.ask(FIRST)
+        assert again == expected
+
+
+def test_sigterm_waits_for_the_writer_and_another_model_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        tokens = complete(port, FIRST)["usage"]["prompt_tokens"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0
+    sizes = [path.stat().st_size for path in store.glob("*.kv")]
+    assert sum(sizes) > tokens // 16 * 16 * 2 * 2 * 2 * 64 * 4, (
+        "all of it: two layers, two KV heads of 64 floats"
+    )
+
+    def refusal(*flags: str, model: Path = folder) -> str:
+        assert main(serving(model, store, *flags)[3:]) == 2
+        return capsys.readouterr().err
+
+    assert "KV with another dtype" in refusal("--dtype", "bfloat16")
+    assert "KV with another block_tokens" in refusal("--block-size", "32")
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    [weights] = other.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "KV with another model" in refusal(model=other)
+    assert "give --runner hf" in refusal("--runner", "cost")
+    holder = PrefixStore(store, _layout(store), capacity_bytes=1 << 30)
+    assert "in use by another process" in refusal()
+    holder.close()
+
+
+def _layout(store: Path) -> KvLayout:
+    told = json.loads((store / "manifest.json").read_text())
+    del told["format"]
+    return KvLayout(**told)

@@ -1,0 +1,205 @@
+"""Prefixes written in the background: what is promised is stored, what does not fit or fails is counted, nobody waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from model_server.core.hashing import BlockHash
+from model_server.tiers.events import TierEvent, TierRemoved, TierStored
+from model_server.tiers.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
+from model_server.tiers.segment import LayerRecords
+from model_server.tiers.store import PrefixStore
+from model_server.tiers.writer import NODE_TOKENS, BackgroundWriter, Written
+from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check, records
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Writing:
+    """A store, its writer, and prefixes for it whose records are only given out when `gate` is open."""
+
+    def __init__(self, folder: Path, *, capacity_bytes: int = CAPACITY, waiting_bytes: int = 10_000) -> None:
+        self.clock = Clock()
+        self.store = PrefixStore(folder, LAYOUT, capacity_bytes=capacity_bytes)
+        self.writer = BackgroundWriter(self.store, capacity_bytes=waiting_bytes, clock=self.clock)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.told: list[TierEvent] = []
+        self.store.tell = self.told.append
+
+    def offer(self, hashes: Sequence[BlockHash], *, first: int = 0, size_bytes: int = 1000) -> bool:
+        def made(start: int, end: int) -> Sequence[LayerRecords]:
+            assert self.gate.wait(timeout=60)
+            return records(hashes[start:end])
+
+        token_ids = range(first * LAYOUT.block_tokens, len(hashes) * LAYOUT.block_tokens)
+        return self.writer.offer(Written(hashes, first, size_bytes, made, token_ids))
+
+    @property
+    def stored(self) -> list[tuple[int, int]]:
+        """Of each node that came: its first token, and how many."""
+        return [
+            (event.token_ids[0], len(event.token_ids)) for event in self.told if isinstance(event, TierStored)
+        ]
+
+    def drain(self) -> None:
+        assert self.writer.drain(timeout_s=60)
+        self.writer.check_integrity()
+        self.store.check_integrity()
+        for segment in self.store.segments():
+            check(segment)
+
+
+@pytest.fixture
+def writing(tmp_path: Path) -> Iterator[Writing]:
+    made = Writing(tmp_path)
+    yield made
+    made.gate.set()
+    made.writer.close()
+    made.store.close()
+
+
+def test_what_is_offered_is_stored_and_later_blocks_hang_on_earlier_ones(writing: Writing) -> None:
+    hashes = chain(range(32))
+    assert writing.offer(hashes[:3])
+    assert writing.offer(hashes, first=3)
+    writing.drain()
+    assert writing.store.num_held(hashes) == 8
+    assert len(writing.store.segments()) == 2
+    assert writing.stored == [(0, 12), (12, 20)]
+    writing.told.clear()
+    writing.store.tell_all()
+    assert writing.told == [
+        TierStored("STORAGE", tuple(hashes[:3]), 0, None),
+        TierStored("STORAGE", tuple(hashes[3:]), 3, hashes[2]),
+    ]
+    [root] = (segment for segment in writing.store.segments() if segment.place.parent is None)
+    writing.told.clear()
+    writing.store.drop_damaged(root)
+    assert writing.told == [
+        TierRemoved("STORAGE", tuple(hashes[3:])),
+        TierRemoved("STORAGE", tuple(hashes[:3])),
+    ]
+    assert writing.writer.counts.stored_blocks == 8
+    assert writing.writer.counts.written_bytes == LAYOUT.data_bytes(32)
+
+
+def test_blocks_whose_beginning_is_not_there_any_more_are_not_stored(writing: Writing) -> None:
+    hashes = chain(range(32))
+    assert writing.offer(hashes, first=3)
+    writing.drain()
+    assert writing.store.num_held(hashes) == 0
+    assert writing.stored == []
+
+
+def test_what_waits_is_bounded_and_known_while_it_waits(writing: Writing) -> None:
+    one, other, third = chain(range(8)), chain(range(100, 108)), chain(range(200, 208))
+    writing.gate.clear()
+    assert writing.offer(one, size_bytes=6000)
+    assert writing.offer(other, size_bytes=4000)
+    assert writing.writer.is_on_the_way(one[1])
+    assert writing.writer.is_on_the_way(other[0])
+    writing.writer.check_integrity()
+    assert not writing.offer(third, size_bytes=1)
+    assert writing.writer.counts.dropped_blocks == 2
+    assert not writing.writer.drain(timeout_s=0)
+    writing.gate.set()
+    writing.drain()
+    assert not writing.writer.is_on_the_way(one[1])
+    assert [writing.store.num_held(prefix) for prefix in (one, other, third)] == [2, 2, 0]
+
+
+def test_a_prefix_that_was_stored_meanwhile_or_never_fits_changes_nothing(tmp_path: Path) -> None:
+    writing = Writing(tmp_path, capacity_bytes=10_000)
+    hashes = chain(range(8))
+    writing.store.put(hashes, records(hashes))
+    writing.told.clear()
+    assert writing.offer(hashes)
+    assert writing.offer(chain(range(1000)))
+    writing.drain()
+    assert writing.stored == []
+    assert writing.writer.counts.failures == 0
+    assert writing.writer.counts.dropped_blocks == 250
+    assert writing.writer.usable
+    writing.writer.close()
+    writing.store.close()
+
+
+def test_a_long_prefix_becomes_several_nodes(tmp_path: Path) -> None:
+    writing = Writing(tmp_path, capacity_bytes=1_000_000)
+    hashes = chain([token % 251 for token in range(NODE_TOKENS * 2 + 400)])
+    assert writing.offer(hashes)
+    writing.drain()
+    size = NODE_TOKENS // LAYOUT.block_tokens
+    assert [len(segment.place.hashes) for segment in writing.store.segments()] == [size, size, 100]
+    assert writing.store.num_held(hashes) == len(hashes)
+    writing.writer.close()
+    writing.store.close()
+
+
+def test_a_disk_that_fails_is_left_alone_until_its_time_comes(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = chain(range(8)), chain(range(100, 108))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on the device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert writing.offer(one)
+    writing.drain()
+    counts = writing.writer.counts
+    assert (counts.failures, counts.dropped_blocks, writing.writer.usable) == (1, 2, False)
+    assert not writing.offer(other)
+    assert counts.dropped_blocks == 4
+    writing.clock.now += FIRST_PAUSE_S
+    assert writing.offer(one)
+    writing.drain()
+    assert counts.failures == 2
+    monkeypatch.undo()
+    writing.clock.now += FIRST_PAUSE_S
+    assert not writing.offer(other), "the second pause is longer"
+    writing.clock.now += FIRST_PAUSE_S
+    assert writing.offer(other)
+    writing.drain()
+    assert writing.writer.usable
+    assert writing.store.num_held(other) == 2
+
+
+def test_after_closing_nothing_is_taken_and_what_waited_is_forgotten(writing: Writing) -> None:
+    writing.gate.clear()
+    for start in range(0, 50, 10):
+        assert writing.offer(chain(range(start, start + 8)))
+    writing.writer.close()
+    writing.gate.set()
+    assert not writing.offer(chain(range(100, 108)))
+    writing.drain()
+    assert len(writing.store.segments()) <= 1
+
+
+def test_pauses_double_up_to_a_limit_and_end_with_a_success() -> None:
+    health, now = Health(), 100.0
+    pauses = []
+    for _ in range(10):
+        assert health.may_try(now=now)
+        pauses.append(health.failed(now=now))
+        health.check_integrity()
+        assert not health.may_try(now=now + pauses[-1] - 0.01)
+        now += pauses[-1]
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    health.worked()
+    health.check_integrity()
+    assert health.may_try(now=now)
+    assert health.failed(now=now) == FIRST_PAUSE_S
