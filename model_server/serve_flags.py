@@ -223,12 +223,27 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         help="main memory for parts of it that are used often (default %(default)s)",
     )
     group.add_argument(
+        "--kv-store-device-size",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="memory of the model's device for them, beside --num-blocks; with a ratio under 1 (default %(default)s)",
+    )
+    group.add_argument(
         "--kv-store-ratio",
         type=float,
         default=1.0,
         metavar="R",
         help="1: load stored prefixes whole, answers are exact; 0.5: read only the half of their tokens that matters most to the "
         "request, answers are approximate (default %(default)s)",
+    )
+    group.add_argument(
+        "--kv-store-reorder-share",
+        type=float,
+        default=0.05,
+        metavar="S",
+        help="with a ratio under 1, the share of the time in which important tokens are packed together on disk while requests "
+        "are computed; 0 never does it (default %(default)s)",
     )
 
 
@@ -239,7 +254,9 @@ def _kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
         folder=args.kv_store,
         size_bytes=int(args.kv_store_size * 1e9),
         cpu_bytes=int(args.kv_store_cpu_size * 1e9),
+        device_bytes=int(args.kv_store_device_size * 1e9),
         ratio=args.kv_store_ratio,
+        reorder_share=args.kv_store_reorder_share,
     )
 
 

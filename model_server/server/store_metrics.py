@@ -36,6 +36,7 @@ class StoreMetrics:
             ("vllm:kv_offload_tiering_promotion_job_failures", "Loads that failed; the prefix was computed", now.load_failures),
             ("vllm:kv_offload_tiering_cascade_job_failures", "Writes that failed; the prefix is not stored", now.write_failures),
             ("vllm:kv_offload_tiering_backpressure_blocks_dropped", "Blocks that were not stored", now.dropped_blocks),
+            ("kv_store:reordered_nodes", "Nodes whose important tokens were packed together", now.reordered_nodes),
             ("kv_store:stored_blocks", "Blocks that were stored", now.stored_blocks),
         ):  # fmt: skip
             yield self._family(CounterMetricFamily, name, text, (), [((), value)])

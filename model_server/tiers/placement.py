@@ -106,6 +106,18 @@ class TieredPlacement(Generic[K]):
         self._place(key, 0, moved)
         return found, moved
 
+    def adopt(self, key: K, *, size_bytes: int, num_important: int, num_uses: int) -> dict[K, int]:
+        """A chunk takes the place of others that are forgotten, with their uses. Gives what has moved, as `use` does."""
+        assert key not in self._uses, "it is new"
+        self._now += 1
+        self._uses[key] = ChunkUse(size_bytes, num_important, num_uses, self._now)
+        moved: dict[K, int] = {}
+        self._place(key, 0, moved)
+        return moved
+
+    def uses_of(self, key: K) -> int:
+        return self._uses[key].num_uses if key in self._uses else 0
+
     def reweigh(self, key: K, *, num_important: int) -> None:
         """A known chunk has come to hold so many important tokens. Unknown ones are not counted yet."""
         if (use := self._uses.get(key)) is None:

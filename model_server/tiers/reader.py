@@ -21,9 +21,12 @@ import torch
 
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvMemory, KvShape
-from model_server.tiers.importance import NodeImportance
+from model_server.tiers.events import Tell
 from model_server.tiers.layout import TokenOrder
+from model_server.tiers.learnt import Learnt
 from model_server.tiers.placement import Score, TieredPlacement, by_importance
+from model_server.tiers.repacking import repacked
+from model_server.tiers.residency import Residency
 from model_server.tiers.segment import KvLayout, LayerRecords, Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
@@ -115,9 +118,12 @@ class TieredReader:
         self._placement: TieredPlacement[_ChunkKey] = TieredPlacement(capacities_bytes, score=score)
         self._held: dict[_ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
-        self._importance: dict[BlockHash, tuple[tuple[BlockHash, ...], NodeImportance]] = {}
+        self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
         self._top_in_chunk: dict[Segment, list[dict[int, int]]] = {}
         """How many of a layer's most important tokens each chunk of a segment holds."""
+        self._residency = Residency(store.layout)
+        self._reordering: Segment | None = None
+        """Its chunks are wanted for a moment after it has been replaced."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
     def open(self, hashes: Sequence[BlockHash]) -> TieredPrefix | None:
@@ -137,12 +143,40 @@ class TieredReader:
 
     def reorder(self) -> int:
         """Pack what mattered into dense chunks, in every node that has been used. Gives how many nodes. Any thread may call it."""
-        done = 0
-        for old in self.store.segments():
-            if (orders := self._thread.submit(self._orders, old).result()) is not None:
-                done += self.store.reorder(old, orders) is not None
-        self._thread.submit(self._forget_replaced).result()
-        return done
+        return sum(self._reorder(old) for old in self.store.segments())
+
+    def reorder_next(self) -> bool:
+        """Reorder one node that is due. False: none is.
+
+        DamagedSegmentError, OSError: of the disk. One thread at a time.
+        """
+        while (name := self._thread.submit(self._learnt.next_due).result()) is not None:
+            if (segment := self.store.find(name)) is not None and self._reorder(segment):
+                return True
+        return False
+
+    def _reorder(self, old: Segment) -> bool:
+        """What the fast tiers held of it they go on holding, where the new chunks can be made of what they held."""
+        orders = self._thread.submit(self._begin_reordering, old).result()
+        if orders is None:
+            return False
+        try:
+            new = self.store.reorder(old, orders)
+            for layer in range(self.store.layout.num_layers if new is not None else 0):
+                assert new is not None
+                self._thread.submit(self._carry_over, old, new, layer).result()
+        finally:
+            self._thread.submit(self._end_reordering).result()
+        return new is not None
+
+    def listen(self, tell: Tell) -> None:
+        """From now on `tell` hears which nodes the fast tiers hold as a whole; and first of those that they hold now."""
+
+        def start() -> None:
+            self._residency.tell = tell
+            self._residency.tell_all()
+
+        self._thread.submit(start).result()
 
     def resident_bytes(self, tier: int) -> int:
         return self._placement.resident_bytes(tier)
@@ -165,11 +199,10 @@ class TieredReader:
             held.device == (self.device if self._placement.tier_of(key) == 0 else _CPU)
             for key, held in self._held.items()
         )
+        self._residency.check_integrity(key[0] for key in self._held)
         assert self._top_in_chunk.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
-        for hashes, importance in self._importance.values():
-            importance.check_integrity()
-            assert len(hashes) * self.store.layout.block_tokens == importance.num_tokens
+        self._learnt.check_integrity()
 
     def _fetch(self, layer: int, work: _LayerRead) -> list[torch.Tensor]:
         return [self._chunk((segment, layer, chunk), important) for segment, chunk, important in work]
@@ -189,24 +222,31 @@ class TieredReader:
             num_important = counts[layer].get(chunk, 0)
         tier, moved = self._placement.use(key, size_bytes=len(content), num_important=num_important)
         self.found_in[tier] += 1
+        self._settle(key, content, moved)
+        return content
+
+    def _settle(self, key: _ChunkKey, content: torch.Tensor, moved: dict[_ChunkKey, int]) -> None:
+        num_tiers, was_held = self._placement.num_tiers, key in self._held
+        if not was_held and moved[key] < num_tiers:
+            self._residency.came(key[0])
         self._held[key] = content
         for other, now in moved.items():
             held = self._held.pop(other)
-            if now < self._placement.num_tiers:
+            if now < num_tiers:
                 self._held[other] = held.to(self.device if now == 0 else _CPU)
-        return content
+            elif other != key or was_held:
+                self._residency.left(other[0])
 
     def _important_in(self, segment: Segment) -> list[dict[int, int]] | None:
         """For each layer, chunk by chunk; None before the node's first request."""
         if (known := self._top_in_chunk.get(segment)) is not None:
             return known
-        known_importance = self._importance.get(segment.place.hashes[0])
-        if known_importance is None or known_importance[1].num_tokens != segment.num_tokens:
+        if (importance := self._learnt.known(segment.place.hashes)) is None:
             return None
         size, kept = self.store.layout.chunk_tokens, self.settings.kept(segment.num_tokens)
         counts = []
         for layer, order in enumerate(segment.orders):
-            top = known_importance[1].top(layer, kept)
+            top = importance.top(layer, kept)
             counts.append({_PROBE: len(top), **order.important_by_chunk(top, chunk_tokens=size)})
         self._top_in_chunk[segment] = counts
         return counts
@@ -218,47 +258,64 @@ class TieredReader:
             end = start + num_blocks * self.store.layout.block_tokens
             if num_blocks == len(segment.place.hashes) and all(layer is not None for layer in weights):
                 own = [layer[start:end].tolist() for layer in weights if layer is not None]
-                self._own_importance(segment).record(own)
+                self._learnt.record(segment.place.hashes, own)
                 self._known.add(segment)
                 self._top_in_chunk.pop(segment, None)
                 self._important_in(segment)
             start = end
 
-    def _own_importance(self, segment: Segment) -> NodeImportance:
-        """A node that was split since takes its tokens' means along."""
-        name, hashes = segment.place.hashes[0], segment.place.hashes
-        known = self._importance.get(name)
-        if known is None:
-            fresh = NodeImportance(num_layers=self.store.layout.num_layers, num_tokens=segment.num_tokens)
-            self._importance[name] = hashes, fresh
-            return fresh
-        if known[1].num_tokens > segment.num_tokens:
-            head, tail = known[1].split(segment.num_tokens)
-            rest = known[0][len(hashes) :]
-            self._importance[rest[0]] = rest, tail
-            self._importance[name] = hashes, head
-        return self._importance[name][1]
-
-    def _orders(self, segment: Segment) -> list[TokenOrder] | None:
-        known = self._importance.get(segment.place.hashes[0])
-        if known is None or known[1].num_tokens != segment.num_tokens:
+    def _begin_reordering(self, old: Segment) -> list[TokenOrder] | None:
+        orders = self._learnt.orders(old.place.hashes)
+        if orders is None or orders == old.orders:
             return None
-        return [
-            TokenOrder.by_importance(known[1].means(layer)) for layer in range(self.store.layout.num_layers)
-        ]
+        self._reordering = old
+        return orders
+
+    def _end_reordering(self) -> None:
+        self._reordering = None
+        self._forget_replaced()
+
+    def _carry_over(self, old: Segment, new: Segment, layer: int) -> None:
+        """Chunks of a layer whose tokens were all in fast tiers, from the places they had to those they have now."""
+        numbers = range(_PROBE, self.store.layout.num_chunks(old.num_tokens))
+        keys = {chunk: (old, layer, chunk) for chunk in numbers}
+        held = {chunk: self._held[key] for chunk, key in keys.items() if key in self._held}
+        uses = {chunk: self._placement.uses_of(key) for chunk, key in keys.items()}
+        self._forget(list(keys.values()))
+        if not held:
+            return
+        self._known.add(new)
+        important = self._important_in(new)
+        carried = repacked(held, old.orders[layer], new.orders[layer], layout=self.store.layout)
+        if _PROBE in held:
+            carried[_PROBE] = held[_PROBE], (_PROBE,)
+        for chunk, (content, made_of) in carried.items():
+            moved = self._placement.adopt(
+                (new, layer, chunk),
+                size_bytes=len(content),
+                num_important=important[layer].get(chunk, 0) if important else 0,
+                num_uses=max(uses[source] for source in made_of),
+            )
+            self._settle((new, layer, chunk), content, moved)
 
     def _forget_replaced(self) -> None:
         """Chunks of segments that were reordered, split or removed are nobody's any more."""
-        gone = self._known - set(self.store.segments())
+        there = set(self.store.segments())
+        gone = self._known - there - {self._reordering}
         layout = self.store.layout
         for segment in gone:
             chunks = range(_PROBE, layout.num_chunks(segment.num_tokens))
-            keys = [(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks]
-            self._placement.forget(keys)
-            for key in keys:
-                self._held.pop(key, None)
+            self._forget([(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks])
             self._top_in_chunk.pop(segment, None)
         self._known -= gone
+        if gone:
+            self._learnt.keep({segment.place.hashes[0] for segment in there})
+
+    def _forget(self, keys: Sequence[_ChunkKey]) -> None:
+        self._placement.forget(keys)
+        for key in keys:
+            if self._held.pop(key, None) is not None:
+                self._residency.left(key[0])
 
 
 _LayerRead = Sequence[tuple[Segment, int, int]]

@@ -40,6 +40,7 @@ from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
 from model_server.tiers.reader import Records, TieredPrefix, TieredReader
+from model_server.tiers.reordering import BackgroundReordering
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import num_probe_kv_heads, probe
 from model_server.tiers.settings import KvStoreSettings, SelectionSettings
@@ -115,12 +116,14 @@ class ServedTiers:
             self._records,
             self._selection or SelectionSettings(),
             capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
+            device=model.memory.device,
         )
         self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
         self._model = model
         self._clock = clock
         self._health = Health()
         self._counts = _Counts()
+        self._reordering: BackgroundReordering | None = None
 
     # The event loop's thread.
 
@@ -137,6 +140,19 @@ class ServedTiers:
         """From now on `tell`, by any thread, hears what comes and goes; and first of what is there."""
         self.store.tell = tell
         self.store.tell_all()
+        self.reader.listen(tell)
+
+    def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
+        """In the background. Where everything is loaded nothing is learnt that nodes could be reordered by."""
+        if self._selection is None or not self.settings.reorder_share:
+            return
+        self._reordering = BackgroundReordering(
+            self.reader.reorder_next,
+            is_idle=is_idle,
+            busy_share=self.settings.reorder_share,
+            clock=self._clock,
+        )
+        self._reordering.start()
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
         """How many of a prefix's first blocks could be loaded now."""
@@ -156,8 +172,9 @@ class ServedTiers:
             waiting_bytes=self.writer.waiting_bytes,
             exact_loads=counts.exact_loads,
             selective_loads=counts.selective_loads,
+            reordered_nodes=self._reordering.reordered_nodes if self._reordering else 0,
             load_failures=counts.failures,
-            write_failures=written.failures,
+            write_failures=written.failures + (self._reordering.failures if self._reordering else 0),
             usable=self.writer.usable and self._health.may_try(now=self._clock()),
         )
 
@@ -293,6 +310,8 @@ class ServedTiers:
         if not self.writer.drain(timeout_s=timeout_s):
             _log.warning("not all prefixes were stored within %.0f s", timeout_s)
         self.writer.close()
+        if self._reordering is not None and not self._reordering.stop(timeout_s=timeout_s):
+            _log.warning("a node is still being reordered")
         self.reader.close()
         self.store.close()
 

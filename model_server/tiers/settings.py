@@ -58,6 +58,8 @@ class KvStoreSettings:
     chunk_tokens: int = 16
     pending_bytes: int = 512_000_000
     """What may wait to be written; prefixes beyond that are not stored."""
+    reorder_share: float = 0.05
+    """Of the time, while the engine computes, for packing important tokens together; 0: never, not even while it is idle."""
     staged_bytes: int = 1_000_000_000
     """What may be loaded ahead for requests that wait for their admission."""
 
@@ -68,6 +70,8 @@ class KvStoreSettings:
             raise ValueError("no part of a KV store can be smaller than 0")
         if self.chunk_tokens < 1:
             raise ValueError(f"a chunk holds at least one token, not {self.chunk_tokens}")
+        if not 0 <= self.reorder_share <= 1:
+            raise ValueError(f"the share of time for reordering is between 0 and 1, not {self.reorder_share}")
         SelectionSettings(ratio=self.ratio)
 
     @property

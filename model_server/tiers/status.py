@@ -22,6 +22,7 @@ class StoreStatus:
     waiting_bytes: int
     exact_loads: int
     selective_loads: int
+    reordered_nodes: int
     load_failures: int
     write_failures: int
     usable: bool

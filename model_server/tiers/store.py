@@ -152,6 +152,11 @@ class PrefixStore:
             if node is not None and self._segments.get(name) is damaged:
                 self._remove(node)
 
+    def find(self, name: BlockHash) -> Segment | None:
+        """The segment that begins with this block."""
+        with self._lock:
+            return self._segments.get(name)
+
     def segments(self) -> list[Segment]:
         with self._lock:
             return list(self._segments.values())

@@ -185,6 +185,11 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
         status = server.tiers.status()
         assert status.selective_loads == 4
         assert status.exact_loads == status.stored_blocks == 0, "what is approximate is not stored"
+        async with asyncio.timeout(120):
+            while not server.tiers.status().reordered_nodes:  # noqa: ASYNC110 - the thread has no event for it
+                await asyncio.sleep(0.01)
+        assert await server.ask(FIRST) == (one, cached), "reordered nodes read as before"
+        assert await server.metric("kv_store:reordered_nodes_total") >= 1
     async with serve() as server:
         assert (await server.ask(FIRST))[0] == exact
         assert server.tiers.status().exact_loads == 1

@@ -14,6 +14,7 @@ import torch
 from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
+from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.reader import Records, TieredReader
 from model_server.tiers.selection import Choice, Seen, choose, in_few_chunks, probe
 from model_server.tiers.settings import SelectionSettings
@@ -150,6 +151,44 @@ def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) 
     system.ask(token_ids)
     assert system.store.disk.counts.bytes == read
     assert system.reader.resident_bytes(0) > 0
+
+
+def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:
+    """New chunks are made of the old ones that are held; those of which some part is not held are read again."""
+    system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
+    told: list[TierEvent] = []
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    system.reader.listen(told.append)
+    expected, _ = system.ask(token_ids)
+    assert [type(event) for event in told] == [TierStored], "all layers loaded everything"
+    assert not system.reader.reorder_next(), "one request is not enough"
+    system.ask(token_ids)
+    [before] = system.store.segments()
+    assert system.reader.reorder_next()
+    assert not system.reader.reorder_next()
+    [after] = system.store.segments()
+    assert after.orders != before.orders
+    system.reader.check_integrity()
+    assert [type(event) for event in told] == [TierStored, TierRemoved, TierStored]
+    held, read = system.reader.resident_bytes(0), system.store.disk.counts.bytes
+    logits, _ = system.ask(token_ids)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert system.store.disk.counts.bytes == read
+    assert system.reader.resident_bytes(0) == held > 0
+
+
+def test_chunks_that_cannot_be_made_of_what_is_held_are_read_again(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.25, alpha=1.0), capacities=(2000, 6000))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    for _ in range(4):
+        expected, _ = system.ask(token_ids)
+        reordered = system.reader.reorder_next()
+        system.reader.check_integrity()
+        logits, _ = system.ask(token_ids)
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+        assert reordered or system.store.disk.counts.reads
 
 
 def test_what_is_foreseen_is_fetched_ahead_and_is_what_is_read(make: Any) -> None:

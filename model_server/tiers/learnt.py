@@ -1,0 +1,80 @@
+"""What requests have taught about the nodes of a store: each one's importance, and which are due to be reordered.
+
+A node that was split since takes its tokens' means along; one that came back with other blocks starts anew. A node is due after 2
+requests that used all of it, and then each time their number has doubled since it was reordered: means move ever more slowly.
+
+Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for; what is due has importance.
+Pure. Caller: the tiered reader, in its own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from model_server.core.hashing import BlockHash
+from model_server.tiers.importance import NodeImportance
+from model_server.tiers.layout import TokenOrder
+
+Blocks = tuple[BlockHash, ...]
+
+
+class Learnt:
+    def __init__(self, *, num_layers: int, block_tokens: int) -> None:
+        self._num_layers = num_layers
+        self._block_tokens = block_tokens
+        self._importance: dict[BlockHash, tuple[Blocks, NodeImportance]] = {}
+        self._reordered_at: dict[BlockHash, int] = {}
+        self._due: dict[BlockHash, None] = {}
+
+    def known(self, blocks: Blocks) -> NodeImportance | None:
+        """Of a node with just these blocks; None before its first request."""
+        found = self._importance.get(blocks[0])
+        if found is None or found[0][: len(blocks)] != blocks:
+            return None
+        if len(found[0]) > len(blocks):
+            head, tail = found[1].split(len(blocks) * self._block_tokens)
+            rest = found[0][len(blocks) :]
+            self._importance[rest[0]] = rest, tail
+            self._importance[blocks[0]] = blocks, head
+        return self._importance[blocks[0]][1]
+
+    def record(self, blocks: Blocks, weights: Sequence[Sequence[float]]) -> None:
+        """One request's, that used all of the node: (layer, token)."""
+        importance = self.known(blocks)
+        if importance is None:
+            importance = NodeImportance(
+                num_layers=self._num_layers, num_tokens=len(blocks) * self._block_tokens
+            )
+            self._importance[blocks[0]] = blocks, importance
+            self._reordered_at.pop(blocks[0], None)
+        importance.record(weights)
+        if importance.num_requests >= 2 * max(1, self._reordered_at.get(blocks[0], 0)):
+            self._due[blocks[0]] = None
+
+    def next_due(self) -> BlockHash | None:
+        """A node that is due, once; None: none is."""
+        name = next(iter(self._due), None)
+        if name is not None:
+            del self._due[name]
+        return name
+
+    def orders(self, blocks: Blocks) -> list[TokenOrder] | None:
+        """The most important tokens first, for each layer; None: nothing is known of them. The node is taken to be reordered so."""
+        importance = self.known(blocks)
+        if importance is None:
+            return None
+        self._reordered_at[blocks[0]] = importance.num_requests
+        return [TokenOrder.by_importance(importance.means(layer)) for layer in range(self._num_layers)]
+
+    def keep(self, names: Collection[BlockHash]) -> None:
+        """Other nodes are no longer stored."""
+        for of_nodes in (self._importance, self._reordered_at, self._due):
+            for name in of_nodes.keys() - names:
+                del of_nodes[name]
+
+    def check_integrity(self) -> None:
+        for name, (blocks, importance) in self._importance.items():
+            importance.check_integrity()
+            assert blocks[0] == name
+            assert len(blocks) * self._block_tokens == importance.num_tokens
+        assert self._due.keys() | self._reordered_at.keys() <= self._importance.keys()
