@@ -10,7 +10,7 @@ twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
 	$(1) --last-failed --last-failed-no-failures none
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-routing bench-sharing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-routing bench-live bench-sharing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ bench-engine: engine-env ## the caching documents' rows that need a real model, 
 
 bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)
+
+bench-live: $(VENV)/.dev ## the same in small on real processes, and how far the simulator ranks the rules alike; ARGS="--help"
+	@$(BIN)/python -m tests.bench.routing.live $(ARGS)
 
 bench-sharing: $(VENV)/.dev ## bytes and CPU for each request that pickers share, over nothing and over a real Redis
 	@$(BIN)/python -m tests.bench.bench_sharing

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 import msgspec
 
+from epp.policy import DEFAULT_POLICY
 from model_server.sim.fleet import Workload
 from model_server.sim.request import Record, SimRequest
 from tests.bench.routing.live.words import prompt_of
@@ -145,6 +146,8 @@ class Generator:
 
     async def _exchange(self, request: SimRequest, record: Record, body: bytes) -> None:
         headers = {"content-type": "application/json", REQUEST_ID: str(request.request_id)}
+        if request.session:
+            headers[DEFAULT_POLICY.spec.session_header] = request.session
         pieces: list[tuple[float, bytes]] = []
         async with self._session.post(self._url, data=body, headers=headers) as response:
             while piece := await response.content.readany():

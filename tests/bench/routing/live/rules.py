@@ -24,6 +24,7 @@ PRODUCT: Final[dict[str, RuleName]] = {
     "round-robin": "round-robin",
     "least-load": "least-load",
     "power-of-two": "power-of-two",
+    "session": "session",
     "random": "random",
 }
 BENCH: Final = tuple(name for name, config in BY_NAME.items() if config.ours is None)
