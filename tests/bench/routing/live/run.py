@@ -18,7 +18,7 @@ from model_server.sim.fleet import Fleet, FleetPlan, Outcome
 from model_server.sim.request import Record
 from tests.bench.routing.live.generator import Generator, RunClock, Sent
 from tests.bench.routing.live.kept_up import Use, Watch
-from tests.bench.routing.live.rules import product_of, simulated_router
+from tests.bench.routing.live.rules import Product, product_of, simulated_router
 from tests.bench.routing.live.small import NUM_SERVERS, SHAPE, WORKLOADS, Small
 from tests.bench.routing.live.standin import StandIn, running_stand_in
 from tests.bench.routing.measure import Row, row_of
@@ -115,52 +115,75 @@ async def live(
         await server.forget_prefixes(session)
     clock = RunClock()
     async with AsyncExitStack() as stack:
-        watcher: StandIn | None = None
-        pids = {"servers": [s.process.pid for s in servers], "generator": [os.getpid()]}
         product = product_of(case.rule)
-        if product is not None:
-            sharing = None
-            if product.shared:
-                redis = await stack.enter_async_context(running_redis(directory))
-                pids["redis"] = [redis.process.pid]
-                sharing = {"redis": {"url": redis.url}}
-            replicas = await stack.enter_async_context(
-                running_replicas(
-                    directory,
-                    servers=servers,
-                    replicas=product.replicas,
-                    policy={"rule": product.rule},
-                    sharing=sharing,
-                    adapters=case.small.adapters,
-                )
-            )
-            if product.shared:
-                await replicas.wait_met()
-            envoy = replicas.envoy
-            pids["picker"] = [picker.process.pid for picker in replicas.pickers]
+        if product is None:
+            front = await _stand_in(stack, case, servers, session=session, clock=clock, directory=directory)
         else:
-            router = simulated_router(case.rule, seed=case.seed, adapters=frozenset(case.small.adapters))
-            watcher, envoy = await stack.enter_async_context(
-                running_stand_in(directory, router, servers=servers, session=session, clock=clock)
-            )
-        pids["envoy"] = [envoy.process.pid]
-        watch = Watch(pids)
-        sent = await Generator(
+            front = await _pickers(stack, product, case, servers, directory=directory)
+        servers_pids = [server.process.pid for server in servers]
+        watch = Watch({"servers": servers_pids, "generator": [os.getpid()], **front.pids})
+        generator = Generator(
             case.small.workload(seed=case.seed, seconds=case.seconds),
-            url=envoy.url,
+            url=front.envoy.url,
             model=MODEL,
             session=session,
             clock=clock,
-            watcher=watcher,
-        ).run(horizon_s=case.horizon_s)
-        uses, bypassed = watch.uses(), await envoy.bypassed()
-        await _name_servers(sent, envoy)
-    return case.result(
-        "live",
-        outcome_of(sent),
-        failures=tuple(sent.failures),
-        lateness=_lateness(sent, uses, bypassed=bypassed),
+            watcher=front.watcher,
+        )
+        sent = await generator.run(horizon_s=case.horizon_s)
+        lateness = _lateness(sent, watch.uses(), bypassed=await front.envoy.bypassed())
+        await _name_servers(sent, front.envoy)
+    return case.result("live", outcome_of(sent), failures=tuple(sent.failures), lateness=lateness)
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """What stands before the servers."""
+
+    envoy: EnvoyProcess
+    pids: dict[str, list[int]]
+    watcher: StandIn | None = None
+
+
+async def _pickers(
+    stack: AsyncExitStack, product: Product, case: Case, servers: Sequence[ModelServer], *, directory: Path
+) -> _Front:
+    pids: dict[str, list[int]] = {}
+    sharing = None
+    if product.shared:
+        redis = await stack.enter_async_context(running_redis(directory))
+        pids["redis"] = [redis.process.pid]
+        sharing = {"redis": {"url": redis.url}}
+    replicas = await stack.enter_async_context(
+        running_replicas(
+            directory,
+            servers=servers,
+            replicas=product.replicas,
+            policy={"rule": product.rule},
+            sharing=sharing,
+            adapters=case.small.adapters,
+        )
     )
+    if product.shared:
+        await replicas.wait_met()
+    pids["picker"] = [picker.process.pid for picker in replicas.pickers]
+    return _Front(replicas.envoy, {**pids, "envoy": [replicas.envoy.process.pid]})
+
+
+async def _stand_in(
+    stack: AsyncExitStack,
+    case: Case,
+    servers: Sequence[ModelServer],
+    *,
+    session: aiohttp.ClientSession,
+    clock: RunClock,
+    directory: Path,
+) -> _Front:
+    router = simulated_router(case.rule, seed=case.seed, adapters=frozenset(case.small.adapters))
+    standing, envoy = await stack.enter_async_context(
+        running_stand_in(directory, router, servers=servers, session=session, clock=clock)
+    )
+    return _Front(envoy, {"envoy": [envoy.process.pid]}, standing)
 
 
 async def _name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
