@@ -105,10 +105,21 @@ def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> No
 @BY_NAME
 def test_only_the_picker_gets_a_token_of_the_cluster(helm: Helm, wanted: ValueSet) -> None:
     for name, spec in pod_specs(helm.render_set(wanted)):
-        if name == "gateway-prefix-gateway":
-            assert spec["serviceAccountName"] == name
-        else:
-            assert spec["automountServiceAccountToken"] is False, name
+        assert spec["automountServiceAccountToken"] is False, name
+        tokens = {
+            volume["name"]
+            for volume in spec.get("volumes", ())
+            for source in volume.get("projected", {}).get("sources", ())
+            if "serviceAccountToken" in source
+        }
+        holders = [
+            container["name"]
+            for container in containers(spec)
+            if tokens & {mount["name"] for mount in container.get("volumeMounts", ())}
+        ]
+        of_gateway = name == "gateway-prefix-gateway"
+        assert holders == (["picker"] if of_gateway else []), name
+        assert not of_gateway or spec["serviceAccountName"] == name
 
 
 @BY_NAME

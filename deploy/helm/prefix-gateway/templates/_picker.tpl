@@ -47,6 +47,7 @@
     - {name: config, mountPath: /etc/prefix-gateway/config, readOnly: true}
     - {name: policy, mountPath: /etc/prefix-gateway/policy, readOnly: true}
     - {name: tmp, mountPath: /tmp}
+    - {name: api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
     {{- if $own }}
     - {name: run, mountPath: /run/prefix-gateway}
     {{- else }}
