@@ -7,7 +7,6 @@ refused and answers cut. Prompts share long prefixes, so that prefix caches matt
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
@@ -108,7 +107,8 @@ class SteadyLoad:
         """Note how many are in flight, ten times a second."""
         while True:
             await asyncio.sleep(0.1)
-            self.least_in_flight = min(self.in_flight, self.least_in_flight or self.in_flight)
+            least = self.in_flight if self.least_in_flight is None else self.least_in_flight
+            self.least_in_flight = min(self.in_flight, least)
 
     async def _one(self, number: int) -> Outcome:
         rng = random.Random(number)
@@ -192,8 +192,11 @@ async def steady_load(
         finally:
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*tasks, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            # A client that broke sent nothing from then on: what was tried was less than is claimed.
+            broken = [result for result in ended if isinstance(result, Exception)]
+            if broken:
+                raise ExceptionGroup("clients broke", broken)
 
 
 _WORDS: Final[Sequence[str]] = tuple(
