@@ -1,17 +1,20 @@
 """The API server over HTTP: requests and watches, bytes in and out, each failure one typed error.
 
-The `kubernetes` package (an extra) finds the way: service account or kubeconfig, certificates, tokens and their renewal. Its
+The `kubernetes` package (an extra) finds the way: service account or kubeconfig, certificates, tokens. Within a pod it reads
+renewed tokens by itself; a kubeconfig's, of a file or a command, are got anew when the server refuses the old one. Its
 models are not used: the objects are decoded elsewhere, straight into the few fields that matter. The package is imported
 when a cluster is configured, since it costs 20 MB and a third of a second. Called by `cluster`; `require` by `app` at start.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,6 +28,8 @@ from epp.kube.objects import Failure
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REQUEST_TIMEOUT_S: Final = 15.0
+_RENEW_PAUSE_S: Final = 10.0
+"""Between two looks for other credentials: each may run a command."""
 _MAX_LINE_BYTES: Final = 16 * 2**20
 """No object is larger: etcd takes 1.5 MB."""
 
@@ -72,9 +77,13 @@ def namespace_of(settings: Kubernetes) -> str:
 class Api:
     """One connection to the API server. Made by `connect`, within the event loop that uses it."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, renew: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`renew`: gets credentials anew; None: they renew themselves."""
         self._client = client
         """A `kubernetes.aio.client.ApiClient`: generated code, of which few functions have types."""
+        self._renew = renew
+        self._renewing = asyncio.Lock()
+        self._renew_again_at = 0.0
 
     @classmethod
     async def connect(cls, settings: Kubernetes) -> Api:
@@ -82,18 +91,24 @@ class Api:
         client: Any = importlib.import_module("kubernetes.aio.client")
         config: Any = importlib.import_module("kubernetes.aio.config")
         configuration = client.Configuration()
-        try:
-            if settings.kubeconfig:
-                await config.load_kube_config(
-                    config_file=settings.kubeconfig, client_configuration=configuration, persist_config=False
-                )
-            else:
-                config.load_incluster_config(client_configuration=configuration)
-        except (config.ConfigException, OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"kubernetes: no way into the cluster: {error}") from error
+
+        async def load() -> None:
+            try:
+                if settings.kubeconfig:
+                    await config.load_kube_config(
+                        config_file=settings.kubeconfig,
+                        client_configuration=configuration,
+                        persist_config=False,
+                    )
+                else:
+                    config.load_incluster_config(client_configuration=configuration)
+            except (config.ConfigException, OSError, yaml.YAMLError) as error:
+                raise ConfigError(f"kubernetes: no way into the cluster: {error}") from error
+
+        await load()
         made = client.ApiClient(configuration)
         made.user_agent = "prefix-gateway-epp"
-        return cls(made)
+        return cls(made, renew=load if settings.kubeconfig else None)
 
     async def close(self) -> None:
         await self._client.close()
@@ -147,17 +162,38 @@ class Api:
         body: object = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        prepared = await self._client.param_serialize(
-            method,
-            path,
-            query_params=list(query),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        response = await self._client.call_api(*prepared, _request_timeout=limits)
-        answer: aiohttp.ClientResponse = response.response
-        return answer
+        """The response, whatever it says; asked again where only the credentials were out of date."""
+        sent_at = asyncio.get_running_loop().time()
+        for last in (False, True):
+            prepared = await self._client.param_serialize(
+                method,
+                path,
+                query_params=list(query),
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._client.call_api(*prepared, _request_timeout=limits)
+            answer: aiohttp.ClientResponse = response.response
+            if last or answer.status != HTTPStatus.UNAUTHORIZED or not await self._renewed(since=sent_at):
+                return answer
+            answer.release()
+        raise AssertionError("the last answer is returned")
+
+    async def _renewed(self, *, since: float) -> bool:
+        """Whether there are other credentials than those of a request that was sent at `since`. ApiError: none can be had."""
+        if self._renew is None:
+            return False
+        async with self._renewing:
+            now = asyncio.get_running_loop().time()
+            if now < self._renew_again_at:
+                return self._renew_again_at - _RENEW_PAUSE_S >= since
+            self._renew_again_at = now + _RENEW_PAUSE_S
+            try:
+                await self._renew()
+            except ConfigError as error:
+                raise ApiError(str(error), status=HTTPStatus.UNAUTHORIZED) from error
+            return True
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -245,7 +245,9 @@ class Reflector(Generic[T]):
 
 def _advice(error: ApiError) -> str:
     match error.status:
-        case 401 | 403:
+        case 401:
+            return "; the credentials are not taken, or not any more: see the kubeconfig's user, or the pod's service account"
+        case 403:
             return "; grant the picker's service account the rules that `epp reference rbac` prints"
         case 404:
             return "; is its CustomResourceDefinition installed?"

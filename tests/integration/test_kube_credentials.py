@@ -1,0 +1,118 @@
+"""Credentials that expire: what a kubeconfig says of them is asked for again, and not at every refusal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+from aiohttp import web
+
+from epp.config import Kubernetes
+from epp.kube.api import Api, ApiError
+
+pytest.importorskip("kubernetes")
+
+ISSUED = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+
+
+@dataclass
+class Server:
+    """Takes one bearer token."""
+
+    url: str = ""
+    token: str = "first"
+    heard: list[str] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.heard.append(request.headers.get("Authorization", "").partition(" ")[2])
+        if self.heard[-1] != self.token:
+            return web.json_response({"message": "Unauthorized", "code": 401}, status=401)
+        return web.json_response({"items": []})
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    app = web.Application()
+    app.router.add_get("/api/v1/pods", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield made
+    await runner.cleanup()
+
+
+def by_file(token: Path) -> dict[str, Any]:
+    return {"tokenFile": str(token)}
+
+
+def by_command(token: Path) -> dict[str, Any]:
+    """As cloud providers' commands do it."""
+    script = token.with_name("plugin.py")
+    script.write_text(
+        f"import json, pathlib\ntoken = pathlib.Path({str(token)!r}).read_text()\n"
+        f"print(json.dumps({ISSUED!r} | {{'status': {{'token': token}}}}))\n"
+    )
+    return {"exec": {"apiVersion": ISSUED["apiVersion"], "command": sys.executable, "args": [str(script)]}}
+
+
+@pytest.fixture(params=[by_file, by_command], ids=lambda way: way.__name__)
+def kubeconfig(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> tuple[Kubernetes, Path]:
+    """Settings, and the file from which the token comes in the end."""
+    way: Callable[[Path], dict[str, Any]] = request.param
+    token, path = tmp_path / "token", tmp_path / "kubeconfig"
+    token.write_text("first")
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+        "users": [{"name": "u", "user": way(token)}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return Kubernetes(pool="p", kubeconfig=str(path)), token
+
+
+async def test_a_token_that_was_replaced_is_read_anew_and_the_request_sent_again(
+    server: Server, kubeconfig: tuple[Kubernetes, Path]
+) -> None:
+    settings, token = kubeconfig
+    api = await Api.connect(settings)
+    try:
+        await api.request("GET", "/api/v1/pods")
+        server.token = "second"
+        token.write_text("second")
+        assert json.loads(await api.request("GET", "/api/v1/pods")) == {"items": []}
+        async for line in api.watch("/api/v1/pods", query=(), idle_s=60.0):
+            assert line in {b"", b'{"items": []}'}
+        assert server.heard == ["first", "first", "second", "second"]
+    finally:
+        await api.close()
+
+
+async def test_refused_again_it_is_an_error_and_soon_after_nothing_is_asked_for_anew(
+    server: Server, kubeconfig: tuple[Kubernetes, Path]
+) -> None:
+    settings, token = kubeconfig
+    api = await Api.connect(settings)
+    server.token = "nobody has this one"
+    try:
+        for sent in (2, 3):
+            with pytest.raises(ApiError, match="401") as refused:
+                await api.request("GET", "/api/v1/pods")
+            assert refused.value.status == 401
+            assert len(server.heard) == sent
+            token.write_text("other")
+    finally:
+        await api.close()
+    assert set(server.heard) == {"first"}
