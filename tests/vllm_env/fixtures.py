@@ -34,7 +34,13 @@ def _two_servers(
 ) -> Iterator[tuple[server.VllmServer, server.VllmServer]]:
     folder = tmp_path_factory.mktemp("vllm")
     first, second = (
-        server.VllmServer(vllm_environment, name=name, folder=folder) for name in ("first", "second")
+        server.VllmServer(
+            vllm_environment,
+            name=name,
+            folder=folder,
+            options=server.ServerOptions(kv_events_socket=folder / f"{name}.events"),
+        )
+        for name in ("first", "second")
     )
     server.start_all([first, second])
     yield first, second
@@ -46,7 +52,10 @@ def _two_servers(
 def vllm_servers(
     _two_servers: tuple[server.VllmServer, server.VllmServer],
 ) -> tuple[server.VllmServer, server.VllmServer]:
-    """Two servers that run, one that an earlier test killed included. Their caches hold what earlier tests sent."""
+    """Two servers that run, one that an earlier test killed included. Their caches hold what earlier tests sent.
+
+    They publish KV events on the topic `kv-events`.
+    """
     dead = [one for one in _two_servers if not one.running]
     server.start_all(dead)
     return _two_servers

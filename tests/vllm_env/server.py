@@ -51,7 +51,10 @@ class ServerOptions:
     """Has to fit into the cache."""
     hash_algorithm: str = "sha256"
     kv_events_socket: Path | None = None
-    """Where to publish KV events: a Unix socket, since vLLM binds a TCP port on every address or not at all."""
+    """Where to publish KV events: a Unix socket, since vLLM binds a TCP port on every address or not at all.
+
+    Missed ones are replayed at a second one, with `.replay` at the end of its name.
+    """
     adapters: tuple[str, ...] = tiny_model.ADAPTERS
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -237,6 +240,7 @@ class VllmServer:
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
                 "endpoint": f"ipc://{options.kv_events_socket}",
+                "replay_endpoint": f"ipc://{options.kv_events_socket}.replay",
                 "topic": "kv-events",
             }
             command += ["--kv-events-config", json.dumps(events)]

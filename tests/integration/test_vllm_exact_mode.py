@@ -1,0 +1,185 @@
+"""Exact mode on real vLLM: what we make of a prompt is what its own events say, and the table follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from epp.decision import PickRequest
+from epp.kvevents.conversation import read_conversation
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.language import FolderLanguage
+from epp.kvevents.service import ExactService, Source
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.request.parse import parse_request
+from epp.residency import RoutedQueue
+from epp.types import Address, Endpoint, EndpointName
+from tests.vllm_env import tiny_model
+from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.prompts import prose
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
+
+pytest_plugins = ["tests.vllm_env.fixtures"]
+# The first test waits for the servers to start.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+WAIT_S = 120.0
+
+
+@dataclass(slots=True)
+class Following:
+    picker: Picker
+    service: ExactService
+    exact: Exact
+    servers: Mapping[EndpointName, VllmServer]
+
+    async def ask(self, path: str, *, only: EndpointName, **fields: Any) -> None:
+        """One request to this server, from pick to end, as a gateway would."""
+        body = json.dumps({"model": MODEL_NAME, "max_tokens": 2, "temperature": 0, **fields}).encode()
+        inference = parse_request(path, body)
+        address = next(e.address for e in self.picker.endpoints() if e.name == only)
+        request = PickRequest("r", inference, body_bytes=len(body), subset=frozenset({address}))
+        loop = asyncio.get_running_loop()
+        pick = self.picker.pick(request, now=loop.time())
+        answer = await asyncio.to_thread(self.servers[only].post, path, body)
+        assert answer.status == 200, answer.body
+        self.picker.on_response_headers(pick, status=200, served=address, now=loop.time())
+        self.picker.end(pick, outcome="ended", now=loop.time())
+
+    def believed(self, path: str, **fields: Any) -> dict[EndpointName, int]:
+        body = json.dumps({"model": MODEL_NAME, **fields}).encode()
+        return self.picker.table.match(self.picker._mirrors.chain(parse_request(path, body)))
+
+    def prompts(self, what: str) -> int:
+        model = self.service.status.models.get("")
+        return -1 if model is None else {"matched": model.matched, "missed": model.missed}[what]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110 - nothing there tells when
+                await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def following(
+    servers: tuple[VllmServer, VllmServer], environment: VllmEnvironment
+) -> AsyncIterator[Following]:
+    named = {EndpointName(server.name): server for server in servers}
+    endpoints = [
+        Endpoint(
+            name,
+            Address.parse(server.address),
+            adapters=frozenset(tiny_model.ADAPTERS),
+            kv_events=f"ipc://{server.options.kv_events_socket}",
+            kv_replay=f"ipc://{server.options.kv_events_socket}.replay",
+        )
+        for name, server in named.items()
+    ]
+    queue = RoutedQueue(max_prompts=100, max_bytes=10**7)
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=queue)
+    picker.set_endpoints(endpoints, now=0.0)
+    settings = ModelSettings(
+        language=FolderLanguage(environment.model_folder / tiny_model.MODEL),
+        adapters={name: name for name in tiny_model.ADAPTERS},
+    )
+    exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
+    service = ExactService(
+        picker,
+        queue,
+        exact,
+        topic="kv-events",
+        source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
+        clock=asyncio.get_running_loop().time,
+    )
+    service.set_endpoints(endpoints)
+    task = asyncio.create_task(service.run())
+    try:
+        yield Following(picker, service, exact, named)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        exact.check_integrity()
+        picker.check_integrity()
+
+
+def messages(name: str) -> list[dict[str, Any]]:
+    return [
+        {"role": "system", "content": prose(f"system {name}", words=200)},
+        {"role": "user", "content": [{"type": "text", "text": prose(f"user {name}", words=100)}]},
+        {"role": "assistant", "content": "Ünïcödé, 漢字 and  spaces."},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give_it(
+    vllm_servers: tuple[VllmServer, VllmServer], vllm_environment: VllmEnvironment
+) -> None:
+    first = EndpointName(vllm_servers[0].name)
+    async with following(vllm_servers, vllm_environment) as here:
+        asked: list[tuple[str, dict[str, Any]]] = [
+            (CHAT, {"messages": messages("plain")}),
+            (CHAT, {"messages": messages("salted"), "cache_salt": "tenant-7"}),
+            (CHAT, {"messages": messages("adapter"), "model": tiny_model.ADAPTERS[0]}),
+            (COMPLETIONS, {"prompt": prose("completion", words=300)}),
+            (COMPLETIONS, {"prompt": [random.Random(3).randrange(50, 4000) for _ in range(200)]}),
+        ]
+        for path, fields in asked:
+            await here.ask(path, only=first, **fields)
+        await here.until(lambda: here.prompts("matched") == len(asked))
+        model = here.service.status.models[""]
+        assert (model.state, model.missed, dict(model.skipped)) == ("on", 0, {})
+        assert (model.algorithm, model.block_tokens) == ("sha256", BLOCK_TOKENS)
+        server = here.service.status.servers[first]
+        assert (server.state, server.reason) == ("following", "")
+        # All of it, not some block of each: the whole of every chain is known to be held.
+        chunks = {node for node in here.exact._knowledge._tree._nodes.values() if node.known}
+        assert chunks
+        assert chunks <= here.exact._knowledge._servers[first].held
+
+
+async def test_a_picker_that_starts_late_learns_what_the_other_server_holds_with_the_first_prompt(
+    vllm_servers: tuple[VllmServer, VllmServer], vllm_environment: VllmEnvironment
+) -> None:
+    first, second = (EndpointName(server.name) for server in vllm_servers)
+    fields = {"messages": messages("held before")}
+    answer = vllm_servers[0].post(CHAT, {"model": MODEL_NAME, "max_tokens": 2, **fields})
+    assert answer.status == 200, answer.body
+    async with following(vllm_servers, vllm_environment) as here:
+        assert here.believed(CHAT, **fields) == {}
+        await here.ask(CHAT, only=second, **fields)
+        await here.until(lambda: here.believed(CHAT, **fields).keys() == {first, second})
+
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "hello"}],
+    [{"role": "system", "content": ""}, {"role": "user", "content": " hello  "}],
+    [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}],
+    [{"role": "user", "content": "x", "name": "bob"}, {"role": "assistant", "content": "漢字 ünïcödé"}],
+    [{"role": "user", "content": "x"}, {"role": "tool", "content": "42", "tool_call_id": "c1"}],
+]
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_tokens_of_a_conversation_are_vllms(
+    vllm_servers: tuple[VllmServer, VllmServer],
+    vllm_environment: VllmEnvironment,
+    conversation: list[dict[str, Any]],
+) -> None:
+    theirs = vllm_servers[0].post("/tokenize", {"model": MODEL_NAME, "messages": conversation})
+    assert theirs.status == 200, theirs.body
+    body = json.dumps({"model": MODEL_NAME, "messages": conversation}).encode()
+    read = read_conversation(parse_request(CHAT, body).prompt)
+    language = FolderLanguage(vllm_environment.model_folder / tiny_model.MODEL)
+    ours = language.tokens(language.render(read.messages, tools=None), special=False)
+    assert list(ours.ids) == theirs.json()["tokens"]
