@@ -42,15 +42,15 @@ def test_the_model_server_takes_the_flags(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_a_small_workload_is_the_same_for_the_same_seed_and_fits_its_servers(name: str) -> None:
-    first, again = (simulate(Case(name, "round-robin", 1, 3.0)) for _ in range(2))
+    first, again = (simulate(Case(name, "round-robin", 1, 3.0, grace_s=60.0)) for _ in range(2))
     assert first == again
     assert first.row.completed == 1
-    assert first != simulate(Case(name, "round-robin", 2, 3.0))
+    assert first.row != simulate(Case(name, "round-robin", 2, 3.0)).row
 
 
 @pytest.mark.parametrize("rule", DEFAULTS)
 def test_every_rule_runs_in_the_small_fleet(rule: str) -> None:
-    assert simulate(Case("lora", rule, 1, 3.0)).row.completed == 1
+    assert simulate(Case("lora", rule, 1, 3.0, grace_s=60.0)).row.completed == 1
 
 
 def test_pickers_side_by_side_are_told_by_the_rules_name() -> None:
