@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from epp.decision import PickRequest
+from epp.kvevents.events import decode
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
+from epp.kvevents.sequence import Forget, Step
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY
@@ -24,19 +27,25 @@ from epp.request.parse import parse_request
 from epp.residency import RoutedQueue
 from epp.types import Address, Endpoint, EndpointName
 from model_server.core.cache_options import CacheOptions
+from model_server.core.hashing import BlockHash
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings
-from model_server.server.kv_publisher import KvEventSettings
+from model_server.server.kv_events import KvEventLog
+from model_server.server.kv_publisher import KvEventSettings, open_publisher
 from model_server.server.serve import Server, ServerSettings, listening
 from model_server.text.chat import render_chat
 from model_server.text.language import ChatMessage
 from model_server.text.tokenizer import _PIECES, Tokenizer
+from tests.harness.client import http_client
+from tests.harness.envoy import running_envoy
+from tests.harness.gateway import config_in, running_picker
+from tests.harness.processes import wait_until
+from tests.unit.kvevents.a_language import write_language
 
 BLOCK_TOKENS = 16
 NUM_BLOCKS = 96
 """1,536 tokens: some three prompts of this test."""
-WAIT_S = 60.0
 
 
 class StandInLanguage:
@@ -99,11 +108,6 @@ class Running:
         body = json.dumps({"model": "made-up", "messages": [{"role": "system", "content": text}]}).encode()
         chain = self.picker._mirrors.chain(parse_request("/v1/chat/completions", body))
         return self.picker.table.match(chain)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 - nothing there tells when
-                await asyncio.sleep(0.02)
 
     def model_state(self) -> str:
         status = self.service.status.models.get("")
@@ -169,13 +173,15 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
     async with following(algorithm) as running:
         await running.chat(text("first"), only=a)
         await running.chat(text("first"), only=b)
-        await running.until(lambda: running.held(a) > 0 and running.held(b) > 0)
-        await running.until(lambda: running.model_state() == "on")
+        await wait_until(
+            lambda: running.held(a) > 0 and running.held(b) > 0, what="both servers tell what they store"
+        )
+        await wait_until(lambda: running.model_state() == "on", what="the prompts turn up")
         assert running.believed(text("first")).keys() == {a, b}
 
         for n in range(4):  # past a's capacity, not b's
             await running.chat(text(f"other {n}"), only=a)
-        await running.until(lambda: a not in running.believed(text("first")))
+        await wait_until(lambda: a not in running.believed(text("first")), what="the eviction is seen")
         assert running.believed(text("first")).keys() == {b}
         assert running.believed(text("other 3")).keys() == {a}
         status = running.service.status.models[""]
@@ -192,7 +198,7 @@ async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_ro
             assert response.status == 200
         assert running.believed(text("old")) == {}
         await running.chat(text("old"), only=b)
-        await running.until(lambda: running.believed(text("old")).keys() == {a, b})
+        await wait_until(lambda: running.believed(text("old")).keys() == {a, b}, what="both are credited")
         chunks = running.believed(text("old"))
         assert chunks[a] >= chunks[b] - 1  # to the block in which the two prompts part
 
@@ -201,22 +207,134 @@ async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
     a = EndpointName("a")
     async with following() as running:
         await running.chat(text("gone"), only=a)
-        await running.until(lambda: running.held(a) > 0)
+        await wait_until(lambda: running.held(a) > 0, what="it tells what it stores")
         assert running.believed(text("gone"))
         async with running.http[a].post("/reset_prefix_cache") as response:
             assert response.status == 200
-        await running.until(lambda: not running.believed(text("gone")))
-        await running.until(lambda: running.held(a) == 0)
+        await wait_until(lambda: not running.believed(text("gone")), what="the reset is seen")
+        await wait_until(lambda: running.held(a) == 0, what="it holds nothing")
 
 
 async def test_a_server_that_names_blocks_in_another_way_is_left_alone_and_said_so() -> None:
     a = EndpointName("a")
     async with following("xxh3") as running:
         await running.chat(text("named"), only=a)
-        await running.until(
-            lambda: (s := running.service.status.servers.get(a)) is not None and s.state == "off"
+        await wait_until(
+            lambda: (s := running.service.status.servers.get(a)) is not None and s.state == "off",
+            what="the server is said to be off",
         )
         reason = running.service.status.servers[a].reason
         assert "sha256" in reason
         assert running.service.status.models[""].state == "off"
         assert running.believed(text("named")).keys() == {a}  # the approximate table stands
+
+
+class Deaf(Exact):
+    """Counts what it is told; a message is one removal of a block by its number."""
+
+    def __init__(self) -> None:
+        super().__init__({}, max_blocks=1000, max_chunks=1000)
+        self.steps: list[object] = []
+
+    def heard(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
+        self.steps += [
+            "gap" if isinstance(step, Forget) else decode(step.payload)[0].blocks[0]  # type: ignore[union-attr]  # removals alone are sent
+            for step in steps
+        ]
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_known(
+    *, replays: bool
+) -> None:
+    log = KvEventLog(block_size_tokens=16)
+    settings = KvEventSettings(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0")
+    async with open_publisher(log, settings, wall_clock=lambda: 1.0) as publisher:
+        queue, exact = RoutedQueue(max_prompts=1, max_bytes=1), Deaf()
+        picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+        replay = publisher.replay_endpoint or ""
+        service = ExactService(
+            picker,
+            queue,
+            exact,
+            topic="",
+            source=lambda _: Source("", "", publisher.endpoint, replay if replays else ""),
+        )
+        service.set_endpoints([Endpoint(EndpointName("a"), Address("127.0.0.1", 1))])
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(publisher.serve_replays()), tasks.create_task(service.run())]
+            sent = 0
+
+            def send(*, lost: bool = False) -> None:
+                nonlocal sent
+                log.removed(BlockHash(sent.to_bytes(32, "big")))
+                sent += 1
+                if lost:
+                    log.take(wall_time_s=1.0)  # numbered and kept, and never published
+                else:
+                    publisher.publish()
+
+            async def until_heard() -> None:
+                """What is sent before the subscription is known to the publisher is not heard: send on until one is."""
+
+                def newest_heard() -> bool:
+                    send()
+                    return bool(exact.steps) and exact.steps[-1] != "gap"
+
+                await wait_until(newest_heard, what="a message arrives")
+
+            await until_heard()
+            exact.steps.clear()
+            send(lost=True)
+            send(lost=True)
+            send()
+            last = sent - 1
+            await wait_until(lambda: last in exact.steps, what="the last message arrives")
+            heard = exact.steps[: exact.steps.index(last) + 1]
+            if replays:
+                assert heard[-3:] == [last - 2, last - 1, last]
+                assert "gap" not in heard
+            else:
+                assert heard[-2:] == ["gap", last]
+            for task in loops:
+                task.cancel()
+
+
+@pytest.mark.envoy
+async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -> None:
+    """As an operator runs it: a file each for configuration, endpoints and tokenizer, and Envoy in front."""
+    folder = write_language(tmp_path / "model")
+    settings = settings_of("sha256")
+    server = Server(settings)
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(listening(server, settings))
+        publisher = server.kv_publisher
+        assert publisher is not None
+        config = config_in(tmp_path, exactMode={"models": [{"tokenizerFolder": str(folder)}]})
+        entry = {"name": "a", "address": f"127.0.0.1:{port}", "kv_events": publisher.endpoint}
+        entry["kv_replay"] = publisher.replay_endpoint or ""
+        Path(config.endpoints_file).write_text(json.dumps({"endpoints": [entry]}))
+        picker = await stack.enter_async_context(running_picker(config, directory=tmp_path))
+        envoy = await stack.enter_async_context(running_envoy(config, directory=tmp_path))
+        client = await stack.enter_async_context(http_client(envoy.url))
+
+        async def complete(seed: int) -> None:
+            tokens = [random.Random(seed).randrange(50_000) for _ in range(600)]
+            body = json.dumps({"model": "made-up", "prompt": tokens, "max_tokens": 2}).encode()
+            reply = await client.request("POST", "/v1/completions", body=body)
+            assert reply.status == 200, reply.body
+
+        async def said(name: str, *, at_least: float = 1.0, **labels: str) -> None:
+            async def it_is() -> bool:
+                return await picker.metric(name, **labels) >= at_least
+
+            await wait_until(it_is, what=f"{name} {labels}")
+
+        await complete(1)
+        await said("epp_exact_model", state="on")
+        await said("epp_exact_endpoint", state="following")
+        await said("epp_exact_endpoint_chunks", at_least=9)
+        for seed in range(2, 6):  # past its capacity
+            await complete(seed)
+        await said("epp_exact_corrections_total", kind="forgotten")
+        assert await picker.metric("epp_exact_prompts_total", result="missed") == 0

@@ -1,0 +1,262 @@
+"""Exact mode as its thread drives it: who is trusted, who is not, what is said of it, and what reaches the picker's table."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.hashing import Algorithm, BlockHasher
+from epp.kvevents.sequence import Deliver, Forget
+from epp.mirrors import Mirrors
+from epp.policy import PolicySpec
+from epp.prefix.hashing import ChunkSchedule, hash_chain
+from epp.residency import Account, Routed
+from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
+
+A, B = EndpointName("a"), EndpointName("b")
+BLOCK = 16
+SCHEDULE = ChunkSchedule()
+NO_TOKENIZER = ModelSettings(language=None)
+
+
+class Fleet:
+    """Two servers that tell what they store, and the table that follows them."""
+
+    def __init__(self, settings: ModelSettings = NO_TOKENIZER, *, max_blocks: int = 10**5) -> None:
+        self.exact = Exact({"": settings}, max_blocks=max_blocks, max_chunks=10**4)
+        self.mirrors = Mirrors(PolicySpec())
+        self.clock = itertools.count(1)
+        for name in (A, B):
+            self.exact.add(name, model="")
+            self.mirrors.table.add_endpoint(name, capacity_bytes=10**9)
+
+    def tell(self, name: EndpointName, *events: object, complete: bool = True) -> None:
+        payload = msgspec.msgpack.encode([0.0, list(events), 0])
+        self.exact.heard(name, [Deliver(payload)], complete=complete, now=next(self.clock))
+
+    def route(
+        self, name: EndpointName, tokens: Sequence[int], *, adapter: str = "", process: int = 0
+    ) -> bool:
+        """True if that showed a restart."""
+        prompt = b"".join(token.to_bytes(4, "little") for token in tokens)
+        routed = Routed(
+            server=name,
+            process=process,
+            model="",
+            adapter=adapter,
+            inference=InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=prompt, token_ids=True),
+            chain=self.chain(tokens),
+            schedule=SCHEDULE,
+            at=next(self.clock),
+        )
+        return bool(self.exact.routed(routed, now=next(self.clock)))
+
+    def chain(self, tokens: Sequence[int]) -> list[ChunkHash]:
+        return hash_chain(b"".join(t.to_bytes(4, "little") for t in tokens), seed=1, schedule=SCHEDULE)
+
+    def held(self, tokens: Sequence[int], *, later_s: int = 0) -> dict[EndpointName, int]:
+        self.clock = itertools.count(next(self.clock) + later_s)
+        self.mirrors.take_in(self.exact.findings(now=next(self.clock)))
+        self.exact.check_integrity()
+        return self.mirrors.table.match(self.chain(tokens))
+
+
+def prompt_of(seed: int, *, blocks: int = 40) -> list[int]:
+    return [random.Random(seed).randrange(50_000) for _ in range(blocks * BLOCK)]
+
+
+def stored(
+    tokens: Sequence[int], *, algorithm: Algorithm = "sha256", seed: str = "", medium: str = "GPU"
+) -> dict[str, object]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": BlockHasher(algorithm, seed=seed).names(tokens, block_tokens=BLOCK),
+        "parent_block_hash": None,
+        "token_ids": list(tokens),
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": medium,
+        "lora_name": None,
+    }
+
+
+def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> dict[str, object]:
+    names = BlockHasher("sha256").names(tokens, block_tokens=BLOCK)
+    return {"type": "BlockRemoved", "block_hashes": names[first:], "medium": medium}
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
+def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
+    fleet, tokens = Fleet(ModelSettings(language=None, seed="42")), prompt_of(1)
+    fleet.route(A, tokens)  # waits for it
+    fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
+    assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
+    status = fleet.exact.models()[""]
+    assert (status.state, status.algorithm, status.block_tokens, status.matched) == (
+        "on",
+        algorithm,
+        BLOCK,
+        1,
+    )
+
+
+def test_what_is_removed_is_forgotten_and_what_the_other_holds_stays() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.route(A, tokens)
+    fleet.tell(A, stored(tokens))
+    fleet.tell(B, stored(tokens))
+    whole = len(fleet.chain(tokens))
+    assert fleet.held(tokens) == {A: whole, B: whole}
+    fleet.tell(A, removed(tokens, first=20))
+    assert fleet.held(tokens) == {A: 20 * BLOCK * 4 // 256, B: whole}
+
+
+def test_a_prompt_of_which_nothing_is_held_is_credited_nowhere() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, stored(prompt_of(2)))
+    fleet.route(A, tokens)
+    assert fleet.held(tokens) == {}
+
+
+def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() -> None:
+    fleet, tokens = Fleet(ModelSettings(language=None, seed="0")), prompt_of(1)
+    fleet.tell(A, stored(tokens))
+    assert fleet.exact.models()[""].state == "off"
+    assert "hash seed" in fleet.exact.models()[""].reason
+    assert fleet.exact.servers()[A].state == "off"
+    assert fleet.held(tokens) == {}
+
+
+def test_one_server_that_names_blocks_in_another_way_is_left_out_alone() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, stored(tokens))
+    fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
+    fleet.route(A, tokens)
+    assert fleet.held(tokens).keys() == {A}
+    assert [fleet.exact.servers()[name].state for name in (A, B)] == ["following", "off"]
+
+
+def test_a_server_with_other_blocks_is_left_out() -> None:
+    fleet = Fleet()
+    fleet.tell(A, stored(prompt_of(1)))
+    other = {**stored(prompt_of(1)), "token_ids": list(range(80 * BLOCK))}
+    fleet.tell(B, other)
+    assert "blocks of 32 tokens" in fleet.exact.servers()[B].reason
+
+
+def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_it_on_again() -> None:
+    fleet = Fleet()
+    fleet.tell(A, stored(prompt_of(0)))
+    for n in range(1, 9):
+        fleet.route(A, prompt_of(n))
+    fleet.held(prompt_of(1))
+    assert fleet.exact.models()[""].state == "checking"
+    fleet.held(prompt_of(1), later_s=40)
+    status = fleet.exact.models()[""]
+    assert (status.state, status.missed) == ("off", 8)
+    assert "tokenizer, chat template" in status.reason
+
+    fleet.tell(A, stored(prompt_of(9)))
+    for _ in range(16):  # one in so many is still looked at
+        fleet.route(A, prompt_of(9))
+    fleet.held(prompt_of(9))
+    status = fleet.exact.models()[""]
+    assert (status.state, status.matched) == ("on", 1)
+    assert status.skipped["off"] == 15
+
+
+def test_misses_at_a_server_of_which_only_a_part_is_known_prove_nothing() -> None:
+    fleet = Fleet()
+    fleet.tell(A, stored(prompt_of(0)), complete=False)
+    for n in range(1, 20):
+        fleet.route(A, prompt_of(n))
+    fleet.held(prompt_of(1), later_s=40)
+    assert fleet.exact.models()[""].missed == 0
+
+
+def test_a_server_is_said_to_be_followed_only_while_its_model_is_on() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, stored(tokens))
+    assert not any(isinstance(f, Account) and f.live for f in fleet.exact.findings(now=5.0))
+    fleet.route(A, tokens)
+    (account,) = [f for f in fleet.exact.findings(now=6.0) if isinstance(f, Account)]
+    assert (account.server, account.live, account.known_bytes) == (A, True, 4 * len(tokens))
+
+
+def test_another_process_holds_nothing_of_what_the_old_one_held() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, stored(tokens))
+    assert not fleet.route(A, tokens)
+    assert fleet.held(tokens).keys() == {A}
+    fleet.exact.heard(A, [Forget("restart")], complete=False, now=next(fleet.clock))
+    assert fleet.held(tokens) == {}
+
+
+def test_a_gap_that_nobody_closed_takes_nothing_away_and_is_counted() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, stored(tokens))
+    fleet.route(A, tokens)
+    fleet.held(tokens)
+    fleet.exact.heard(A, [Forget("gap")], complete=False, now=next(fleet.clock))
+    assert fleet.held(tokens).keys() == {A}
+    server = fleet.exact.servers()[A]
+    assert (server.state, server.blocks, server.forgotten) == ("partly", 0, 1)
+
+
+def test_a_restart_that_the_picker_saw_is_passed_on() -> None:
+    fleet = Fleet()
+    fleet.tell(A, stored(prompt_of(0)))
+    assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]
+
+
+def test_a_server_that_holds_more_than_may_be_remembered_is_off_and_says_what_to_raise() -> None:
+    fleet = Fleet(max_blocks=60)
+    fleet.tell(A, stored(prompt_of(1)))
+    fleet.tell(B, stored(prompt_of(2)))
+    assert fleet.exact.servers()[A].state == "following"
+    assert "raise exactMode.maxBlocks" in fleet.exact.servers()[B].reason
+    fleet.exact.check_integrity()
+
+
+def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
+    fleet = Fleet()
+    fleet.tell(A, stored(prompt_of(0)))
+    fleet.route(A, prompt_of(1), adapter="sql")
+    assert fleet.exact.models()[""].skipped == {"adapter": 1}
+    only_other = Exact({"other": NO_TOKENIZER}, max_blocks=1000, max_chunks=1000)
+    only_other.add(A, model="mine")
+    assert only_other.models()["mine"].state == "off"
+    assert "exactMode.models" in only_other.models()["mine"].reason
+
+
+def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_back() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    chain, whole = fleet.chain(tokens), 4 * len(tokens)
+    fleet.tell(A, stored(tokens), stored(tokens, medium="CPU"))
+    fleet.route(A, tokens)
+    assert fleet.held(tokens) == {A: len(chain)}
+    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == whole
+    fleet.tell(A, removed(tokens, first=20))  # half of it is on the CPU alone
+    assert fleet.held(tokens) == {A: len(chain)}
+    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == pytest.approx(whole * (1 + 0.9) / 2)
+    fleet.tell(A, stored(tokens, medium="STORAGE"), removed(tokens, medium="CPU"))
+    fleet.held(tokens)
+    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == pytest.approx(whole * (1 + 0.5) / 2)
+    fleet.tell(A, removed(tokens), removed(tokens, medium="STORAGE"), stored(tokens))
+    assert fleet.held(tokens) == {A: len(chain)}
+    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == whole
+    assert fleet.mirrors.slower == {}
+
+
+def test_a_dropped_server_takes_its_model_with_it() -> None:
+    fleet = Fleet()
+    fleet.exact.drop(A)
+    assert fleet.exact.models().keys() == {""}
+    fleet.exact.drop(B)
+    assert fleet.exact.models() == {}
+    fleet.exact.check_integrity()

@@ -1,0 +1,110 @@
+"""What the picker hands to exact mode, within its bounds; and what tiers do to a pick."""
+
+from __future__ import annotations
+
+import random
+
+from epp.decision import PickRequest
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.residency import Account, RoutedQueue, Tier
+from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+
+A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
+
+
+def a_picker(queue: RoutedQueue | None) -> Picker:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0), routed=queue)
+    picker.set_endpoints([A, B], now=0.0)
+    return picker
+
+
+def ask(name: str, *, only: Endpoint | None = None, size: int = 4000) -> PickRequest:
+    prompt = random.Random(name).randbytes(size // 2).hex().encode()
+    return PickRequest(
+        name,
+        InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt),
+        body_bytes=size,
+        subset=frozenset({only.address}) if only else None,
+    )
+
+
+def a_queue(*, max_prompts: int = 10, max_bytes: int = 10**6) -> RoutedQueue:
+    return RoutedQueue(max_prompts=max_prompts, max_bytes=max_bytes)
+
+
+def test_a_prompt_is_handed_over_when_its_answer_begins_with_the_server_that_serves_it() -> None:
+    queue = a_queue()
+    picker = a_picker(queue)
+    pick = picker.pick(ask("x", only=A), now=1.0)
+    assert len(queue) == 0
+    picker.on_response_headers(pick, status=200, served=B.address, now=2.0)
+    routed = queue.take()
+    assert routed is not None
+    assert (routed.server, routed.at, routed.inference) == (B.name, 2.0, ask("x").inference)
+    assert queue.take() is None
+    picker.end(pick, outcome="ended", now=3.0)
+    assert queue.held_bytes == 0
+
+
+def test_prompts_that_no_server_answered_are_let_go() -> None:
+    queue = a_queue()
+    picker = a_picker(queue)
+    failed, refused, detached = (picker.pick(ask(n), now=1.0) for n in "xyz")
+    assert queue.held_bytes == 12000
+    picker.end(failed, outcome="failed", now=2.0)
+    picker.on_response_headers(refused, status=500, served=refused.destinations[0], now=2.0)
+    picker.end(refused, outcome="ended", now=2.0)
+    picker.detach(detached, now=2.0)
+    assert (len(queue), queue.held_bytes) == (0, 0)
+
+
+def test_what_is_over_a_bound_is_dropped_and_counted() -> None:
+    queue = a_queue(max_prompts=2, max_bytes=15000)
+    picker = a_picker(queue)
+    picks = [picker.pick(ask(n), now=1.0) for n in "vwxyz"]  # room for three
+    assert (queue.dropped, queue.held_bytes) == (2, 12000)
+    for pick in picks:
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
+    assert (len(queue), queue.dropped, queue.held_bytes) == (2, 3, 8000)
+
+
+def test_without_exact_mode_no_prompt_is_held() -> None:
+    picker = a_picker(None)
+    pick = picker.pick(ask("x"), now=1.0)
+    assert pick.awaited is None  # type: ignore[attr-defined]  # the picker's own ticket
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+
+
+def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is_picked() -> None:
+    picker = a_picker(None)
+    for endpoint in (A, B):
+        held = picker.pick(ask("x", only=endpoint), now=1.0)
+        picker.on_response_headers(held, status=200, served=endpoint.address, now=1.0)
+        picker.end(held, outcome="ended", now=1.0)
+    chain = picker._mirrors.chain(ask("x").inference)
+    picker.take_in([Account(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.STORAGE))])
+    chosen = picker.pick(ask("x"), now=100.0)
+    assert chosen.decision.chosen == B.name
+    by_name = {c.name: c.matched_tokens for c in chosen.decision.candidates}
+    assert by_name[A.name] < 0.6 * by_name[B.name]
+    picker.take_in([Account(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.GPU))])
+    matched = {c.name: c.matched_tokens for c in picker.pick(ask("x"), now=200.0).decision.candidates}
+    assert matched[A.name] == matched[B.name]
+
+
+def test_a_followed_servers_share_of_the_table_has_room_for_all_that_it_says_it_holds() -> None:
+    picker = a_picker(None)
+    before = picker.table.capacity_bytes(A.name)
+    picker.take_in([Account(server=A.name, live=True, known_bytes=10**6)])
+    assert picker.table.capacity_bytes(A.name) == before + 10**6
+    picker.take_in([Account(server=A.name, live=False)])
+    assert picker.table.capacity_bytes(A.name) == before
+
+
+def test_an_account_of_a_server_that_left_is_dropped() -> None:
+    picker = a_picker(None)
+    picker.set_endpoints([B], now=1.0)
+    picker.take_in([Account(server=A.name, live=True, known_bytes=5)])
+    assert A.name not in picker._mirrors._known_bytes
