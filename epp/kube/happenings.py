@@ -1,7 +1,7 @@
 """Which Events to write, and how seldom: an API server keeps every one of them for an hour, for every reader of the pool.
 
 Pure. The same happening within `_SAME_S` counts up the Event that tells of it; happenings that differ draw from one bucket,
-and what finds it empty is left out and counted. `cluster` writes what comes out.
+and what finds it empty is left out. `writing` writes what comes out, and logs the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class Happenings:
         self._written: OrderedDict[Happening, Written] = OrderedDict()
         self._tokens = float(_BURST)
         self._filled_at = 0.0
-        self.left_out = 0
         self._named = 0
 
     def offer(self, happening: Happening, *, now: float, time_text: str) -> Written | None:
@@ -66,7 +65,6 @@ class Happenings:
         self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL_S)
         self._filled_at = now
         if self._tokens < 1:
-            self.left_out += 1
             return None
         self._tokens -= 1
         event = self._written.get(happening)

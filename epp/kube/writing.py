@@ -131,6 +131,7 @@ class Writer:
             return
         event = self._happenings.offer(happening, now=now, time_text=self._time_text())
         if event is None:
+            _log.warning("too many Events, left out: %s: %s", happening.reason, happening.message)
             return
         path, name = _EVENTS.format(namespace=self._place.namespace), self._event_name(event)
         try:

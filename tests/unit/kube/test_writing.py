@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from epp.kube.api import Api, Query
 from epp.kube.live import Live, LiveEndpoint
 from epp.kube.policies import Outcome, PolicySet
@@ -37,17 +39,21 @@ class Server(Api):
         return b'{"metadata": {}}'
 
 
-def outcome() -> Outcome:
+def outcome(names: str = "abc") -> Outcome:
     policies = PolicySet(pool="vllm")
-    for name in ("a", "b", "c"):
+    for name in names:
         policies.put(policy(name))
     return policies.resolve(default=DEFAULT_POLICY, pool_exists=True)
 
 
-async def look(server: Server) -> list[str]:
-    writer = Writer(
+def writer_to(server: Server) -> Writer:
+    return Writer(
         server, PLACE, interval_s=10.0, events=True, on_written=lambda _: None, time_text=lambda: "T"
     )
+
+
+async def look(server: Server) -> list[str]:
+    writer = writer_to(server)
     await writer.look(outcome(), says={}, live=LIVE, pool_uid="u", holds=server.holds, now=1.0)
     writer.check_integrity()
     return server.wrote
@@ -68,3 +74,17 @@ async def test_a_lease_that_is_lost_between_two_writes_ends_them() -> None:
         f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b")
     ]
     assert len(await look(Server(lasts=4))) == 4
+
+
+async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(lasts=100)
+    writer = writer_to(server)
+    for second in range(4):  # five statuses in a look, and an Event for each
+        names = "abcdefghijklmnopqrst"[5 * second :][:5]
+        await writer.look(
+            outcome(names), says={}, live=LIVE, pool_uid="u", holds=server.holds, now=float(second)
+        )
+    written = [name for name in server.wrote if name == "POST events"]
+    left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert (len(written), len(left_out)) == (10, 10)
+    assert left_out[-1].startswith("too many Events, left out: PolicyRefused: policy t, generation 1: ")
