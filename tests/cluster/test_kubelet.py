@@ -62,17 +62,12 @@ async def fetched(node: RunningNode, url: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def test_a_container_has_its_variables_files_user_and_token(pods: Pods, node: RunningNode) -> None:
-    pods.plane.kubectl(
-        "create", "secret", "generic", "login", "--from-literal=word=open", "-n", pods.namespace
-    )
-    pods.plane.kubectl("create", "configmap", "settings", "--from-literal=a.yaml=first", "-n", pods.namespace)
-    script = """
-        id -u; echo "$WORD $POD on $NODE has $ADDRESS and $POD_AGAIN, $LIMIT cores"; cat /etc/settings/a.yaml; echo
-        touch /outside 2>&1; touch /scratch/inside && echo written; hostname; grep CapEff /proc/1/status
-        sleep 1000
-    """
-    reading_api = """
+TELLING = """
+    id -u; echo "$WORD $POD on $NODE has $ADDRESS and $POD_AGAIN, $LIMIT cores"; cat /etc/settings/a.yaml; echo
+    touch /outside 2>&1; touch /scratch/inside && echo written; hostname; grep CapEff /proc/1/status
+    sleep 1000
+"""
+READING_API = """
 import os, ssl, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount"
 url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}/api/v1/namespaces"
@@ -82,6 +77,10 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())
 """
+
+
+def telling_pod() -> dict[str, Any]:
+    """Its `main` tells what it has, its `api` what the API server says to its token."""
     security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     refs = {
         "WORD": {"secretKeyRef": {"name": "login", "key": "word"}},
@@ -98,10 +97,18 @@ except urllib.error.HTTPError as error:
         {"name": "settings", "mountPath": "/etc/settings"},
         {"name": "scratch", "mountPath": "/scratch"},
     ]
-    main = shell("main", script, env=env, securityContext=security, volumeMounts=mounts)
+    main = shell("main", TELLING, env=env, securityContext=security, volumeMounts=mounts)
     main["resources"] = {"limits": {"cpu": "1500m"}}
     volumes = [{"name": "settings", "configMap": {"name": "settings"}}, {"name": "scratch", "emptyDir": {}}]
-    pods.apply(pod("told", [main, python("api", reading_api)], volumes=volumes))
+    return pod("told", [main, python("api", READING_API)], volumes=volumes)
+
+
+def test_a_container_has_its_variables_files_user_and_token(pods: Pods, node: RunningNode) -> None:
+    pods.plane.kubectl(
+        "create", "secret", "generic", "login", "--from-literal=word=open", "-n", pods.namespace
+    )
+    pods.plane.kubectl("create", "configmap", "settings", "--from-literal=a.yaml=first", "-n", pods.namespace)
+    pods.apply(telling_pod())
 
     found = pods.wait("told", lambda p: bool(container_status(p, "api").get("lastState")), what="api has run")
     path = f"{pods.namespace}/told"
@@ -176,28 +183,32 @@ def test_a_container_that_does_not_hear_sigterm_is_killed_when_its_grace_is_over
     assert f"{pods.namespace}/deaf" not in node.running()
 
 
+def gated(name: str) -> dict[str, Any]:
+    """A pod that serves, ready as long as a file is in its volume `shared`."""
+    probe = {"httpGet": {"path": "/open", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1}
+    mount = [{"name": "shared", "mountPath": "/shared"}]
+    return pod(
+        name,
+        [serving(name, readinessProbe=probe, volumeMounts=mount)],
+        labels={"app": "web"},
+        volumes=[{"name": "shared", "emptyDir": {}}],
+    )
+
+
+def web_service(*, to: str | int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 8080, "targetPort": to}]},
+    }
+
+
 async def test_a_service_leads_to_the_pods_that_pass_their_readiness_probe(
     pods: Pods, node: RunningNode
 ) -> None:
     """Two pods listen on the same port of their own addresses; a file in each decides whether it is ready."""
-    probe = {"httpGet": {"path": "/open", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1}
-    mount = [{"name": "shared", "mountPath": "/shared"}]
-    documents = [
-        pod(
-            name,
-            [serving(name, readinessProbe=probe, volumeMounts=mount)],
-            labels={"app": "web"},
-            volumes=[{"name": "shared", "emptyDir": {}}],
-        )
-        for name in ("first", "second")
-    ]
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "web"},
-        "spec": {"selector": {"app": "web"}, "ports": [{"port": 8080, "targetPort": "http"}]},
-    }
-    pods.apply(*documents, service)
+    pods.apply(gated("first"), gated("second"), web_service(to="http"))
     ip = pods.plane.get("service", "web", "-n", pods.namespace)["spec"]["clusterIP"]
     for name in ("first", "second"):
         pods.wait(name, lambda p: "running" in container_status(p, "main")["state"], what=f"{name} runs")
@@ -235,12 +246,6 @@ async def test_a_service_leads_to_the_pods_that_pass_their_readiness_probe(
 
 
 def test_pods_reach_a_service_by_its_name(pods: Pods, node: RunningNode) -> None:
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "web"},
-        "spec": {"selector": {"app": "web"}, "ports": [{"port": 8080, "targetPort": 80}]},
-    }
     code = f"""
 import time, urllib.request
 for name in ("web", "web.{pods.namespace}.svc.cluster.local"):
@@ -252,7 +257,7 @@ for name in ("web", "web.{pods.namespace}.svc.cluster.local"):
             time.sleep(0.1)
 time.sleep(1000)
 """
-    pods.apply(service, pod("web", [serving("web")]), pod("client", [python("main", code)]))
+    pods.apply(web_service(to=80), pod("web", [serving("web")]), pod("client", [python("main", code)]))
     lines = ["web web", f"web.{pods.namespace}.svc.cluster.local web"]
     log = f"{pods.namespace}/client"
     eventually(lambda: node.log(log, "main").splitlines() == lines, what="the client has its answers")
