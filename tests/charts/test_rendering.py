@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,23 @@ def test_replicas_share_one_table_unless_told_otherwise(helm: Helm) -> None:
     assert config["sharing"]["redis"]["url"] == f"redis://{service['metadata']['name']}:6379/0"
     without = helm.render(GATEWAY, {"sharing": {"enabled": False}})
     assert not [each for each in without if each["metadata"]["name"].endswith("-valkey")]
+
+
+def test_without_a_cluster_each_rendering_makes_secrets_of_its_own_and_none_where_they_are_named(
+    helm: Helm,
+) -> None:
+    """What docs/kubernetes.md says to those whose tools only render."""
+
+    def made(values: Mapping[str, Any]) -> list[Any]:
+        return [o for o in helm.render(GATEWAY, values) if o["kind"] == "Secret"]
+
+    gateway = {"shape": "gateway"}
+    first, second = made(gateway), made(gateway)
+    assert [s["metadata"]["name"] for s in first] == [s["metadata"]["name"] for s in second]
+    assert len(first) == 2
+    assert not any(one == other for one, other in zip(first, second, strict=True))
+    named = {
+        "gateway": {"tls": {"secretName": "mine"}},
+        "sharing": {"url": "redis://r:6379", "existingSecret": "s"},
+    }
+    assert made(gateway | named) == []
