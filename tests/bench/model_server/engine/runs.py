@@ -1,18 +1,20 @@
-"""A real model, requests with made-up text, and one timed run of them.
+"""A model, requests with made-up text, and one timed run of them.
 
-Times are CPU seconds of the whole process, one torch thread: on a machine that others use too, the clock on the wall says
-more of them than of us. Sides that are compared run in turns within each repeat.
+Times on a CPU are CPU seconds of the whole process, one torch thread: on a machine that others use too, the clock on the
+wall says more of them than of us. On a GPU they are the clock's, when the device has done what it was given. Sides that are
+compared run in turns within each repeat.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model_server.core.cache_options import CacheOptions
@@ -26,21 +28,48 @@ from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env.prompts import prose
 
 BLOCK_TOKENS = 16
+SHAPES: dict[str, dict[str, int]] = {
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    },
+}
+"""Llama's, of 8 billion parameters, and one for tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """SmolLM2, whole or its first layers, over one memory that each run starts with empty."""
+    """A model over one memory that each run starts with empty."""
 
-    folder: Path
-    language: PretrainedLanguage
     model: hf.PagedModel
-    layers: int
+    name: str
     num_blocks: int
+    text_of: Callable[[str, int], list[TokenId]]
+    """Exactly so many tokens, the same for the same name."""
+    whole: bool
+    """Prompts in the documents' numbers, where the machine is fast enough for them."""
+
+    def now_s(self) -> float:
+        if self.model.memory.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
-    """layers: of the model's 30, the first so many; 0: all."""
+    """SmolLM2 on one CPU thread. layers: of its 30, the first so many; 0: all."""
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     folder = find(SMOLLM2, progress=print)
@@ -49,12 +78,32 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
         module.model.layers = module.model.layers[:layers]
         module.config.num_hidden_layers = layers
     model = hf.PagedModel(module, num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS)
-    return Bench(folder, PretrainedLanguage(folder), model, layers or len(module.model.layers), num_blocks)
+    language = PretrainedLanguage(folder)
+
+    def text_of(name: str, tokens: int) -> list[TokenId]:
+        return language.encode(prose(name, words=tokens))[:tokens]
+
+    name = f"SmolLM2-135M, {layers or len(module.model.layers)} layers, float32, one CPU thread"
+    return Bench(model, name, num_blocks, text_of, whole=False)
 
 
-def text_of(bench: Bench, name: str, *, tokens: int) -> list[TokenId]:
-    """Exactly so many tokens of text, the same for the same name."""
-    return bench.language.encode(prose(name, words=tokens))[:tokens]
+def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
+    """Random weights of one of `SHAPES`, made on the device; the texts are random tokens."""
+    device = hf.choose_device(device_name)
+    dtype = hf.choose_dtype("auto", device=device)
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    with device:
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = hf.PagedModel(module, num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS)
+
+    def text_of(name: str, tokens: int) -> list[TokenId]:
+        rng = random.Random(name)
+        return [TokenId(rng.randrange(config.vocab_size)) for _ in range(tokens)]
+
+    on = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
+    told = f"random weights, shape {shape}, {str(dtype).removeprefix('torch.')}, on {on}"
+    return Bench(model, told, num_blocks, text_of, whole=device.type == "cuda")
 
 
 def request(name: str, prompt: Sequence[TokenId], *, max_tokens: int) -> Request:
@@ -79,14 +128,28 @@ def engine_of(bench: Bench, *, cache: bool, partial_blocks: bool = False) -> Eng
     return Engine(config_of(bench, cache=cache, partial_blocks=partial_blocks), HfRunner(bench.model))
 
 
-def finish(engine: Engine, requests: Sequence[Request]) -> float:
-    """All of them to their ends; CPU seconds."""
-    started = time.process_time()
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of a run: all of them, and those of them that the core took, which is everything but the model."""
+
+    total_s: float
+    core_s: float
+
+
+def finish(bench: Bench, engine: Engine, requests: Sequence[Request]) -> Spent:
+    """All of them to their ends."""
+    started = bench.now_s()
+    computing_s = 0.0
     for one in requests:
         engine.add(one)
     while engine.num_unfinished:
-        engine.step(now=time.monotonic())
-    return time.process_time() - started
+        plan = engine.begin(now=time.monotonic())
+        before = bench.now_s()
+        result = engine.runner.execute(plan)
+        computing_s += bench.now_s() - before
+        engine.finish(plan, result, now=time.monotonic())
+    total_s = bench.now_s() - started
+    return Spent(total_s, total_s - computing_s)
 
 
 def hit_share(requests: Sequence[Request]) -> float:
@@ -94,18 +157,35 @@ def hit_share(requests: Sequence[Request]) -> float:
     return sum(r.num_cached_tokens or 0 for r in requests) / sum(r.num_prompt_tokens for r in requests)
 
 
-def in_turns(
-    sides: Mapping[str, Callable[[int], float]], *, repeats: int, say: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Each side once in every repeat, in an order that turns around; the figures of each."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(repeats):
-        for name in list(sides)[:: 1 if repeat % 2 else -1]:
-            found[name].append(sides[name](repeat))
-            say(f"repeat {repeat + 1} of {repeats}, {name}: {found[name][-1]:.3f}")
-    return found
+@dataclass(slots=True)
+class Kept:
+    """What was measured, by name, in the order of the repeats: of this run and of those before it that were kept."""
 
+    series: dict[str, list[float]]
 
-def ratio(found: dict[str, list[float]], over: str, under: str) -> float:
-    """Median of the repeats' own ratios."""
-    return median(a / b for a, b in zip(found[over], found[under], strict=True))
+    def add(self, name: str, value: float) -> None:
+        self.series.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        return median(self.series[name])
+
+    def ratio(self, over: str, under: str) -> float:
+        """Median of the repeats' own ratios."""
+        return median(a / b for a, b in zip(self.series[over], self.series[under], strict=True))
+
+    def spread(self, over: str, under: str) -> str:
+        ratios = [a / b for a, b in zip(self.series[over], self.series[under], strict=True)]
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+    def in_turns(
+        self, sides: Mapping[str, Callable[[int], float]], *, repeats: int, say: Callable[[str], None]
+    ) -> None:
+        """Each side once in every repeat, in an order that turns around; its figure is added under its name.
+
+        A side gets the repeat's number, which goes on from what is there.
+        """
+        first = len(self.series.get(next(iter(sides)), ()))
+        for repeat in range(first, first + repeats):
+            for name in list(sides)[:: 1 if repeat % 2 else -1]:
+                self.add(name, sides[name](repeat))
+                say(f"repeat {repeat + 1}, {name}: {self.series[name][-1]:.3f}")

@@ -1,0 +1,86 @@
+"""What every engine is asked: rounds of prompts, as token ids, each round sent at once when the one before has ended. Pure.
+
+A row's id is the caching documents'; `alone` is the time to the first token. A turn is all of a row's rounds on one engine,
+whose cache is empty before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Prompt = list[int]
+TextOf = Callable[[str, int], Prompt]
+"""Exactly so many tokens of text, the same for the same name."""
+
+ENGINES = ("ours", "transformers", "vllm")
+BLOCK_TOKENS = 32
+"""Of all engines: vLLM's CPU backend refuses 16, and transformers' 256 would share less."""
+MAX_REQUESTS = 64
+BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    prompts: Sequence[Prompt]
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an engine did with a row's rounds."""
+
+    round_cpu_s: Sequence[float]
+    round_wall_s: Sequence[float]
+    round_hit_tokens: Sequence[int]
+    answers: Sequence[Sequence[int]]
+
+
+def twice(text_of: TextOf, repeat: int) -> list[Round]:
+    """001-6: 20 prompts of 256 to 512 tokens, and the same again, 10 answered."""
+    prompts = [text_of(f"{repeat} {n}", 256 + 256 * n // 19) for n in range(20)]
+    return [Round(prompts, 10), Round(prompts, 10)]
+
+
+def few_distinct(text_of: TextOf, repeat: int) -> list[Round]:
+    """003-5, half of it: 32 requests of 856 tokens over 7 distinct prompts, 16 answered."""
+    prompts = [text_of(f"{repeat} distinct {n}", 856) for n in range(7)]
+    return [Round([prompts[n % 7] for n in range(32)], 16)]
+
+
+def alone(text_of: TextOf, repeat: int) -> list[Round]:
+    """Four prompts of 512 tokens, one after the other, one token answered; then the same four again.
+
+    Between the two all four are answered with two tokens: transformers keeps nothing of a request that ends with its prompt.
+    """
+    prompts = [text_of(f"{repeat} alone {n}", 512) for n in range(4)]
+    single = [Round([prompt], 1) for prompt in prompts]
+    return [*single, Round(prompts, 2), *single]
+
+
+def warm_up(text_of: TextOf) -> list[Round]:
+    """What each engine compiles or allocates at the first requests of a kind: not counted."""
+    prompts = [text_of(f"warm {n}", 300) for n in range(8)]
+    return [Round(prompts, 8), Round(prompts[:1], 1), Round(prompts, 1)]
+
+
+ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
+    "001-6": twice,
+    "003-5": few_distinct,
+    "alone": alone,
+}
+
+
+def prompt_tokens(rounds: Sequence[Round]) -> int:
+    return sum(len(prompt) for one in rounds for prompt in one.prompts)
+
+
+def answer_tokens(rounds: Sequence[Round]) -> int:
+    return sum(len(one.prompts) * one.answer_tokens for one in rounds)
+
+
+def num_blocks(rounds: Sequence[Round]) -> int:
+    """So many that nothing is ever evicted, whether it is shared or not."""
+    return sum(
+        -(-(len(prompt) + one.answer_tokens) // BLOCK_TOKENS) + 1 for one in rounds for prompt in one.prompts
+    )

@@ -1,0 +1,64 @@
+"""The benchmarks that need torch, on tiny random models: they run, and the engines they compare do the same work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.bench.model_server.engine import __main__ as command
+from tests.bench.model_server.peers import worker
+from tests.bench.model_server.peers.first_layers import first_layers
+from tests.bench.model_server.peers.side_ours import Ours
+from tests.bench.model_server.peers.side_transformers import Transformers
+from tests.bench.model_server.peers.work import Round
+from tests.engine.tiny_models import VOCABULARY, tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny("llama").save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def prompt(name: int, *, tokens: int) -> list[int]:
+    return [3 + (name * 31 + n * n) % (VOCABULARY - 3) for n in range(tokens)]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_transformers_and_ours_find_and_answer_the_same(folder: Path, *, cache: bool) -> None:
+    prompts = [prompt(n, tokens=70 + 10 * n) for n in range(4)]
+    rounds = [Round(prompts, 6), Round(prompts, 6), Round(prompts[:1], 1)]
+    peer = Transformers(folder, cache=cache, num_blocks=64)
+    try:
+        ours, theirs = (worker.run(side, rounds) for side in (Ours(folder, cache=cache, num_blocks=64), peer))
+    finally:
+        peer.close()
+    assert ours.answers == theirs.answers
+    assert list(ours.round_hit_tokens) == list(theirs.round_hit_tokens)
+    assert (sum(ours.round_hit_tokens) > 0) is cache
+
+
+def test_the_first_layers_of_a_model_compute_as_its_first_layers(folder: Path, tmp_path: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    module.model.layers = module.model.layers[:2]
+    cut = AutoModelForCausalLM.from_pretrained(first_layers(folder, count=2, into=tmp_path / "cut"))
+    tokens = torch.tensor([prompt(1, tokens=20)])
+    with torch.inference_mode():
+        assert torch.equal(cut(tokens, use_cache=False).logits, module(tokens, use_cache=False).logits)
+
+
+def test_a_second_run_of_the_engine_bench_adds_to_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    arguments = ["bench", "--shape", "tiny", "--rows", "001-8", "--repeats", "1", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", arguments)
+    for expected in (2, 4):
+        command.main()
+        kept = json.loads(file.read_text())
+        assert len(kept["series"]["001-8 with"]) == len(kept["series"]["001-8 without"]) == expected
+    assert "random weights, shape tiny" in capsys.readouterr().out
