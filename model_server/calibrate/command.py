@@ -19,7 +19,7 @@ import aiohttp
 from model_server.calibrate.client import CalibrationError, ServerUnderTest, find_model
 from model_server.calibrate.cost_file import cost_document
 from model_server.calibrate.fit import Fit, FitError, Quality, fit
-from model_server.calibrate.probes import Sample, plan, sample_of
+from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of, unrest
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max-batch", type=int, default=8, metavar="N", help="most requests at once (default %(default)s)"
     )
     parser.add_argument(
-        "--repeats", type=int, default=3, metavar="N", help="of every measurement (default %(default)s)"
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of every measurement, whose fastest counts (default %(default)s)",
     )
     parser.add_argument(
         "--api-key-env",
@@ -80,17 +84,24 @@ async def _calibrate(args: argparse.Namespace) -> str:
         server = ServerUnderTest(http, model=model, rng=random.Random())
         probes = plan(max_prompt_tokens=most, max_batch=args.max_batch, repeats=args.repeats)
         await server.observe(probes[0])  # the first request of a process compiles and allocates
-        samples: list[Sample] = []
+        measured: dict[Probe, list[Sample]] = {probe: [] for probe in probes}
         for number, probe in enumerate(probes, start=1):
             print(f"\r{number}/{len(probes)} measurements", end="", file=sys.stderr, flush=True)
             sample = sample_of(probe, await server.observe(probe))
             if sample is not None:
-                samples.append(sample)
+                measured[probe].append(sample)
     print(file=sys.stderr)
+    samples = fastest(measured)
     found = fit(samples)
     print(_about(found), file=sys.stderr)
+    times = unrest(measured)
+    print(
+        f"of equal measurements the slowest took {times:.2f} times the fastest, which counts", file=sys.stderr
+    )
     source = {"url": args.url, "model": model, "max_prompt_tokens": most, "samples": len(samples)}
-    return cost_document(found.costs, fit=_fit_document(found), source=source)
+    return cost_document(
+        found.costs, fit={**_fit_document(found), "slowest_over_fastest": round(times, 3)}, source=source
+    )
 
 
 def _about(found: Fit) -> str:

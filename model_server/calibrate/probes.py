@@ -7,7 +7,7 @@ command, and tests that answer probes from an engine under a virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -85,6 +85,22 @@ def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
     if probe.answer_tokens == 1:
         return PrefillSample(probe.together[0], together[0].token_s[0] - together[0].sent_s)
     return _decode(probe, together)
+
+
+def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
+    """Of equal probes the one that took the least: what else a machine does adds to times and never takes from them."""
+    return [min(samples, key=_seconds) for samples in measured.values() if samples]
+
+
+def unrest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
+    """How much longer the slowest of equal probes took than the fastest, the median of all: 1 on a quiet machine."""
+    return median(
+        max(map(_seconds, samples)) / min(map(_seconds, samples)) for samples in measured.values() if samples
+    )
+
+
+def _seconds(sample: Sample) -> float:
+    return sample.seconds
 
 
 def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
