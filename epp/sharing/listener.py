@@ -28,6 +28,7 @@ from epp.sharing.wire import (
     Flag,
     Held,
     Kept,
+    MalformedError,
     Moved,
     Over,
     Restarted,
@@ -129,13 +130,15 @@ class Listener:
         elif batch.number <= peer.number:
             return  # a sender that could not tell whether it was heard says it again
         elif batch.number != peer.number + 1:
-            self.counts.gaps += 1
-            peer.synced = peer.asked = False
-            self._release_all(peer, now=now)
+            self._missed(peer, now=now)
         self._follow(peer, batch, now=now, age_s=age_s)
         books = age_s < self._timeout_s
-        for event in batch.events:
-            self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books)
+        try:
+            for event in batch.events:
+                self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books)
+        except MalformedError:
+            self._missed(peer, now=now)  # the rest of it, and who knows what else
+            raise
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
         """A stored table, a portion at each step, so that others may have their turn between. MalformedError."""
@@ -163,6 +166,12 @@ class Listener:
                 self._picker.table.clear_endpoint(name)
 
     # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _missed(self, peer: _Peer, *, now: float) -> None:
+        """Something that it told; ends of requests may have been in it."""
+        self.counts.gaps += 1
+        peer.synced = peer.asked = False
+        self._release_all(peer, now=now)
 
     def _follow(self, peer: _Peer, batch: Batch, *, now: float, age_s: float) -> None:
         """What a batch says beside its events."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from epp.policy import DEFAULT_POLICY, Chunks, Policy
-from epp.sharing.wire import Flag, MalformedError, decode_batch
+from epp.sharing.wire import Began, Flag, MalformedError, decode_batch, encode
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
 
@@ -246,6 +246,30 @@ def test_a_batch_says_nothing_of_prompts_but_hashes() -> None:
     one.pick(b"secret words " * 100, now=1.0)
     said = b"".join(one.say(now=1.0))
     assert b"secret" not in said
+
+
+def test_a_batch_that_is_malformed_in_its_middle_is_a_missing_one() -> None:
+    one, other = two()
+    picks = [one.pick(text(name), now=10.0) for name in "pq"]
+    other.hear(one.say(now=10.0), now=10.0)
+    assert sum(other.in_flight_of_peers().values()) == 2
+    one.pick(text("r"), now=11.0)
+    for pick in picks:
+        one.end(pick, now=11.0)
+    [data] = one.say(now=11.0)
+    batch = decode_batch(data)
+    began = batch.events[0]
+    assert isinstance(began, Began)
+    cut = msgspec.structs.replace(began, tail=began.tail[:-1])
+    damaged = msgspec.structs.replace(batch, events=[cut, *batch.events[1:]])
+    with pytest.raises(MalformedError, match="no row of hashes"):
+        other.exchange.hear(encode(damaged), now=11.0)
+    other.check()
+    assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"
+    one.hear(other.say(now=12.0), now=12.0)
+    one.pick(text("s"), now=12.0)
+    other.hear(one.say(now=12.0), now=12.0)
+    assert other.matched(text("s"), now=12.0), "it asked to be told anew"
 
 
 def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
