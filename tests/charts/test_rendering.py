@@ -225,3 +225,18 @@ def test_without_a_cluster_each_rendering_makes_secrets_of_its_own_and_none_wher
         "sharing": {"url": "redis://r:6379", "existingSecret": "s"},
     }
     assert made(gateway | named) == []
+
+
+def test_clients_that_are_named_do_not_shut_out_helm_test_and_the_load_test(helm: Helm) -> None:
+    clients = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
+    load = {"enabled": True, "image": {"repository": "load"}}
+    objects = helm.render(GATEWAY, {"networkPolicy": {"clients": clients}, "loadTest": load})
+    rules = of_kind(objects, "NetworkPolicy", "gateway-prefix-gateway")["spec"]["ingress"]
+    (peers,) = [rule["from"] for rule in rules if rule["ports"] == [{"port": 8080}]]
+    assert peers[0] == clients[0]
+    admitted = [peer["podSelector"]["matchLabels"].items() for peer in peers[1:]]
+    job = of_kind(objects, "Job")["spec"]["template"]["metadata"]["labels"]
+    for labels in (of_kind(objects, "Pod")["metadata"]["labels"], job):
+        assert sum(wanted <= labels.items() for wanted in admitted) == 1
+    gateway = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["metadata"]
+    assert not any(wanted <= gateway["labels"].items() for wanted in admitted)

@@ -18,6 +18,12 @@ app.kubernetes.io/name: {{ include "gateway.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Of the load test's pods. */}}
+{{- define "gateway.loadLabels" -}}
+app.kubernetes.io/name: {{ include "gateway.name" . }}-load
+app.kubernetes.io/instance: {{ .Release.Name }}-load
+{{- end }}
+
 {{- define "gateway.labels" -}}
 {{ include "gateway.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
