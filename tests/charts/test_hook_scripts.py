@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -38,6 +39,29 @@ async def test_the_hook_gives_up_after_its_time_and_when_the_server_has_gone(tmp
     command = [sys.executable, "-I", DRAIN, str(free_port()), "0", FOREVER]
     async with managed_process("gone", command, directory=tmp_path) as hook:
         assert await hook.wait() == 0
+
+
+async def test_a_server_that_is_too_busy_to_say_is_waited_for(tmp_path: Path) -> None:
+    """It takes connections and closes them unanswered, as where /metrics takes too long, until it is idle."""
+    asked, idle = 0, False
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if idle:
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\nvllm:num_requests_running 0.0\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        command: list[str | Path] = [sys.executable, "-I", DRAIN, str(port), "0", FOREVER]
+        async with managed_process("hook", command, directory=tmp_path) as hook:
+            await wait_until(lambda: asked > 3, what="it asks again and again")
+            assert hook.status is None
+            idle = True
+            assert await hook.wait() == 0
 
 
 async def test_helm_test_asks_for_models_and_a_completion(tmp_path: Path) -> None:

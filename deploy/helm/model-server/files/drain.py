@@ -3,24 +3,29 @@
     drain.py PORT AT-LEAST-SECONDS AT-MOST-SECONDS
 
 For AT-LEAST-SECONDS requests still come, from gateways that have not yet heard that the pod goes. Then it waits until the server says,
-twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all.
+twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all. A server that is too busy to say is not taken for one that has gone.
 """
 
+import http.client
+import math
 import re
 import sys
 import time
+import urllib.error
 import urllib.request
 
 LOAD = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
 
 
 def unfinished(port: int) -> float | None:
-    """Requests that run or wait; None where the server does not answer any more."""
+    """Requests that run or wait, infinity where it does not say; None where nothing listens any more."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             return sum(float(value) for value in LOAD.findall(answer.read().decode()))
-    except OSError:
-        return None
+    except urllib.error.URLError as error:
+        return None if isinstance(error.reason, ConnectionRefusedError) else math.inf
+    except (OSError, http.client.HTTPException):
+        return math.inf
 
 
 def main(port: int, at_least_s: int, at_most_s: int) -> None:
