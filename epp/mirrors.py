@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.growth import growth
@@ -38,9 +39,8 @@ _root_seed = functools.lru_cache(maxsize=1024)(root_seed)
 """A fleet has few models, and few salts are in use at once."""
 
 
-@dataclass(slots=True)
-class Prompt:
-    """One request's prompt as the mirrors see it. Nobody changes it; freezing would cost more than making it."""
+class Prompt(Struct, frozen=True):
+    """One request's prompt as the mirrors see it."""
 
     size: PromptSize
     tokens: int

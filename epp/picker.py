@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from epp.choosing import Chooser
@@ -48,8 +47,7 @@ _SHOWN_CHARS = 256
 Outcome = Literal["ended", "aborted", "failed"]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Ticket(Pick):
+class _Ticket(Pick, eq=False, kw_only=True):
     """A pick with what must be undone, moved or learned from later."""
 
     state: EndpointState

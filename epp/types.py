@@ -1,6 +1,7 @@
 """The vocabulary of the picker: values that cross its packages.
 
-Everything here is immutable and knows no other module. Units are in the names; times are monotonic seconds.
+Everything here is immutable and knows no other module. Values that are made for every request are msgspec's structs, here and
+elsewhere: to make one takes a tenth of the time of a frozen dataclass. Units are in the names; times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
+
+from msgspec import Struct
 
 ChunkHash = NewType("ChunkHash", int)
 """xxh3_64 of a chunk, seeded with the hash of the chunk before it: it names the whole prefix up to its end."""
@@ -76,8 +79,7 @@ class ApiKind(enum.StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(Struct, frozen=True):
     """What a request body says that matters for routing, read once."""
 
     kind: ApiKind
@@ -97,9 +99,8 @@ class InferenceRequest:
     max_tokens: int | None = None
 
 
-@dataclass(slots=True)
-class PromptSize:
-    """What of a prompt tells its tokens. Nobody changes it; freezing would cost more than making it."""
+class PromptSize(Struct, frozen=True):
+    """What of a prompt tells its tokens."""
 
     text_bytes: int
     continuation_bytes: float = 0.0

@@ -19,14 +19,14 @@ Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained`
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LEFT_OF_OLDEST = 0.25
 """Share of the oldest booking that is undone at a scrape whose counters do not show it."""
 
 
-@dataclass(slots=True, eq=False)
-class Booking:
+class Booking(Struct, eq=False):
     """Tokens of one request that its server has yet to compute."""
 
     tokens: int

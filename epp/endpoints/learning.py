@@ -83,9 +83,12 @@ class CounterWindow:
 
     def ended(self, size: PromptSize) -> None:
         self._own += 1
-        self._size.text_bytes += size.text_bytes
-        self._size.continuation_bytes += size.continuation_bytes
-        self._size.opaque += size.opaque
+        whole = self._size
+        self._size = PromptSize(
+            whole.text_bytes + size.text_bytes,
+            whole.continuation_bytes + size.continuation_bytes,
+            whole.opaque + size.opaque,
+        )
 
     def observe(self, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
         """Size and tokens of a window that was ours alone, if one closes with this scrape."""

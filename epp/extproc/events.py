@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class BodyMode(enum.IntEnum):
@@ -28,8 +29,7 @@ class BodyMode(enum.IntEnum):
         return self >= BodyMode.FULL_DUPLEX_STREAMED
 
 
-@dataclass(frozen=True, slots=True)
-class Modes:
+class Modes(Struct, frozen=True):
     """The processing mode, said by newer data planes in their first message of a stream."""
 
     request_body: BodyMode = BodyMode.NONE
@@ -38,8 +38,7 @@ class Modes:
     """Chunks of a STREAMED body come before the headers are answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
+class RequestHeaders(Struct, frozen=True):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     subset: tuple[str, ...] | None = None
@@ -47,21 +46,18 @@ class RequestHeaders:
     modes: Modes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(Struct, frozen=True):
     data: bytes | memoryview
     """Perhaps a view of the message that it came in: a long prompt is not copied on its way to the parser."""
     end_of_stream: bool = False
     modes: Modes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
+class RequestTrailers(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
+class ResponseHeaders(Struct, frozen=True):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     served: str = ""
@@ -69,15 +65,13 @@ class ResponseHeaders:
     modes: Modes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(Struct, frozen=True):
     data: bytes
     end_of_stream: bool = False
     modes: Modes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
+class ResponseTrailers(Struct, frozen=True):
     pass
 
 
@@ -98,8 +92,7 @@ class Slot(enum.Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Go on, perhaps with changes. Hashable, so that a transport may keep what it serialised."""
 
     slot: Slot
@@ -115,8 +108,7 @@ class Answer:
     """Ask, for this request alone, that the answer's body be streamed here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
+class Echo(Struct, frozen=True):
     """One piece of a body that goes on as it came."""
 
     slot: Slot
@@ -124,8 +116,7 @@ class Echo:
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Answer the client now, with an error; nothing goes to any server."""
 
     status: int

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from epp.errors import PickError, SaturatedError
 from epp.extproc.events import Refuse
@@ -44,8 +44,7 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-@dataclass(slots=True)
-class RequestHead:
+class RequestHead(Struct):
     """What the request headers say. The state machine holds one for each request."""
 
     path: str

@@ -17,8 +17,9 @@ import heapq
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from epp.prefix.forest import RunForest
 from epp.prefix.hashing import ChunkSchedule
@@ -29,8 +30,7 @@ _ANY = sys.maxsize
 """More than any server holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """What one `record` did, for `undo`."""
 
     first_added: int

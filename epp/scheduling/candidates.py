@@ -7,15 +7,15 @@ rules: a gate that keeps an adapter's requests where it is loaded fills one serv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
+
+from msgspec import Struct
 
 from epp.policy import PolicySpec
 from epp.types import Address, EndpointName
 
 
-@dataclass(slots=True, eq=False)
-class View:
+class View(Struct, eq=False):
     """One endpoint at one pick. Tokens are estimates; waiting and kv_usage are 0 where metrics are stale: unknown is no load."""
 
     name: EndpointName
@@ -41,8 +41,7 @@ class View:
     excluded: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Gated:
+class Gated(Struct, frozen=True):
     """Outcome of the gate."""
 
     views: Sequence[View]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from epp.decision import Decision
 from epp.types import Address
@@ -21,8 +21,7 @@ from epp.types import Address
 _MAX_TEXT_CHARS: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A request that got no endpoint."""
 
     request_id: str
@@ -85,10 +84,10 @@ def as_json(record: Record) -> dict[str, Any]:
     return shown
 
 
-def _shown(record: object) -> dict[str, Any]:
+def _shown(record: Struct) -> dict[str, Any]:
     fields: dict[str, Any] = {
         name: getattr(record, name)
-        for name in record.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass with slots has no __dict__
+        for name in record.__struct_fields__
         if name not in ("candidates", "destinations")
     }
     for name, value in fields.items():

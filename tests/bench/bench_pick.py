@@ -11,7 +11,8 @@ import cProfile
 import pstats
 import random
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from epp.decision import PickRequest
 from epp.picker import Picker
