@@ -116,7 +116,8 @@ class ServedTiers:
             self._records,
             self._selection or SelectionSettings(),
             capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
-            device=model.memory.device,
+            # What is loaded whole waits in main memory for its blocks; only selective reads are used where the model computes.
+            device=model.memory.device if self._selection else torch.device("cpu"),
         )
         self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
         self._model = model

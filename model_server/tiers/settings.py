@@ -70,6 +70,10 @@ class KvStoreSettings:
             raise ValueError("no part of a KV store can be smaller than 0")
         if self.chunk_tokens < 1:
             raise ValueError(f"a chunk holds at least one token, not {self.chunk_tokens}")
+        if self.device_bytes and self.ratio == 1:
+            raise ValueError(
+                "memory of the device is for prefixes that are read selectively: give a ratio under 1, or none of it"
+            )
         if not 0 <= self.reorder_share <= 1:
             raise ValueError(f"the share of time for reordering is between 0 and 1, not {self.reorder_share}")
         SelectionSettings(ratio=self.ratio)
