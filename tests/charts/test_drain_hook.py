@@ -96,3 +96,25 @@ async def test_without_an_envoy_there_is_nothing_to_wait_for(tmp_path: Path) -> 
     command: list[str | Path] = ["bash", HOOK, str(free_port()), str(FOREVER), str(FOREVER)]
     async with managed_process("hook", command, directory=tmp_path) as hook:
         assert await hook.wait() == 0
+
+
+async def test_an_envoy_that_does_not_say_how_many_requests_it_has_is_waited_for(tmp_path: Path) -> None:
+    """In its place something that closes connections unanswered for a while, as where it is too busy to say."""
+    asked, says = 0, b""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(says)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        command: list[str | Path] = ["bash", HOOK, str(port), "0", str(FOREVER)]
+        async with managed_process("hook", command, directory=tmp_path) as hook:
+            await wait_until(lambda: asked > 5, what="it asks again and again")
+            assert hook.status is None
+            says = b"HTTP/1.1 200 OK\r\n\r\nhttp.gateway.downstream_rq_active: 0\n"
+            assert await hook.wait() == 0

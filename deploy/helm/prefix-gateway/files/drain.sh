@@ -16,9 +16,9 @@ ask() { # METHOD PATH: the answer's lines; fails when Envoy is not there
   exec 3>&-
 }
 
-in_flight() { # requests that clients wait for; empty when Envoy does not say
-  ask GET '/stats?filter=http.gateway.downstream_rq_active' | while IFS= read -r line; do
-    [[ $line == http.gateway.downstream_rq_active:* ]] && printf '%s' "${line##* }"
+in_flight() { # requests that clients wait for; empty when Envoy does not say; `gone` when nothing listens
+  { ask GET '/stats?filter=http.gateway.downstream_rq_active' || echo gone; } | while IFS= read -r line; do
+    [[ $line == http.gateway.downstream_rq_active:* || $line == gone ]] && printf '%s' "${line##* }"
   done
 }
 
@@ -28,8 +28,8 @@ ask POST '/drain_listeners?inboundonly' >/dev/null 2>&1
 quiet=0
 while ((SECONDS < at_most && quiet < 2)); do # twice: a request may have arrived while the port closed
   left=$(in_flight 2>/dev/null)
-  [[ -z $left ]] && exit 0 # Envoy has ended by itself
-  if ((left == 0)); then quiet=$((quiet + 1)); else quiet=0; fi
+  [[ $left == gone ]] && exit 0 # Envoy has ended by itself
+  if [[ $left == 0 ]]; then quiet=$((quiet + 1)); else quiet=0; fi
   sleep 0.5
 done
 exit 0
