@@ -27,48 +27,18 @@ from epp.errors import NoEndpointError
 from epp.journal import Journal
 from epp.mirrors import Mirrors, Prompt
 from epp.policy import Policy, PolicySpec
-from epp.prefix.table import PrefixTable, Recorded
+from epp.prefix.table import PrefixTable
 from epp.request.response import ResponseFeedback
-from epp.residency import Finding, Routed, RoutedQueue
+from epp.residency import Finding, RoutedQueue
 from epp.scheduling.candidates import View
-from epp.types import (
-    Address,
-    ChunkHash,
-    Endpoint,
-    EndpointMetrics,
-    EndpointName,
-    InferenceRequest,
-)
+from epp.ticket import Ticket, own
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.views import cached_tokens, shown, views_of
 
 _SHOWN_CHARS = 256
 """Of a model's name in a decision: clients choose it, and decisions are kept."""
 
 Outcome = Literal["ended", "aborted", "failed"]
-
-
-class _Ticket(Pick, eq=False, kw_only=True):
-    """A pick with what must be undone, moved or learned from later."""
-
-    state: EndpointState
-    booking: Booking
-    streams: bool
-    conversation: InferenceRequest | None
-    """For what a sampled answer teaches; of all other requests the prompt is let go, since thousands may be held."""
-    prompt: Prompt
-    recorded: Recorded | None
-    table: PrefixTable
-    process: int
-    """Which process of the server it went to: a restarted one holds nothing of it."""
-    awaited: InferenceRequest | None = None
-    """For exact mode, until the answer begins."""
-    responded: bool = False
-    prefix_lost: bool = False
-    """Its server did not compute the prompt: the table forgot it."""
-
-    @property
-    def chain(self) -> list[ChunkHash]:
-        return self.prompt.chain
 
 
 class Picker:
@@ -207,7 +177,9 @@ class Picker:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
         inference, spec = request.inference, self._spec
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
-        states = self._candidates(request)
+        states = self._fleet.candidates(
+            inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
+        )
         prompt = self._mirrors.prompt(
             inference, base_model=states[0].endpoint.model, body_bytes=request.body_bytes
         )
@@ -254,7 +226,7 @@ class Picker:
             dry_run=would_pick,
         )
         sampled = spec.sampling.share > 0 and self._rng.random() < spec.sampling.share
-        ticket = _Ticket(
+        ticket = Ticket(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
@@ -275,7 +247,7 @@ class Picker:
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
         """The answer begins. True if another endpoint than the first choice served it: booking and entry move there."""
-        ticket = _own(pick)
+        ticket = own(pick)
         if ticket.ended:
             return False
         ticket.responded = True
@@ -290,7 +262,7 @@ class Picker:
         if status >= 400:
             self._forget_prefix(ticket)
         elif ticket.awaited is not None:
-            self._hand_over(ticket, ticket.awaited, now=now)
+            self._hand_over(ticket, now=now)
         if not ticket.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
             ticket.state.computed(ticket.booking, now=now)
@@ -298,7 +270,7 @@ class Picker:
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         """Learn from a sampled answer."""
-        ticket = _own(pick)
+        ticket = own(pick)
         decision = ticket.decision
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
@@ -319,7 +291,7 @@ class Picker:
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
-        ticket = _own(pick)
+        ticket = own(pick)
         if ticket.ended:
             return
         ticket.ended = True
@@ -341,7 +313,7 @@ class Picker:
 
     def detach(self, pick: Pick, *, now: float) -> None:
         """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
-        ticket = _own(pick)
+        ticket = own(pick)
         if not ticket.ended:
             ticket.ended = True
             ticket.decision.outcome = "detached"
@@ -361,24 +333,6 @@ class Picker:
         state = self._fleet.get(name)
         assert state is not None, "asked for an endpoint that the fleet does not hold"
         return state
-
-    def _candidates(self, request: PickRequest) -> list[EndpointState]:
-        """Endpoints that may serve the request at all. NoEndpointError if there are none."""
-        model = request.inference.model
-        states = self._fleet.serving(model) if model else list(self._fleet.states())
-        states = self._fleet.healthy(states, failures_to_eject=self._spec.scrape.failures_to_eject)
-        if not states:
-            raise NoEndpointError(
-                "no model server is ready for this model; check the endpoints file or the InferencePool's pods",
-                reason="no_ready_endpoint",
-            )
-        if request.subset is not None:
-            states = [s for s in states if s.endpoint.address in request.subset]
-            if not states:
-                raise NoEndpointError(
-                    "none of the endpoints that the data plane allows is ready", reason="subset_empty"
-                )
-        return states
 
     def _cached(self, prompt: Prompt) -> dict[EndpointName, int]:
         """Tokens of the prompt that an endpoint would take from its cache; of a hundred few hold any."""
@@ -403,31 +357,19 @@ class Picker:
             raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         return wanted, "prescribed"
 
-    def _hand_over(self, ticket: _Ticket, inference: InferenceRequest, *, now: float) -> None:
+    def _hand_over(self, ticket: Ticket, *, now: float) -> None:
         """Its server has begun to answer the prompt: exact mode may look at it."""
-        ticket.awaited = None
-        if self._routed is None:
-            return
-        self._routed.put(
-            Routed(
-                server=ticket.state.endpoint.name,
-                process=ticket.process,
-                model=ticket.state.endpoint.model,
-                adapter=ticket.decision.adapter,
-                inference=inference,
-                chain=ticket.chain,
-                schedule=self._mirrors.schedule,
-                at=now,
-            )
-        )
+        routed = ticket.take_routed(self._mirrors.schedule, now=now)
+        if self._routed is not None and routed is not None:
+            self._routed.put(routed)
 
-    def _let_go(self, ticket: _Ticket) -> None:
+    def _let_go(self, ticket: Ticket) -> None:
         """No answer will begin: exact mode has no use for the prompt."""
         if self._routed is not None and ticket.awaited is not None:
             self._routed.let_go(ticket.awaited)
         ticket.awaited = None
 
-    def _mirrored(self, ticket: _Ticket) -> bool:
+    def _mirrored(self, ticket: Ticket) -> bool:
         """Whether the table still holds this ticket's chunks for this very server.
 
         The server may have been removed, another may have taken its name, or chunks may be cut differently by now.
@@ -436,13 +378,13 @@ class Picker:
         same_server = self._fleet.get(state.endpoint.name) is state and state.process == ticket.process
         return bool(ticket.chain) and ticket.table is self.table and same_server
 
-    def _forget_prefix(self, ticket: _Ticket) -> None:
+    def _forget_prefix(self, ticket: Ticket) -> None:
         """The server did not compute the prompt: what only this request recorded is taken back."""
         if ticket.recorded is not None and not ticket.prefix_lost and self._mirrored(ticket):
             self.table.undo(ticket.recorded)
         ticket.prefix_lost = True
 
-    def _move(self, ticket: _Ticket, served: Address, *, now: float) -> None:
+    def _move(self, ticket: Ticket, served: Address, *, now: float) -> None:
         """Booking and table entry go from the first choice to the endpoint that really served."""
         ticket.state.release(ticket.booking, computed=False, now=now)
         self._forget_prefix(ticket)
@@ -465,8 +407,3 @@ class Picker:
             ticket.booking.loads = state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
         if self._journal is not None:
             self._journal.append(("moved", now, ticket))
-
-
-def _own(pick: Pick) -> _Ticket:
-    assert isinstance(pick, _Ticket), "a pick comes back to the picker that made it"
-    return pick

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.state import EndpointState
+from epp.errors import NoEndpointError
 from epp.policy import PolicySpec
 from epp.types import Address, Endpoint, EndpointName
 
@@ -82,6 +84,26 @@ class Fleet:
         if rate is None:
             rate = self._model_rates[model] = ModelRate(start=spec.cost.prefill_tokens_per_second)
         return rate
+
+    def candidates(
+        self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
+    ) -> list[EndpointState]:
+        """Those that may serve a request for `model`, of the addresses in `subset` if there is one. NoEndpointError: none."""
+        states = self.serving(model) if model else list(self._states.values())
+        states = self.healthy(states, failures_to_eject=failures_to_eject)
+        if not states:
+            raise NoEndpointError(
+                "no model server is ready for this model; check the endpoints file or the InferencePool's pods",
+                reason="no_ready_endpoint",
+            )
+        if subset is None:
+            return states
+        allowed = [s for s in states if s.endpoint.address in subset]
+        if not allowed:
+            raise NoEndpointError(
+                "none of the endpoints that the data plane allows is ready", reason="subset_empty"
+            )
+        return allowed
 
     def healthy(self, states: Sequence[EndpointState], *, failures_to_eject: int) -> list[EndpointState]:
         """Those of `states` that may be picked.

@@ -1,0 +1,62 @@
+"""What the picker remembers of one request between its pick and its end.
+
+Opaque to everybody else: `extproc` carries it as a `Pick`, and the journal names it as `Work`. Made and changed by `picker` alone.
+"""
+
+from __future__ import annotations
+
+from epp.decision import Pick
+from epp.endpoints.backlog import Booking
+from epp.endpoints.state import EndpointState
+from epp.mirrors import Prompt
+from epp.prefix.hashing import ChunkSchedule
+from epp.prefix.table import PrefixTable, Recorded
+from epp.residency import Routed
+from epp.types import ChunkHash, InferenceRequest
+
+
+class Ticket(Pick, eq=False, kw_only=True):
+    """A pick with what must be undone, moved or learned from later."""
+
+    state: EndpointState
+    booking: Booking
+    streams: bool
+    conversation: InferenceRequest | None
+    """For what a sampled answer teaches; of all other requests the prompt is let go, since thousands may be held."""
+    prompt: Prompt
+    recorded: Recorded | None
+    table: PrefixTable
+    process: int
+    """Which process of the server it went to: a restarted one holds nothing of it."""
+    awaited: InferenceRequest | None = None
+    """For exact mode, until the answer begins."""
+    responded: bool = False
+    prefix_lost: bool = False
+    """Its server did not compute the prompt: the table forgot it."""
+
+    @property
+    def chain(self) -> list[ChunkHash]:
+        return self.prompt.chain
+
+    def take_routed(self, schedule: ChunkSchedule, *, now: float) -> Routed | None:
+        """What exact mode is to look at, once; None: it does not want this prompt."""
+        inference, self.awaited = self.awaited, None
+        if inference is None:
+            return None
+        endpoint = self.state.endpoint
+        return Routed(
+            server=endpoint.name,
+            process=self.process,
+            model=endpoint.model,
+            adapter=self.decision.adapter,
+            inference=inference,
+            chain=self.chain,
+            schedule=schedule,
+            at=now,
+        )
+
+
+def own(pick: Pick) -> Ticket:
+    """A pick as the picker knows it."""
+    assert isinstance(pick, Ticket), "a pick comes back to the picker that made it"
+    return pick
