@@ -100,18 +100,11 @@ class PickerRouter:
     def route(self, request: SimRequest, *, now: float) -> str | None:
         self._advance(now)
         picker = self._pickers[self._rng.randrange(len(self._pickers))]
-        prompt = render(request.segments, bytes_per_token=self._bytes_per_token)
-        inference = InferenceRequest(
-            kind=ApiKind.CHAT,
-            model=request.adapter or BASE_MODEL,
-            prompt=prompt,
-            stream=True,
-            max_tokens=request.answer.num_tokens,
-        )
+        inference = self._inference(request)
         asked = PickRequest(
             request_id=str(request.request_id),
             inference=inference,
-            body_bytes=len(prompt),
+            body_bytes=len(inference.prompt),
             session=request.session,
         )
         try:
@@ -122,6 +115,15 @@ class PickerRouter:
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
         self._open[request.request_id] = _Open(picker, pick, request)
         return pick.decision.chosen
+
+    def _inference(self, request: SimRequest) -> InferenceRequest:
+        return InferenceRequest(
+            kind=ApiKind.CHAT,
+            model=request.adapter or BASE_MODEL,
+            prompt=render(request.segments, bytes_per_token=self._bytes_per_token),
+            stream=True,
+            max_tokens=request.answer.num_tokens,
+        )
 
     def first_token(self, request_id: int, *, now: float) -> None:
         self._open[request_id].first_token_s = now
