@@ -10,7 +10,7 @@ twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
 	$(1) --last-failed --last-failed-no-failures none
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-sharing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simula
 
 bench-live: $(VENV)/.dev ## the same in small on real processes, and how far the simulator ranks the rules alike; ARGS="--help"
 	@$(BIN)/python -m tests.bench.routing.live $(ARGS)
+
+bench-exact: $(VENV)/.dev ## what exact mode costs, and what it gains in the simulated fleet; ARGS="--workloads hot --seeds 1"
+	@$(BIN)/python -m tests.bench.bench_exact
+	@$(BIN)/python -m tests.bench.routing.exact_mode $(ARGS)
 
 bench-sharing: $(VENV)/.dev ## bytes and CPU for each request that pickers share, over nothing and over a real Redis
 	@$(BIN)/python -m tests.bench.bench_sharing

@@ -56,7 +56,8 @@ class FolderLanguage:
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
         """special: with what the tokenizer itself puts around a text."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=special)
+        # A batch of one: only batches let go of the interpreter, and picks would wait for the whole of a long prompt.
+        encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         ends, latest = [], 0
         for _, end in encoded.offsets:  # tokens that stand for no text have an empty place at the beginning
             latest = max(latest, end)
