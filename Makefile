@@ -69,8 +69,8 @@ bench-peers: engine-env vllm-env ## our engine against transformers' continuous 
 bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)
 
-bench-live: $(VENV)/.dev ## the same in small on real processes, and how far the simulator ranks the rules alike; ARGS="--help"
-	@$(BIN)/python -m tests.bench.routing.live $(ARGS)
+bench-live: $(VENV)/.dev ## in small on real processes, beside the simulator on the same requests: some minutes; ARGS="--help"
+	@$(BIN)/python -m tests.bench.routing.live $(or $(ARGS),--quick)
 
 bench-exact: $(VENV)/.dev ## what exact mode costs, and what it gains in the simulated fleet; ARGS="--workloads hot --seeds 1"
 	@$(BIN)/python -m tests.bench.bench_exact

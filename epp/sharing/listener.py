@@ -104,8 +104,8 @@ class Listener:
         """Somebody joined or missed something: the speaker is to start anew. Whoever sees to it takes it back."""
         self.joining = False
         """The last batch was of one who waits for a table. Whoever sees to it takes it back."""
-        self.stored = False
-        """Another picker has stored its table. Whoever sees to it takes it back."""
+        self.stored_at = float("-inf")
+        """When another picker last said that it had stored its table."""
 
     @property
     def peers(self) -> int:
@@ -189,7 +189,8 @@ class Listener:
             peer.hello = batch.hello
             self.start_anew = True
         self.joining |= bool(batch.flags & Flag.JOINING)
-        self.stored |= bool(batch.flags & Flag.STORED)
+        if batch.flags & Flag.STORED:
+            self.stored_at = max(self.stored_at, now - age_s)
         peer.heard.add_names(batch.names)
 
     def _apply(

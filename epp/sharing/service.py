@@ -72,6 +72,8 @@ class SharingService:
         self._unsaid: bytes | None = None
         self._started = clock()
         self._joining = True
+        self._asked_at = float("inf")
+        """When the others were first told that this one joins."""
         self._warm = asyncio.Event()
         self._away: set[str] = set()
         self.counts = LinkCounts()
@@ -176,7 +178,10 @@ class SharingService:
                 self._unsaid = exchange.next_batch(now=self._clock(), flags=flags, urgent=urgent)
                 if self._unsaid is None:
                     return
+            said_at = self._clock()
             await self._link.say(self._unsaid)
+            if self._joining:
+                self._asked_at = min(self._asked_at, said_at)
             self.counts.said_batches += 1
             self.counts.said_bytes += len(self._unsaid)
             self._unsaid = None
@@ -201,13 +206,11 @@ class SharingService:
             except MalformedError as error:
                 self.counts.malformed += 1
                 _log.warning("passed over a batch: %s", error)
-        listener = self._exchange.listener
-        if listener.stored:
-            listener.stored = False
-            if self._joining:
-                await self._load()
-                self._joining = False
-                self._warm.set()
+        # What was stored before anybody knew of us lacks what was told since, in words that refer to what we never heard.
+        if self._joining and self._exchange.listener.stored_at >= self._asked_at:
+            await self._load()
+            self._joining = False
+            self._warm.set()
 
     async def _load(self) -> None:
         """Take in the stored table, if there is one, with a pause after each portion."""

@@ -97,6 +97,24 @@ async def test_one_who_joins_has_the_others_table_at_once(tmp_path: Path, kind: 
             )
 
 
+async def test_one_who_joins_is_not_content_with_a_table_that_was_stored_for_another(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server, two_over(server) as (one, other):
+        await wait_until(
+            lambda: other.service.warm and one.service.counts.stored_tables > 0, what="a table is stored"
+        )
+        for n in range(30):
+            name = f"conversation {n}"
+            for teller, listener in ((one, other), (other, one)):
+                teller.serve(text(f"{name} {id(teller)}"))
+                await listener.learns(text(f"{name} {id(teller)}"))  # so each is told in a batch of its own
+        async with sharing_over(Redis(url=server.url)) as joined:
+            await wait_until(
+                lambda: len(joined.replica.picker.table) >= 0.9 * len(one.replica.picker.table),
+                what="it has nine tenths of the table",
+                timeout_s=60,
+            )
+
+
 async def test_a_lone_picker_that_starts_again_finds_what_it_left(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)

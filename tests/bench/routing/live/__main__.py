@@ -44,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
+        "--quick", action="store_true", help="two workloads, three rules, once: two or three minutes"
+    )
+    parser.add_argument(
         "--workloads", default=",".join(WORKLOADS), metavar="A,B", help="(default %(default)s)"
     )
     parser.add_argument("--rules", default=",".join(DEFAULTS), metavar="A,B", help="(default %(default)s)")
@@ -63,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     args = _parser().parse_args()
+    if args.quick:
+        args.workloads, args.rules, args.repeats = "b2b,chat", "least-cost,round-robin,sgl", 1
     if args.read:
         print(report(list(_stored(args.read))))
         return 0
