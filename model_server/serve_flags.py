@@ -197,6 +197,14 @@ def _add_cache_policy(group: argparse._ArgumentGroup) -> None:
         help="keep the content of at most so many blocks that no request holds (default: of all)",
     )
     group.add_argument(
+        "--prompt-cache-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="keep so many whole prompts with the logits after them: the same prompt again is answered without computing any "
+        "of it, and its blocks, a tail that is not full included, stay until others need them (default %(default)s: none)",
+    )
+    group.add_argument(
         "--preallocated-blocks",
         type=int,
         default=0,
@@ -355,6 +363,7 @@ def settings(args: argparse.Namespace) -> ServerSettings:
             max_loras=args.max_loras,
         ),
         backend=_cost_settings(args) if args.runner == "cost" else _hf_settings(args),
+        prompt_cache_entries=args.prompt_cache_size,
         cache=CacheOptions(
             hash_algorithm=args.prefix_caching_hash_algo,
             hash_seed=args.hash_seed,

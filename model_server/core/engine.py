@@ -18,6 +18,7 @@ from typing import Protocol
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.partial_cache import make_manager
+from model_server.core.prompt_cache import PromptCache
 from model_server.core.request import FinishReason, Request, RequestId, RequestState, TokenId
 from model_server.core.sampling import TokenLogprobs
 from model_server.core.scheduler import Scheduler, SchedulerLimits, StepPlan
@@ -31,6 +32,8 @@ class StepResult:
     """How long the step takes beyond the call itself: 0 for a runner that really computed."""
     logprobs: Sequence[TokenLogprobs | None] | None = None
     """For each chunk what its request wants to be told of the token; None: nobody wants anything."""
+    last_logits: Sequence[object] | None = None
+    """For each chunk that `keeps_logits` what its next token came from; None: of a runner that has no logits."""
 
 
 class Runner(Protocol):
@@ -60,6 +63,8 @@ class EngineConfig:
     eos_token_id: TokenId
     more_eos_token_ids: frozenset[TokenId] = frozenset()
     """Of models with several tokens that end an answer."""
+    prompt_cache_entries: int = 0
+    """Whole prompts kept with the logits after them, whose requests need no prefill; 0: none."""
     cache: CacheOptions = field(default_factory=CacheOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
@@ -98,7 +103,10 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
             options=config.cache,
         )
-        self.scheduler = Scheduler(self.kv_cache, config.limits)
+        self.prompt_cache: PromptCache | None = None
+        if config.prompt_cache_entries:
+            self.prompt_cache = PromptCache(self.kv_cache, max_entries=config.prompt_cache_entries)
+        self.scheduler = Scheduler(self.kv_cache, config.limits, prompts=self.prompt_cache)
         self._requests: dict[RequestId, Request] = {}
 
     @property
@@ -143,12 +151,15 @@ class Engine:
         """Book a computed step. A request that ended with it has its `finish_reason` and holds no blocks."""
         outputs: list[TokenOutput] = []
         told = result.logprobs or [None] * len(plan.chunks)
-        for chunk, token_id, logprobs in zip(plan.chunks, result.token_ids, told, strict=True):
+        last = result.last_logits or [None] * len(plan.chunks)
+        for chunk, token_id, logprobs, logits in zip(plan.chunks, result.token_ids, told, last, strict=True):
             request = chunk.request
             if request.state is not RequestState.RUNNING:
                 continue
             request.num_computed_tokens += chunk.num_tokens
             self.kv_cache.computed(request)
+            if chunk.keeps_logits and self.prompt_cache is not None:
+                self.prompt_cache.put(request, logits)
             if chunk.samples:
                 assert token_id is not None, "the runner left out a token"
                 outputs.append(self._append(request, token_id, logprobs, now=now))
@@ -161,9 +172,17 @@ class Engine:
         end_s = now + result.duration_s
         return self.finish(plan, result, now=end_s), end_s
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all that is cached; requests under way keep their blocks."""
+        if self.prompt_cache is not None:
+            self.prompt_cache.clear()
+        self.kv_cache.reset_prefix_cache()
+
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, queues and blocks disagree."""
         self.scheduler.check_integrity()
+        if self.prompt_cache is not None:
+            self.prompt_cache.check_integrity()
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == self._requests.keys()
         assert all(request.finish_reason is None for request in self._requests.values())

@@ -115,6 +115,13 @@ class KVCacheManager:
     def num_pins(self) -> int:
         return self._pins.total()
 
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests hold, 0 to 1; those that are merely pinned give way to requests."""
+        if not self._pins:
+            return self.pool.usage
+        return len({block for table in self._tables.values() for block in table}) / len(self.pool.blocks)
+
     def table(self, request_id: RequestId) -> Sequence[Block]:
         """The request's blocks in order; the same list grows with it, so a step may keep it."""
         return self._tables[request_id]

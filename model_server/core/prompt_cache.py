@@ -7,7 +7,7 @@ included; who continues from them copies the tail before writing into it.
 Invariants (`check_integrity`): at most `max_entries` prompts, 0 keeps none; each pins exactly the blocks of its prompt,
 and lets go of them when it leaves, least recently used first.
 
-Callers: the prompt engine. What logits are is the model's business.
+Callers: the prompt engine, and the continuous engine with its scheduler. What logits are is the model's business.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from model_server.core.blocks import Block
 from model_server.core.kv_cache import BlockCopy, CachedPrefix, KVCacheManager, PrefixLoad
+from model_server.core.prompt_cache import PromptCache, PromptEntry
 from model_server.core.request import Adapter, Request, RequestId, RequestState
 from model_server.core.stored_prefix import LoadedPrefix
 
@@ -52,6 +53,10 @@ class Chunk:
     """The chunk ends at the newest token, so the step yields the next one."""
     table: Sequence[Block]
     """The request's blocks, for a runner that writes KV."""
+    kept: PromptEntry | None = None
+    """The whole prompt was computed before: no tokens, and the next one comes from what was kept."""
+    keeps_logits: bool = False
+    """The chunk ends a prompt that is to be kept, so the step's result has to hold its logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,12 @@ class StepPlan:
 
 
 class Scheduler:
-    def __init__(self, kv_cache: KVCacheManager, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, kv_cache: KVCacheManager, limits: SchedulerLimits, *, prompts: PromptCache | None = None
+    ) -> None:
+        """`prompts`: whole prompts that are kept; None: none are."""
         self._kv_cache = kv_cache
+        self._prompts = prompts
         self._limits = limits
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -134,6 +143,8 @@ class Scheduler:
             request = self._running[index]
             num_tokens = min(request.num_uncomputed_tokens, budget)
             while not self._kv_cache.append(request, num_new_tokens=num_tokens):
+                if self._give_up_prompt():
+                    continue
                 victim = self._running.pop()
                 self._preempt(victim)
                 preempted.append(victim.request_id)
@@ -176,11 +187,20 @@ class Scheduler:
         return full and request.adapter is not None and request.adapter not in adapters
 
     def _try_admit(self, request: Request, budget: int, *, now: float) -> Chunk | None:
-        computed = self._kv_cache.get_computed(request)
-        num_hit_tokens = computed.num_tokens
-        num_tokens = min(len(request.token_ids) - num_hit_tokens, budget)
-        if not self._kv_cache.allocate(request, computed, num_new_tokens=num_tokens):
-            return None
+        kept = self._kept(request)
+        if kept is not None:
+            request.state = RequestState.RUNNING
+            self._record_first_admission(request, CachedPrefix((), request.num_prompt_tokens), now=now)
+            self._running.append(request)
+            return self._chunk(request, 0, kept=kept)
+        while True:
+            computed = self._kv_cache.get_computed(request)
+            num_hit_tokens = computed.num_tokens
+            num_tokens = min(len(request.token_ids) - num_hit_tokens, budget)
+            if self._kv_cache.allocate(request, computed, num_new_tokens=num_tokens):
+                break
+            if not self._give_up_prompt():
+                return None
         request.state = RequestState.RUNNING
         request.num_computed_tokens = num_hit_tokens
         if isinstance(request.stored, LoadedPrefix):
@@ -189,6 +209,16 @@ class Scheduler:
             self._record_first_admission(request, computed, now=now)
         self._running.append(request)
         return self._chunk(request, num_tokens)
+
+    def _kept(self, request: Request) -> PromptEntry | None:
+        """What is kept of the request's prompt, which then holds its blocks; None of one that comes back half answered."""
+        if self._prompts is None or request.num_cached_tokens is not None:
+            return None
+        return self._prompts.attach(request)
+
+    def _give_up_prompt(self) -> bool:
+        """Blocks are wanted: prompts that are merely kept give way first. False: none is."""
+        return self._prompts is not None and self._prompts.evict_one()
 
     def _record_first_admission(self, request: Request, computed: CachedPrefix, *, now: float) -> None:
         num_own_tokens = len(computed.blocks) * self._kv_cache.block_size_tokens
@@ -202,11 +232,15 @@ class Scheduler:
             num_stored_tokens=request.num_stored_tokens,
         )
 
-    def _chunk(self, request: Request, num_tokens: int) -> Chunk:
+    def _chunk(self, request: Request, num_tokens: int, *, kept: PromptEntry | None = None) -> Chunk:
+        samples = num_tokens == request.num_uncomputed_tokens
+        first = samples and kept is None and request.num_output_tokens == 0
         return Chunk(
             request=request,
             start=request.num_computed_tokens,
             num_tokens=num_tokens,
-            samples=num_tokens == request.num_uncomputed_tokens,
+            samples=samples,
             table=self._kv_cache.table(request.request_id),
+            kept=kept,
+            keeps_logits=first and self._prompts is not None,
         )

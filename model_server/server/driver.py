@@ -149,7 +149,7 @@ class EngineDriver:
 
     def reset_prefix_cache(self) -> None:
         """Forget what is cached and tell at once, though no step may come for long."""
-        self._engine.kv_cache.reset_prefix_cache()
+        self._engine.reset_prefix_cache()
         self.publish_events()
         if self._staging is not None:
             self._staging.cache_was_reset()

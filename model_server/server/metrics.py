@@ -181,9 +181,7 @@ class _EngineGauges:
             GaugeMetricFamily, "num_requests_running", "Requests in the batch", len(scheduler.running)
         )
         yield self._one(GaugeMetricFamily, "num_requests_waiting", "Requests queued", len(scheduler.waiting))
-        yield self._one(
-            GaugeMetricFamily, "kv_cache_usage_perc", "Share of blocks held, 0 to 1", cache.pool.usage
-        )
+        yield self._one(GaugeMetricFamily, "kv_cache_usage_perc", "Share of blocks held, 0 to 1", cache.usage)
         yield self._one(
             CounterMetricFamily, "prefix_cache_queries", "Tokens looked up", cache.stats.queries_tokens
         )

@@ -69,10 +69,13 @@ class ServerSettings:
     drain_timeout_s: float = 30.0
     max_body_bytes: int = 64 * 1024 * 1024
     cache: CacheOptions = field(default_factory=CacheOptions)
+    prompt_cache_entries: int = 0
     kv_events: KvEventSettings | None = None
     kv_store: KvStoreSettings | None = None
 
     def __post_init__(self) -> None:
+        if self.prompt_cache_entries < 0:
+            raise ValueError("--prompt-cache-size is a number of prompts; 0 keeps none")
         if self.kv_store is not None:
             self._check_kv_store()
         if self.kv_events is None:
@@ -90,6 +93,8 @@ class ServerSettings:
             raise ValueError("--kv-store extends the prefix cache, which is switched off")
         if self.cache.partial_blocks:
             raise ValueError("--kv-store keeps full blocks only, and --partial-blocks are found too")
+        if self.prompt_cache_entries:
+            raise ValueError("--kv-store and --prompt-cache-size do not know of each other: give one of them")
 
 
 def _quietly(_: str) -> None:
@@ -111,6 +116,7 @@ class Server:
             max_model_len_tokens=_max_len(settings, backend, num_blocks=num_blocks),
             eos_token_id=backend.eos_token_ids[0] if backend.eos_token_ids else NO_TOKEN,
             more_eos_token_ids=frozenset(backend.eos_token_ids[1:]),
+            prompt_cache_entries=settings.prompt_cache_entries,
             cache=settings.cache,
             limits=limits,
         )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
 import torch
 
 from model_server.core.engine import StepResult
@@ -19,7 +23,7 @@ class HfRunner:
         self.model = model
 
     def execute(self, plan: StepPlan) -> StepResult:
-        logits = self.model.forward(plan)
+        logits = self._logits(plan)
         sampling = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
         tokens: list[TokenId | None] = [None] * len(plan.chunks)
         told: list[TokenLogprobs | None] = [None] * len(plan.chunks)
@@ -28,4 +32,16 @@ class HfRunner:
             chosen, logprobs = choose(rows, [plan.chunks[index].request for index in sampling])
             for index, token, tell in zip(sampling, chosen, logprobs, strict=True):
                 tokens[index], told[index] = token, tell
-        return StepResult(tokens, 0.0, told)
+        # A row of its own: kept as it is, it would keep the step's whole batch in memory.
+        last = [row.clone() if chunk.keeps_logits else None for chunk, row in zip(plan.chunks, logits, strict=True)]  # fmt: skip
+        return StepResult(tokens, 0.0, told, last)
+
+    def _logits(self, plan: StepPlan) -> Sequence[torch.Tensor]:
+        """After each chunk: computed, or kept from when the same prompt was."""
+        computed = iter(
+            self.model.forward(replace(plan, chunks=tuple(c for c in plan.chunks if c.kept is None)))
+        )
+        return [
+            next(computed) if c.kept is None else cast("torch.Tensor", c.kept.last_logits)
+            for c in plan.chunks
+        ]

@@ -12,7 +12,7 @@ from model_server.calibrate.cost_file import cost_document, read_costs
 from model_server.core.cache_options import CacheOptions
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings, HfSettings
-from model_server.server.serve import ServerSettings
+from model_server.server.serve import Server, ServerSettings
 
 
 def settings(*flags: str) -> ServerSettings:
@@ -80,3 +80,14 @@ def test_the_hf_runner_has_a_model_without_being_told_one() -> None:
     assert found.model == "smollm2"
     assert found.backend == HfSettings(device="cpu", threads=3)
     assert settings().model == "made-up"
+
+
+def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
+    assert Server(settings()).engine.prompt_cache is None
+    asked = Server(settings("--prompt-cache-size", "5")).engine
+    assert asked.config.prompt_cache_entries == 5
+    assert asked.prompt_cache is not None
+    with pytest.raises(ValueError, match="prompt-cache-size is a number of prompts"):
+        settings("--prompt-cache-size", "-1")
+    with pytest.raises(ValueError, match="do not know of each other"):
+        settings("--runner", "hf", "--prompt-cache-size", "5", "--kv-store", str(tmp_path))

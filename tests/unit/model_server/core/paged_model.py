@@ -36,13 +36,21 @@ class PagedModel:
         return [self._read(chunk) for chunk in plan.chunks]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        logits = self.forward(plan)
+        values = []
+        for value, chunk in zip(self.forward(plan), plan.chunks, strict=True):
+            if chunk.kept is not None:
+                assert chunk.kept.last_logits == value, "what was kept is not what the blocks hold"
+            values.append(value)
         return StepResult(
             [
                 greedy(value, chunk.request) if chunk.samples else None
-                for value, chunk in zip(logits, plan.chunks, strict=True)
+                for value, chunk in zip(values, plan.chunks, strict=True)
             ],
             0.0,
+            last_logits=[
+                value if chunk.keeps_logits else None
+                for value, chunk in zip(values, plan.chunks, strict=True)
+            ],
         )
 
     def _write(self, chunk: Chunk) -> None:

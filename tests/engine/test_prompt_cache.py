@@ -1,0 +1,74 @@
+"""Whole prompts kept by a real model's runner: no forward pass for one that is there, and the same draws from its logits."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
+from model_server.core.sampling import SamplingParams
+from model_server.runners.hf.model import PagedModel
+from model_server.runners.hf.runner import HfRunner
+from tests.engine.harness import plain_logits, tokens
+from tests.engine.tiny_models import VOCABULARY, tiny
+
+
+def engine_of(*, entries: int) -> Engine:
+    model = PagedModel(copy.deepcopy(tiny("llama")), num_blocks=40, block_size_tokens=8)
+    config = EngineConfig(
+        num_blocks=40, block_size_tokens=8, eos_token_id=NO_TOKEN, prompt_cache_entries=entries
+    )
+    return Engine(config, HfRunner(model))
+
+
+def ask(name: str, prompt: list[int], *, temperature: float, seed: int) -> Request:
+    sampling = SamplingParams(temperature=temperature, seed=seed, num_logprobs=2)
+    return Request(
+        RequestId(name), [TokenId(t) for t in prompt], max_tokens=6, arrival_s=0.0, sampling=sampling
+    )
+
+
+def run(engine: Engine, *requests: Request) -> list[int]:
+    """How many tokens each step computed."""
+    computed = []
+    for request in requests:
+        engine.add(request)
+    while engine.num_unfinished:
+        plan = engine.begin(now=0.0)
+        computed.append(sum(chunk.num_tokens for chunk in plan.chunks))
+        engine.finish(plan, engine.runner.execute(plan), now=0.0)
+        engine.check_integrity()
+    return computed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: float) -> None:
+    prompt, other = tokens(21, seed=1), tokens(9, seed=2)
+    kept, fresh = engine_of(entries=4), engine_of(entries=0)
+    assert run(kept, ask("first", prompt, temperature=temperature, seed=1))[0] == 21
+    again = ask("again", prompt, temperature=temperature, seed=2)
+    beside = ask("beside", other, temperature=temperature, seed=3)
+    assert run(kept, again, beside)[0] == len(other), "of the kept prompt nothing is computed"
+    for request, asked, seed in ((again, prompt, 2), (beside, other, 3)):
+        alone = ask("alone", asked, temperature=temperature, seed=seed)
+        run(fresh, alone)
+        assert request.token_ids == alone.token_ids
+    if not temperature:
+        expected = plain_logits(tiny("llama"), again.token_ids)
+        for end in range(len(prompt), len(again.token_ids)):
+            assert again.token_ids[end] == int(expected[end - 1].argmax())
+
+
+def test_what_is_kept_of_a_step_is_one_row_of_its_logits() -> None:
+    engine = engine_of(entries=8)
+    asked = [ask(str(n), tokens(10 + n, seed=n), temperature=0.0, seed=0) for n in range(5)]
+    run(engine, *asked)
+    assert engine.prompt_cache is not None
+    again = ask("again", tokens(10, seed=0), temperature=0.0, seed=0)
+    entry = engine.prompt_cache.attach(again)
+    assert entry is not None
+    assert isinstance(entry.last_logits, torch.Tensor)
+    assert entry.last_logits.untyped_storage().nbytes() == 4 * VOCABULARY

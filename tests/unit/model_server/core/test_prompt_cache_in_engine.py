@@ -1,0 +1,167 @@
+"""Whole prompts kept by the continuous engine: no prefill for one that is there, and blocks for requests before all."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from model_server.core.cache_options import CacheOptions
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.request import NO_TOKEN, Adapter, Request, RequestId, TokenId
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel, CostRunner
+from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
+
+BLOCK = 4
+_ids = itertools.count()
+
+
+def config_of(
+    *, entries: int, num_blocks: int = 100, partial: bool = False, caching: bool = True, budget: int = 64
+) -> EngineConfig:
+    return EngineConfig(
+        num_blocks=num_blocks,
+        block_size_tokens=BLOCK,
+        enable_prefix_caching=caching,
+        eos_token_id=NO_TOKEN,
+        prompt_cache_entries=entries,
+        cache=CacheOptions(partial_blocks=partial),
+        limits=SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=8),
+    )
+
+
+def request_of(num_tokens: int, *, first: int = 0, max_tokens: int = 5, adapter: str = "") -> Request:
+    tokens = [TokenId(first + n) for n in range(num_tokens)]
+    return Request(
+        RequestId(f"e{next(_ids)}"),
+        tokens,
+        max_tokens=max_tokens,
+        arrival_s=0.0,
+        adapter=Adapter(adapter) if adapter else None,
+    )
+
+
+def run(engine: Engine) -> None:
+    while engine.num_unfinished:
+        engine.step(now=0.0)
+        engine.check_integrity()
+
+
+def answer(request: Request) -> list[TokenId]:
+    return request.token_ids[request.num_prompt_tokens :]
+
+
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 7, 8])
+def test_a_kept_prompt_is_answered_without_computing_any_of_it(
+    num_tokens: int, *, partial: bool, caching: bool
+) -> None:
+    model = PagedModel(block_size_tokens=BLOCK)
+    engine = Engine(config_of(entries=2, partial=partial, caching=caching), model)
+    first, second = request_of(num_tokens), request_of(num_tokens)
+    expected = answer_alone(first)
+    engine.add(first)
+    run(engine)
+    before = model.num_prefills, model.computed_tokens
+    engine.add(second)
+    run(engine)
+    assert answer(first) == answer(second) == expected
+    assert model.num_prefills == before[0]
+    assert model.computed_tokens - before[1] == second.max_tokens - 1, "the first token costs nothing"
+    assert second.num_cached_tokens == num_tokens
+
+
+def test_a_prompt_of_another_adapter_is_another_prompt() -> None:
+    model = PagedModel(block_size_tokens=BLOCK)
+    engine = Engine(config_of(entries=2), model)
+    for adapter in ("", "alpha"):
+        one = request_of(9, adapter=adapter)
+        expected = answer_alone(one)
+        engine.add(one)
+        run(engine)
+        assert answer(one) == expected
+        assert one.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_answers_are_those_of_a_request_alone_while_blocks_are_short(seed: int) -> None:
+    """Prompts come back, batches mix, requests are preempted and some are aborted; kept prompts give way to them all."""
+    rng = random.Random(seed)
+    config = config_of(entries=3, num_blocks=14, partial=seed % 2 == 0, caching=seed % 3 > 0, budget=16)
+    engine = Engine(config, PagedModel(block_size_tokens=BLOCK))
+    done: list[tuple[Request, list[TokenId]]] = []
+    kept = 0
+    for _ in range(60):
+        one = request_of(rng.randrange(1, 30), first=100 * rng.randrange(3), max_tokens=rng.randrange(1, 9))
+        if rng.random() < 0.6:
+            one = request_of(rng.choice((9, 16)), max_tokens=rng.randrange(1, 9))
+        done.append((one, answer_alone(one)))
+        engine.add(one)
+        for _ in range(rng.randrange(6)):
+            engine.step(now=0.0)
+            engine.check_integrity()
+        if rng.random() < 0.1:
+            engine.abort(one.request_id)
+            engine.check_integrity()
+    run(engine)
+    for one, expected in done:
+        assert answer(one) == expected[: one.num_output_tokens]
+        kept += one.num_cached_tokens == one.num_prompt_tokens
+    assert kept > 5
+    assert any(one.num_preemptions for one, _ in done)
+    engine.reset_prefix_cache()
+    engine.check_integrity()
+    assert engine.kv_cache.pool.num_free == config.num_blocks
+
+
+def test_blocks_that_are_merely_kept_do_not_count_as_used() -> None:
+    engine = Engine(config_of(entries=2, num_blocks=10), PagedModel(block_size_tokens=BLOCK))
+    engine.add(request_of(8, max_tokens=2))
+    engine.step(now=0.0)
+    assert engine.kv_cache.usage == pytest.approx(0.2)
+    run(engine)
+    assert engine.kv_cache.usage == 0
+    assert engine.kv_cache.pool.usage > 0
+
+
+def test_a_request_that_needs_every_block_gets_them() -> None:
+    engine = Engine(config_of(entries=9, num_blocks=6), PagedModel(block_size_tokens=BLOCK))
+    for first in (0, 100, 200):
+        engine.add(request_of(6, first=first, max_tokens=1))
+        run(engine)
+    whole = request_of(20, first=900, max_tokens=4)
+    expected = answer_alone(whole)
+    engine.add(whole)
+    run(engine)
+    assert answer(whole) == expected
+
+
+def test_nothing_is_kept_where_it_is_off_or_after_a_reset() -> None:
+    model = PagedModel(block_size_tokens=BLOCK)
+    engine = Engine(config_of(entries=0, caching=False), model)
+    for _ in range(2):
+        engine.add(request_of(9))
+        run(engine)
+    assert model.num_prefills == 2
+    model = PagedModel(block_size_tokens=BLOCK)
+    engine = Engine(config_of(entries=4, caching=False), model)
+    for _ in range(2):
+        engine.add(request_of(9))
+        run(engine)
+        engine.reset_prefix_cache()
+    assert model.num_prefills == 2
+
+
+def test_the_cost_model_charges_a_kept_prompt_like_a_step_of_decoding() -> None:
+    costs = CostModel(prefill_tokens_per_s=10.0, decode_step_s=0.5)
+    runner = CostRunner(costs, max_loras=1, next_token=lambda _: TokenId(7))
+    engine = Engine(config_of(entries=1), runner)
+    spent = []
+    for _ in range(2):
+        engine.add(request_of(40, max_tokens=1))
+        spent.append(engine.step(now=0.0)[1])
+    assert spent[0] > 3.9
+    assert spent[1] == pytest.approx(0.5)
