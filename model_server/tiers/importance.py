@@ -1,9 +1,11 @@
 """How much each token of a node mattered to the requests that used it: a running mean for each layer.
 
 One request's attention says little about the next one's, so nothing is forgotten but by the mean. Weights come normalised by
-the caller: each request counts once, however many queries it had. Pure. Callers: the prefix store, which splits it with its node.
+the caller: each request counts once, however many queries it had. A request may have used only the beginning of the node: then its
+tokens alone are counted. Pure. Callers: what is learnt about a store's nodes, which splits it with its node.
 
-Invariants (`check_integrity`): every layer has a mean for each token, none negative; without requests all are zero.
+Invariants (`check_integrity`): every layer has a mean for each token, none negative; tokens that no request has used have zero, and
+stand after those that some have.
 """
 
 from __future__ import annotations
@@ -16,22 +18,28 @@ from heapq import nlargest
 class NodeImportance:
     def __init__(self, *, num_layers: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        self.num_requests = 0
+        self._uses = array("L", bytes(array("L").itemsize * num_tokens))
         self._means = [array("d", bytes(8 * num_tokens)) for _ in range(num_layers)]
 
     @property
     def num_layers(self) -> int:
         return len(self._means)
 
+    @property
+    def num_requests(self) -> int:
+        return self._uses[0]
+
     def record(self, weights: Sequence[Sequence[float]]) -> None:
-        """One request's weights, (layer, token)."""
-        if len(weights) != self.num_layers or any(len(layer) != self.num_tokens for layer in weights):
+        """One request's weights, (layer, token), of the node's first tokens or of all."""
+        num_used = len(weights[0]) if weights else 0
+        fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
+        if not fits or any(len(layer) != num_used for layer in weights):
             raise ValueError(f"weights of {self.num_layers} layers and {self.num_tokens} tokens are wanted")
-        self.num_requests += 1
-        share = 1 / self.num_requests
+        for token in range(num_used):
+            self._uses[token] += 1
         for means, layer in zip(self._means, weights, strict=True):
             for token, weight in enumerate(layer):
-                means[token] += (weight - means[token]) * share
+                means[token] += (weight - means[token]) / self._uses[token]
 
     def means(self, layer: int) -> Sequence[float]:
         return self._means[layer]
@@ -48,15 +56,33 @@ class NodeImportance:
         assert 0 < num_tokens < self.num_tokens
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
 
+    def packed(self) -> bytes:
+        """For `unpacked`: uses, then the means of each layer, as 32 bits each in the machine's order."""
+        return array("I", self._uses).tobytes() + b"".join(
+            array("f", means).tobytes() for means in self._means
+        )
+
+    @classmethod
+    def unpacked(cls, content: bytes, *, num_layers: int, num_tokens: int) -> NodeImportance:
+        """ValueError: it is of another size."""
+        if len(content) != 4 * num_tokens * (1 + num_layers):
+            raise ValueError(f"importance of {num_layers} layers and {num_tokens} tokens is wanted")
+        made = cls(num_layers=num_layers, num_tokens=num_tokens)
+        rows = [content[start : start + 4 * num_tokens] for start in range(0, len(content), 4 * num_tokens)]
+        made._uses = array("L", array("I", rows[0]))
+        made._means = [array("d", array("f", row)) for row in rows[1:]]
+        return made
+
     def _part(self, tokens: slice) -> NodeImportance:
         part = NodeImportance(num_layers=self.num_layers, num_tokens=tokens.stop - tokens.start)
-        part.num_requests = self.num_requests
+        part._uses = self._uses[tokens]
         part._means = [means[tokens] for means in self._means]
         return part
 
     def check_integrity(self) -> None:
-        assert self.num_requests >= 0
+        assert len(self._uses) == self.num_tokens
+        assert list(self._uses) == sorted(self._uses, reverse=True)
         for means in self._means:
             assert len(means) == self.num_tokens
             assert all(mean >= 0 for mean in means)
-            assert self.num_requests or not any(means)
+            assert not any(mean for mean, uses in zip(means, self._uses, strict=True) if not uses)

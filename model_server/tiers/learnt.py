@@ -1,7 +1,7 @@
 """What requests have taught about the nodes of a store: each one's importance, and which are due to be reordered.
 
 A node that was split since takes its tokens' means along; one that came back with other blocks starts anew. A node is due after 2
-requests that used all of it, and then each time their number has doubled since it was reordered: means move ever more slowly.
+requests that used it, and then each time their number has doubled since it was reordered: means move ever more slowly.
 
 Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for; what is due has importance.
 Pure. Caller: the tiered reader, in its own thread.
@@ -25,6 +25,7 @@ class Learnt:
         self._importance: dict[BlockHash, tuple[Blocks, NodeImportance]] = {}
         self._reordered_at: dict[BlockHash, int] = {}
         self._due: dict[BlockHash, None] = {}
+        self._unsaved: set[BlockHash] = set()
 
     def known(self, blocks: Blocks) -> NodeImportance | None:
         """Of a node with just these blocks; None before its first request."""
@@ -39,7 +40,7 @@ class Learnt:
         return self._importance[blocks[0]][1]
 
     def record(self, blocks: Blocks, weights: Sequence[Sequence[float]]) -> None:
-        """One request's, that used all of the node: (layer, token)."""
+        """One request's, (layer, token), of the node's first tokens or of all."""
         importance = self.known(blocks)
         if importance is None:
             importance = NodeImportance(
@@ -48,6 +49,7 @@ class Learnt:
             self._importance[blocks[0]] = blocks, importance
             self._reordered_at.pop(blocks[0], None)
         importance.record(weights)
+        self._unsaved.add(blocks[0])
         if importance.num_requests >= 2 * max(1, self._reordered_at.get(blocks[0], 0)):
             self._due[blocks[0]] = None
 
@@ -66,11 +68,29 @@ class Learnt:
         self._reordered_at[blocks[0]] = importance.num_requests
         return [TokenOrder.by_importance(importance.means(layer)) for layer in range(self._num_layers)]
 
-    def keep(self, names: Collection[BlockHash]) -> None:
-        """Other nodes are no longer stored."""
-        for of_nodes in (self._importance, self._reordered_at, self._due):
-            for name in of_nodes.keys() - names:
-                del of_nodes[name]
+    def restore(self, blocks: Blocks, importance: NodeImportance) -> None:
+        """What was learnt before a restart, where it fits."""
+        fits = (importance.num_layers, importance.num_tokens) == (
+            self._num_layers,
+            len(blocks) * self._block_tokens,
+        )
+        if fits:
+            self._importance[blocks[0]] = blocks, importance
+            self._reordered_at[blocks[0]] = importance.num_requests
+
+    def take_unsaved(self) -> list[tuple[Blocks, NodeImportance]]:
+        """What has changed since the last call."""
+        names, self._unsaved = self._unsaved, set()
+        return [self._importance[name] for name in names if name in self._importance]
+
+    def keep(self, names: Collection[BlockHash]) -> list[BlockHash]:
+        """Other nodes are no longer stored; gives those of them that something was known of."""
+        gone = [name for name in self._importance if name not in names]
+        for name in gone:
+            del self._importance[name]
+            self._reordered_at.pop(name, None)
+            self._due.pop(name, None)
+        return gone
 
     def check_integrity(self) -> None:
         for name, (blocks, importance) in self._importance.items():

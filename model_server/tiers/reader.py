@@ -21,6 +21,7 @@ import torch
 
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvMemory, KvShape
+from model_server.tiers import importance_files
 from model_server.tiers.events import Tell
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
@@ -119,6 +120,9 @@ class TieredReader:
         self._held: dict[_ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
+        stored = {segment.place.hashes[0] for segment in store.segments()}
+        for blocks, importance in importance_files.load(store.folder, stored=stored):
+            self._learnt.restore(blocks, importance)
         self._top_in_chunk: dict[Segment, list[dict[int, int]]] = {}
         """How many of a layer's most important tokens each chunk of a segment holds."""
         self._residency = Residency(store.layout)
@@ -152,6 +156,7 @@ class TieredReader:
         """
         while (name := self._thread.submit(self._learnt.next_due).result()) is not None:
             if (segment := self.store.find(name)) is not None and self._reorder(segment):
+                self.save_importance()
                 return True
         return False
 
@@ -168,6 +173,15 @@ class TieredReader:
         finally:
             self._thread.submit(self._end_reordering).result()
         return new is not None
+
+    def save_importance(self) -> None:
+        """What was learnt, for the next start. OSError: of the disk."""
+
+        def save() -> None:
+            for blocks, importance in self._learnt.take_unsaved():
+                importance_files.save(self.store.folder, blocks, importance)
+
+        self._thread.submit(save).result()
 
     def listen(self, tell: Tell) -> None:
         """From now on `tell` hears which nodes the fast tiers hold as a whole; and first of those that they hold now."""
@@ -256,7 +270,7 @@ class TieredReader:
         start = 0
         for segment, num_blocks in parts:
             end = start + num_blocks * self.store.layout.block_tokens
-            if num_blocks == len(segment.place.hashes) and all(layer is not None for layer in weights):
+            if all(layer is not None for layer in weights):
                 own = [layer[start:end].tolist() for layer in weights if layer is not None]
                 self._learnt.record(segment.place.hashes, own)
                 self._known.add(segment)
@@ -309,7 +323,8 @@ class TieredReader:
             self._top_in_chunk.pop(segment, None)
         self._known -= gone
         if gone:
-            self._learnt.keep({segment.place.hashes[0] for segment in there})
+            for name in self._learnt.keep({segment.place.hashes[0] for segment in there}):
+                importance_files.remove(self.store.folder, name)
 
     def _forget(self, keys: Sequence[_ChunkKey]) -> None:
         self._placement.forget(keys)

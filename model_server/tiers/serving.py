@@ -313,6 +313,10 @@ class ServedTiers:
         self.writer.close()
         if self._reordering is not None and not self._reordering.stop(timeout_s=timeout_s):
             _log.warning("a node is still being reordered")
+        try:
+            self.reader.save_importance()
+        except OSError as error:
+            _log.warning("what was learnt of stored prefixes is lost: %s", error)
         self.reader.close()
         self.store.close()
 

@@ -55,7 +55,7 @@ class PrefixStore:
         self.used_bytes = 0
         self.tell: Tell = to_nobody
         """Hears of blocks that come and go, in that order."""
-        self._folder = folder
+        self.folder = folder
         self._writing = threading.RLock()
         """Held by who changes the tree, around `_lock`."""
         self._lock = threading.RLock()
@@ -173,7 +173,7 @@ class PrefixStore:
             self._tree.check_integrity()
             names = {node.name for node in self._tree}
             assert names == self._segments.keys() == self._last_use.keys()
-            files = {path.name for path in self._folder.glob(f"*{segment.SUFFIX}")}
+            files = {path.name for path in self.folder.glob(f"*{segment.SUFFIX}")}
             assert files == {_file_name(name) for name in names}
             for node in self._tree:
                 own = self._segments[node.name]
@@ -183,10 +183,10 @@ class PrefixStore:
             assert self.used_bytes <= self.capacity_bytes
 
     def _open_segments(self) -> None:
-        for path in self._folder.glob(f"*{segment.UNFINISHED}"):
+        for path in self.folder.glob(f"*{segment.UNFINISHED}"):
             path.unlink()
         opened: list[Segment] = []
-        for path in self._folder.glob(f"*{segment.SUFFIX}"):
+        for path in self.folder.glob(f"*{segment.SUFFIX}"):
             try:
                 opened.append(Segment(path, self.layout, self.disk))
             except DamagedSegmentError:
@@ -293,7 +293,7 @@ class PrefixStore:
             self._last_use[match.node.name] = self._now
 
     def _path(self, name: BlockHash) -> Path:
-        return self._folder / _file_name(name)
+        return self.folder / _file_name(name)
 
 
 def _file_name(name: BlockHash) -> str:

@@ -167,7 +167,7 @@ async def test_answers_are_stored_too_and_prompts_share_what_they_begin_with(ser
         assert server.tiers.status().exact_loads == 1
 
 
-async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serve) -> None:
+async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serve, tmp_path: Path) -> None:
     async with serve() as server:
         exact, _ = await server.ask(FIRST)
     async with serve(ratio=0.25) as server:
@@ -190,6 +190,10 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
                 await asyncio.sleep(0.01)
         assert await server.ask(FIRST) == (one, cached), "reordered nodes read as before"
         assert await server.metric("kv_store:reordered_nodes_total") >= 1
+    learnt = sorted(path.name for path in (tmp_path / "store").glob("*.importance"))
     async with serve() as server:
         assert (await server.ask(FIRST))[0] == exact
         assert server.tiers.status().exact_loads == 1
+        stored = {segment.place.hashes[0].hex() for segment in server.tiers.store.segments()}
+    assert learnt
+    assert {name.removesuffix(".importance") for name in learnt} <= stored

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from model_server.tiers import importance_files
 from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.health import FIRST_PAUSE_S
@@ -139,13 +140,57 @@ def test_a_split_node_takes_its_means_along_and_one_that_came_back_longer_starts
     assert orders[0].stored() == list(reversed(range(16)))
 
 
+def test_requests_that_use_the_beginning_of_a_node_count_for_its_beginning() -> None:
+    learnt = fresh()
+    learnt.record(BLOCKS, weights(4))
+    learnt.record(BLOCKS, [[layer + 2.0 for layer in own] for own in weights(2)])
+    learnt.check_integrity()
+    importance = learnt.known(BLOCKS)
+    assert importance is not None
+    assert list(importance.means(0)) == [*(token + 1.0 for token in range(8)), *weights(4)[0][8:]]
+    assert importance.num_requests == 2
+    assert learnt.next_due() == BLOCKS[0]
+    tail = importance.split(8)[1]
+    assert tail.num_requests == 1
+    with pytest.raises(ValueError, match="2 layers and 16 tokens"):
+        importance.record(weights(5))
+
+
+def test_what_was_learnt_is_there_after_a_restart_unless_its_file_or_its_node_is_not(tmp_path: Path) -> None:
+    learnt = fresh()
+    learnt.record(BLOCKS[:1], weights(1))
+    learnt.record(BLOCKS[1:], weights(2, start=1))
+    for saved in learnt.take_unsaved():
+        importance_files.save(tmp_path, *saved)
+    assert learnt.take_unsaved() == []
+    restored = fresh()
+    for blocks, importance in importance_files.load(tmp_path, stored={BLOCKS[0], BLOCKS[1]}):
+        restored.restore(blocks, importance)
+    restored.check_integrity()
+    for node in (BLOCKS[:1], BLOCKS[1:]):
+        before, after = learnt.known(node), restored.known(node)
+        assert before is not None
+        assert after is not None
+        assert after.num_requests == before.num_requests == 1
+        assert list(after.means(1)) == list(before.means(1))
+    assert restored.next_due() is None
+    assert len(importance_files.load(tmp_path, stored={BLOCKS[1]})) == 1, "the other node is gone"
+    [path] = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole[:50], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(content)
+        assert importance_files.load(tmp_path, stored={BLOCKS[1]}) == []
+        assert not path.exists()
+    importance_files.remove(tmp_path, BLOCKS[1])
+
+
 def test_what_is_no_longer_stored_is_forgotten() -> None:
     learnt = fresh()
     for _ in range(2):
         learnt.record(BLOCKS[:1], weights(1))
         learnt.record(BLOCKS[1:], weights(3))
     learnt.orders(BLOCKS[1:])
-    learnt.keep([BLOCKS[0]])
+    assert learnt.keep([BLOCKS[0]]) == [BLOCKS[1]]
     learnt.check_integrity()
     assert learnt.known(BLOCKS[1:]) is None
     assert learnt.orders(BLOCKS[1:]) is None
