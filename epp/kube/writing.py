@@ -146,7 +146,7 @@ class Writer:
 
     def _event_name(self, event: Written) -> str:
         """Unique to this process, as names of Events must be."""
-        return f"{self._place.pool[:200]}.{self._place.identity[-8:]}.{event.name}"
+        return f"{self._place.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
 
     def _event(self, event: Written, *, pool_uid: str) -> Mapping[str, Any]:
         place, happening = self._place, event.happening

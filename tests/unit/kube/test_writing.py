@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from epp.kube.api import Api, Query
@@ -88,3 +90,20 @@ async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptu
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert (len(written), len(left_out)) == (10, 10)
     assert left_out[-1].startswith("too many Events, left out: PolicyRefused: policy t, generation 1: ")
+
+
+async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -> None:
+    names: list[str] = []
+
+    class Taking(Server):
+        async def request(self, method: str, path: str, **more: Any) -> bytes:
+            if path.endswith("/events"):
+                names.append(more["body"]["metadata"]["name"])
+            return await super().request(method, path, **more)
+
+    place = Place(namespace="ns", pool="p" * 199 + "-and-more", identity="picker_0123abcd")
+    writer = Writer(
+        Taking(lasts=100), place, interval_s=10.0, events=True, on_written=lambda _: None, time_text=str
+    )
+    await writer.look(outcome("a"), says={}, live=LIVE, pool_uid="u", holds=lambda: True, now=1.0)
+    assert names == ["p" * 199 + ".0123abcd.1"]
