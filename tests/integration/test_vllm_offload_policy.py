@@ -76,6 +76,12 @@ def test_what_is_read_or_written_or_asked_for_stays_and_too_little_room_changes_
     }
 
 
+def test_the_cpu_backend_still_needs_the_copies_that_the_server_below_is_given(
+    answers: dict[str, Any],
+) -> None:
+    assert answers["cpu backend"] == ("CPU Offloading is currently only supported on CUDA-alike and XPU GPUs")
+
+
 def test_random_histories_of_stores_reads_failures_and_resets_keep_the_invariants(
     answers: dict[str, Any],
 ) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from model_server.vllm.offload_ranking import OffloadRanking
 
@@ -135,6 +136,17 @@ def what_is_in_flight() -> dict[str, object]:
     }
 
 
+def what_the_cpu_backend_says() -> str:
+    """To a worker that copies between it and main memory."""
+    spec = CPUOffloadingSpec.__new__(CPUOffloadingSpec)  # what it is told of sizes does not matter
+    spec._worker = None
+    try:
+        spec.get_worker(None)
+    except Exception as error:  # noqa: BLE001 # vLLM raises no narrower one
+        return str(error)
+    return "yes"
+
+
 def random_history(*, seed: int, steps: int = 1500) -> int:
     """Stores and reads that overlap, fail and are reset; the number of chunks that were evicted on the way."""
     rng = random.Random(seed)
@@ -230,6 +242,7 @@ def main() -> None:
         "example": lambda: {policy: documents_example(policy) for policy in POLICIES},
         "order": order_of_eviction,
         "in flight": what_is_in_flight,
+        "cpu backend": what_the_cpu_backend_says,
         "history": lambda: [random_history(seed=seed) for seed in (1, 2, 3)],
     }
     for name, drift in (("steady", False), ("drifting", True)):
