@@ -54,8 +54,8 @@ cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl and helm, cache
 conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--picker IP:PORT ..." for any picker
 	$(PYTEST) tests/conformance $(ARGS)
 
-bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking and scraping: tables, a minute or two
-	@for b in prefix request pick scrape; do $(BIN)/python -m tests.bench.bench_$$b; done
+bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking, the whole path of a request, and scraping: tables, a minute or two
+	@for b in prefix request pick path scrape; do $(BIN)/python -m tests.bench.bench_$$b; done
 
 bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
 	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m tests.bench.model_server.bench_$$b; done

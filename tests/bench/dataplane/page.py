@@ -39,10 +39,10 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 _AFTER: Final = """
 ## What stands between ours and the floor
 
-- **Python with cold caches.** Replayed alone, a request of 1 KB takes the picker's code 0.09 ms; between Envoy and a client, which take the caches
-  in turn, three times that or more. Compiling half of it took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
+- **Python with cold caches.** Replayed alone (`make bench`), a request of 1 KB takes the picker's code 0.09 ms; between Envoy and a client, which
+  take the caches in turn, three times that or more. Compiling half of it took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
 - **At 40 KB** the floor costs hardly more than at 1 KB, while ours reads, hashes and records the prompt.
-- **With 100 endpoints** every pick looks at each of them and puts all in order: 1.4 µs each when replayed alone.
+- **With 100 endpoints** every pick looks at each of them and puts all in order: under 2 µs each when replayed alone.
 - **Load.** The first line names the load of the machine when the run began: where it is far above the number of CPUs, other
   programs ran beside, TTFT says little, and ratios differ from run to run by a fifth and more.
 """
