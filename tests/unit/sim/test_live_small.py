@@ -12,9 +12,9 @@ from model_server.cli import main as model_server
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 from model_server.text.tokenizer import Tokenizer
-from tests.bench.routing.live.report import agreeing, kendall, report
+from tests.bench.routing.live.report import agreeing, is_late, kendall, report
 from tests.bench.routing.live.rules import DEFAULTS, Product, product_of
-from tests.bench.routing.live.run import Case, Result, load_cov, simulate
+from tests.bench.routing.live.run import Case, Lateness, Result, load_cov, simulate
 from tests.bench.routing.live.small import WORKLOADS, server_flags
 from tests.bench.routing.live.words import prompt_of
 
@@ -97,6 +97,18 @@ def test_the_report_shows_what_both_sides_ran() -> None:
     text = report([*simulated, *live, _as_live(simulate(Case("hot", "sgl", 1, 3.0)), 1.0)])
     assert "| b2b | 2 | 2 | 1.00 | 1.00 |" in text
     assert "### hot" not in text, "one side alone is no comparison"
+
+
+def test_a_run_whose_generator_came_late_is_left_out_and_run_again() -> None:
+    simulated = [simulate(Case("b2b", rule, 1, 3.0)) for rule in ("least-cost", "round-robin")]
+    punctual = [_as_live(result, 1.0) for result in simulated]
+    late = Lateness(sent_p99_s=0.2, loop_p99_s=0.0, ran_share={}, waited_share=0.0, bypassed=0)
+    delayed = msgspec.structs.replace(_as_live(simulated[0], 9.0), lateness=late)
+    assert is_late(delayed)
+    assert not any(map(is_late, [*simulated, *punctual]))
+    text = report([*simulated, *punctual, delayed])
+    assert "1.00 (1.00 to 1.00)" in text
+    assert "1 live runs were later than 50 ms" in text
 
 
 def _as_live(result: Result, factor: float) -> Result:

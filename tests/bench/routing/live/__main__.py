@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from tests.bench.routing.live.report import report
+from tests.bench.routing.live.report import is_late, report
 from tests.bench.routing.live.rules import DEFAULTS, product_of
 from tests.bench.routing.live.run import Case, Result, live, settled, simulate
 from tests.bench.routing.live.small import NUM_SERVERS, WORKLOADS, server_flags
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=20.0, metavar="S", help="of arrivals in a run (default %(default)s)"
     )
     parser.add_argument(
-        "--store", type=Path, metavar="PATH", help="keep results, and run only what is missing"
+        "--store", type=Path, metavar="PATH", help="keep results, and run only what is missing or was late"
     )
     parser.add_argument(
         "--most-s", type=float, default=float("inf"), metavar="S", help="begin no live run after so long"
@@ -73,7 +73,7 @@ def main() -> int:
         return 0
     cases = _cases(args)
     results = list(_stored(args.store)) if args.store else []
-    known = {result.key for result in results}
+    known = {result.key for result in results if not is_late(result)}
     todo = [case for case in cases if (*_key(case), "live") not in known]
     fresh = [simulate(case) for case in cases if (*_key(case), "simulated") not in known]
     results += _kept(fresh, args.store)
