@@ -80,13 +80,16 @@ async def through(site: Site, fault: Fault, *, seconds: float, usual_hits: float
             )
     with site.load.phase(f"{fault}, over") as after:
         await site.replicas.wait_met()
-        await wait_until(
-            lambda: (
-                len(after.outcomes) >= ENOUGH // 2 and recent(after, ENOUGH).hit_ratio >= 0.95 * usual_hits
-            ),
-            what=f"hits are {usual_hits:.2f} again",
-            timeout_s=240,
-        )
+        await hits_again(after, usual_hits=usual_hits)
+
+
+async def hits_again(after: Phase, *, usual_hits: float) -> None:
+    """Wait until hits are as they were; those of single talks differ a little."""
+    await wait_until(
+        lambda: len(after.outcomes) >= ENOUGH // 2 and recent(after, ENOUGH).hit_ratio >= 0.95 * usual_hits,
+        what=f"hits are {usual_hits:.2f} again",
+        timeout_s=240,
+    )
 
 
 @pytest.mark.timeout(900)
@@ -131,7 +134,6 @@ async def test_a_picker_that_was_killed_and_starts_again_has_the_table_and_no_re
             await wait_until(knows, what="it has nine tenths of the table", timeout_s=120)
             known_s = time.monotonic() - began_at
             assert await again.metric("epp_sharing_tables_total", what="loaded") > 0
-            await wait_until(lambda: len(after.outcomes) >= ENOUGH, what="three go on", timeout_s=240)
+            await hits_again(after, usual_hits=before.hit_ratio)
         print(f"\nready after {ready_s:.1f} s, nine tenths of the table after {known_s:.1f} s")
-        assert recent(after, ENOUGH // 2).hit_ratio >= 0.9 * before.hit_ratio
         assert site.load.faults == []
