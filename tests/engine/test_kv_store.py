@@ -146,6 +146,9 @@ async def test_kv_events_tell_what_the_disk_holds_and_again_after_a_reset_or_a_r
         cleared, *stored = told(log)
         assert cleared == ("AllBlocksCleared", None, 0)
         assert {event[:2] for event in stored} == {("BlockStored", "STORAGE")}
+        await server.ask(SECOND)
+        media = {event[1] for event in told(log) if event[0] == "BlockStored"}
+        assert media >= {"GPU", "CPU"}, "loaded into blocks, and held in main memory"
     async with serve(size_bytes=900_000) as server:
         log = server.listen()
         await asyncio.sleep(0)
@@ -197,3 +200,42 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
         stored = {segment.place.hashes[0].hex() for segment in server.tiers.store.segments()}
     assert learnt
     assert {name.removesuffix(".importance") for name in learnt} <= stored
+
+
+async def test_adapters_are_not_stored_and_salted_prefixes_only_for_their_own(
+    serve: Serve, folder: Path
+) -> None:
+    async with serve() as server:
+        alpha = tiny_model.ADAPTERS[0]
+        body = {"lora_name": alpha, "lora_path": str(folder.parent / alpha)}
+        async with server.http.post("/v1/load_lora_adapter", json=body) as response:
+            assert response.status == 200, await response.text()
+        await server.ask(FIRST, model=alpha)
+        assert server.tiers.status().stored_blocks == 0
+        await server.ask(FIRST, model="tiny", cache_salt="mine")
+        await server.http.post("/reset_prefix_cache")
+        for salt, found in (("yours", False), ("", False), ("mine", True)):
+            _, cached = await server.ask(FIRST, model="tiny", **({"cache_salt": salt} if salt else {}))
+            assert (cached > 0) == found, salt
+            await server.http.post("/reset_prefix_cache")
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.97])
+async def test_many_requests_at_once_say_what_they_say_alone(
+    serve: Serve, tmp_path: Path, ratio: float
+) -> None:
+    """With a pool that holds a few of them, so that prefixes come and go, and requests are preempted. With a ratio near 1 every layer
+    of this model loads everything, and what is read selectively is exact too."""
+    texts = [FIRST[: 250 + 90 * number] + SECOND[: 60 * (number % 3)] for number in range(8)]
+    async with serve(folder=tmp_path / "other", num_blocks=128) as server:
+        expected = [(await server.ask(text))[0] for text in texts]
+    async with serve() as server:
+        assert await asyncio.gather(*(server.text(text) for text in texts)) == expected
+        await server.ask(SECOND)
+    async with serve(ratio=ratio) as server:
+        for _ in range(2):
+            assert await asyncio.gather(*(server.text(text) for text in reversed(texts))) == expected[::-1]
+        await server.ask(SECOND)
+        status = server.tiers.status()
+        assert status.exact_loads + status.selective_loads >= 4
+        assert status.load_failures == 0
