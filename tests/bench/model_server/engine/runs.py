@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -60,6 +60,14 @@ class Bench:
     """Exactly so many tokens, the same for the same name."""
     whole: bool
     """Prompts in the documents' numbers, where the machine is fast enough for them."""
+
+    def twin(self) -> Bench:
+        """The same weights over a memory of its own, for two engines that run in turns within a run."""
+        memory = self.model.memory
+        own = hf.PagedModel(
+            self.model.module, num_blocks=self.num_blocks, block_size_tokens=memory.block_size_tokens
+        )
+        return replace(self, model=own)
 
     def now_s(self) -> float:
         if self.model.memory.device.type == "cpu":
