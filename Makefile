@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# A test whose environment is missing fails instead of being skipped.
+REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 # A pytest command whose failed tests run once more, in a fresh process; one that fails twice has failed.
 twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
@@ -10,7 +12,7 @@ twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
 	$(1) --last-failed --last-failed-no-failures none
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test test-rest check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,8 +23,12 @@ run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model
 fetch-model: engine-env
 	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
 
-test: check vllm-env cluster-env test-engine ## everything CI runs: format, lint, types, layers, and all tests, on real Envoy, vLLM and Kubernetes
-	@export PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1; $(call twice,$(PYTEST))
+test: check ## everything CI runs: format, lint, types, layers, and all tests, on real Envoy, vLLM and Kubernetes
+	@$(MAKE) --no-print-directory -j2 test-rest cluster-env # where no control plane is cached, it compiles beside the tests
+	@$(call twice,$(REQUIRED) $(PYTEST) -m cluster)
+
+test-rest: vllm-env test-engine
+	@$(call twice,$(REQUIRED) $(PYTEST) -m "not cluster")
 
 check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
@@ -34,7 +40,7 @@ test-fast: $(VENV)/.dev ## the tests that need neither Envoy nor vLLM nor Kubern
 	$(PYTEST) -m "not envoy and not vllm and not cluster and not slow" $(ARGS)
 
 test-vllm: vllm-env ## the tests on real vLLM alone
-	PREFIX_GATEWAY_REQUIRE_VLLM=1 $(PYTEST) -m vllm $(ARGS)
+	$(REQUIRED) $(PYTEST) -m vllm $(ARGS)
 
 vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the checkout (3 GB, minutes the first time)
 	@$(BIN)/python -m tests.vllm_env build
@@ -46,7 +52,7 @@ engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the ch
 	@$(BIN)/python -m tests.engine_env build
 
 test-cluster: cluster-env ## the tests on a real Kubernetes control plane alone
-	PREFIX_GATEWAY_REQUIRE_CLUSTER=1 $(PYTEST) -m cluster $(ARGS)
+	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
 
 cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl and helm, cached outside the checkout (minutes the first time)
 	@$(BIN)/python -m tests.cluster_env build
