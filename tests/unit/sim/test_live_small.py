@@ -70,7 +70,7 @@ def test_pickers_that_share_nothing_hit_less_and_the_report_says_so() -> None:
     one, shared, apart = (result.row.hit_ratio for result in results)
     assert apart < 0.9 * one < shared
     text = report([*results, *(_as_live(result, 1.0) for result in results)])
-    assert f"| chat | least-cost/4 | {apart / one:.3f} | {apart / one:.3f} |" in text
+    assert f"| chat | least-cost/4 | 1 | {apart / one:.3f} | {apart / one:.3f} |" in text
 
 
 def test_ranks_agree_fully_oppose_fully_and_near_ties_are_told_apart() -> None:

@@ -103,24 +103,39 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
     return "\n".join(lines)
 
 
-def replicas(by_workload: Mapping[str, Rows]) -> str:
-    """Several pickers relative to one, by the same rule on the same requests. Empty: only one ran."""
-    lines = [
-        "| workload | pickers | hits of one's, live | simulated | load CoV of one's, live | simulated | TTFT mean of one's, live | simulated |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for workload, rows in by_workload.items():
-        for rule in rows:
-            alone = rule.partition("*")[0].partition("/")[0]
-            if alone == rule or alone not in rows:
-                continue
-            cells = []
-            for name in ("hit_ratio", "load_cov", "ttft_mean_s"):
-                for side in _SIDES:
-                    one, several = (getattr(mean_row(rows[r][side]), name) for r in (alone, rule))
-                    cells.append(f"{several / one:.3f}" if one else "-")
-            lines.append(f"| {workload} | {rule} | {' | '.join(cells)} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+def replicas(results: Sequence[Result]) -> str:
+    """Several pickers relative to one, by the same rule on the same requests. Empty: no such pair ran on both sides."""
+    rows = {result.key: result.row for result in results}
+    places = sorted({(r.workload, r.rule) for r in results if _alone(r.rule) != r.rule})
+    lines = []
+    for workload, rule in places:
+        seeds = [
+            (seed, seconds)
+            for (w, r, seed, seconds, side) in sorted(rows)
+            if (w, r, side) == (workload, rule, "live")
+            and all((w, n, seed, seconds, s) in rows for n in (rule, _alone(rule)) for s in _SIDES)
+        ]
+        if not seeds:
+            continue
+        cells = []
+        for name in ("hit_ratio", "load_cov", "ttft_mean_s"):
+            for side in _SIDES:
+                one, several = (
+                    fmean([getattr(rows[(workload, n, *seed, side)], name) for seed in seeds])
+                    for n in (_alone(rule), rule)
+                )
+                cells.append(f"{several / one:.3f}" if one else "-")
+        lines.append(f"| {workload} | {rule} | {len(seeds)} | {' | '.join(cells)} |")
+    head = (
+        "| workload | pickers | repeats | hits of one's, live | simulated | load CoV of one's, live | simulated "
+        "| TTFT mean of one's, live | simulated |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    return "\n".join([head, *lines]) if lines else ""
+
+
+def _alone(rule: str) -> str:
+    """The rule's name in one picker."""
+    return rule.partition("*")[0].partition("/")[0]
 
 
 def kept_up(results: Sequence[Result]) -> str:
@@ -158,7 +173,7 @@ def report(all_results: Sequence[Result]) -> str:
     by_workload = rows_of(results)
     tables = [f"### {workload}\n\n{table(rows)}" for workload, rows in by_workload.items()]
     note = f"{left_out} live runs were later than {1000 * LATE_S:.0f} ms and are left out" if left_out else ""
-    parts = [ranks(by_workload), replicas(by_workload), *tables, kept_up(results), note]
+    parts = [ranks(by_workload), replicas(results), *tables, kept_up(results), note]
     return "\n\n".join(part for part in parts if part)
 
 
