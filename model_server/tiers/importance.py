@@ -11,7 +11,7 @@ stand after those that some have.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 
@@ -20,6 +20,7 @@ class NodeImportance:
         self.num_tokens = num_tokens
         self._uses = array("L", bytes(array("L").itemsize * num_tokens))
         self._means = [array("d", bytes(8 * num_tokens)) for _ in range(num_layers)]
+        self._reads = [array("L", bytes(array("L").itemsize * num_tokens)) for _ in range(num_layers)]
 
     @property
     def num_layers(self) -> int:
@@ -29,8 +30,8 @@ class NodeImportance:
     def num_requests(self) -> int:
         return self._uses[0]
 
-    def record(self, weights: Sequence[Sequence[float]]) -> None:
-        """One request's weights, (layer, token), of the node's first tokens or of all."""
+    def record(self, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()) -> None:
+        """One request's weights, (layer, token), of the node's first tokens or of all; and the tokens that each layer read for it."""
         num_used = len(weights[0]) if weights else 0
         fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
         if not fits or any(len(layer) != num_used for layer in weights):
@@ -41,8 +42,16 @@ class NodeImportance:
             for token, weight in enumerate(layer):
                 means[token] += (weight - means[token]) / self._uses[token]
 
+        for reads, tokens in zip(self._reads, chosen, strict=bool(chosen)):
+            for token in tokens:
+                reads[token] += 1
+
     def means(self, layer: int) -> Sequence[float]:
         return self._means[layer]
+
+    def reads(self, layer: int) -> Sequence[int]:
+        """How many requests read each token, since the process started."""
+        return self._reads[layer]
 
     def top(self, layer: int, count: int) -> set[int]:
         """The `count` tokens that mattered most; earlier ones among equals. None before the first request."""
@@ -77,6 +86,7 @@ class NodeImportance:
         part = NodeImportance(num_layers=self.num_layers, num_tokens=tokens.stop - tokens.start)
         part._uses = self._uses[tokens]
         part._means = [means[tokens] for means in self._means]
+        part._reads = [reads[tokens] for reads in self._reads]
         return part
 
     def check_integrity(self) -> None:
@@ -86,3 +96,6 @@ class NodeImportance:
             assert len(means) == self.num_tokens
             assert all(mean >= 0 for mean in means)
             assert not any(mean for mean, uses in zip(means, self._uses, strict=True) if not uses)
+        for reads in self._reads:
+            assert len(reads) == self.num_tokens
+            assert all(read <= uses for read, uses in zip(reads, self._uses, strict=True))

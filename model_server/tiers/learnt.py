@@ -9,7 +9,7 @@ Pure. Caller: the tiered reader, in its own thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers.importance import NodeImportance
@@ -39,8 +39,10 @@ class Learnt:
             self._importance[blocks[0]] = blocks, head
         return self._importance[blocks[0]][1]
 
-    def record(self, blocks: Blocks, weights: Sequence[Sequence[float]]) -> None:
-        """One request's, (layer, token), of the node's first tokens or of all."""
+    def record(
+        self, blocks: Blocks, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()
+    ) -> None:
+        """One request's, (layer, token), of the node's first tokens or of all; and the tokens that each layer read for it."""
         importance = self.known(blocks)
         if importance is None:
             importance = NodeImportance(
@@ -48,7 +50,7 @@ class Learnt:
             )
             self._importance[blocks[0]] = blocks, importance
             self._reordered_at.pop(blocks[0], None)
-        importance.record(weights)
+        importance.record(weights, chosen=chosen)
         self._unsaved.add(blocks[0])
         if importance.num_requests >= 2 * max(1, self._reordered_at.get(blocks[0], 0)):
             self._due[blocks[0]] = None

@@ -28,15 +28,18 @@ class ChunkUse:
 
     size_bytes: int
     num_important: float = 0
+    """Important tokens that it holds: the mean over its uses."""
     num_uses: int = 0
     last_use: int = 0
+    earlier: float = 0.0
+    """Important tokens x uses, of the same tokens when they were in other chunks."""
 
 
 Score = Callable[[ChunkUse], float]
 
 
 def by_importance(use: ChunkUse) -> float:
-    return use.num_important * use.num_uses
+    return use.num_important * use.num_uses + use.earlier
 
 
 def by_uses(use: ChunkUse) -> float:
@@ -66,9 +69,15 @@ class _Tier(Generic[K]):
 
 
 class TieredPlacement(Generic[K]):
-    """`capacities_bytes`: of the tiers, fastest first; disk is the one below them and has no entry."""
+    """`capacities_bytes`: of the tiers, fastest first; disk is the one below them and has no entry.
 
-    def __init__(self, capacities_bytes: Sequence[int], *, score: Score = by_importance) -> None:
+    `forgetful`, for comparison: as caches with `by_uses` mostly are, whatever is used enters, and what falls out loses its count.
+    """
+
+    def __init__(
+        self, capacities_bytes: Sequence[int], *, score: Score = by_importance, forgetful: bool = False
+    ) -> None:
+        self._forgetful = forgetful
         self._tiers = [_Tier[K](capacity) for capacity in capacities_bytes]
         self._score = score
         self._uses: dict[K, ChunkUse] = {}
@@ -86,27 +95,39 @@ class TieredPlacement(Generic[K]):
                 return number
         return len(self._tiers)
 
-    def use(self, key: K, *, size_bytes: int, num_important: int) -> tuple[int, dict[K, int]]:
+    def __contains__(self, key: K) -> bool:
+        """Whether it was used before."""
+        return key in self._uses
+
+    def use(
+        self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0
+    ) -> tuple[int, dict[K, int]]:
         """A chunk is read. Gives the tier where it was found, and the tier of each chunk, its own included, that has moved for it.
 
-        `num_important` is how many of its tokens are important by now.
+        `num_important` is how many of its tokens are important to this use. `earlier` counts at a chunk's first use alone: how often
+        its tokens mattered before it was made of them.
         """
         self._now += 1
-        use = self._uses.setdefault(key, ChunkUse(size_bytes))
+        use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier))
         assert use.size_bytes == size_bytes, "a chunk keeps its size"
         use.num_uses += 1
         use.last_use = self._now
         found = self.tier_of(key)
-        self.reweigh(key, num_important=num_important)
+        self.reweigh(
+            key, num_important=use.num_important + (num_important - use.num_important) / use.num_uses
+        )
         if found == 0:
             return found, {}
         if found < len(self._tiers):
             self._tiers[found].remove(key, size_bytes)
         moved: dict[K, int] = {}
         self._place(key, 0, moved)
+        for other, now in moved.items() if self._forgetful else ():
+            if now == len(self._tiers):
+                self._uses[other].num_uses = 0
         return found, moved
 
-    def adopt(self, key: K, *, size_bytes: int, num_important: int, num_uses: int) -> dict[K, int]:
+    def adopt(self, key: K, *, size_bytes: int, num_important: float, num_uses: int) -> dict[K, int]:
         """A chunk takes the place of others that are forgotten, with their uses. Gives what has moved, as `use` does."""
         assert key not in self._uses, "it is new"
         self._now += 1
@@ -118,7 +139,7 @@ class TieredPlacement(Generic[K]):
     def uses_of(self, key: K) -> int:
         return self._uses[key].num_uses if key in self._uses else 0
 
-    def reweigh(self, key: K, *, num_important: int) -> None:
+    def reweigh(self, key: K, *, num_important: float) -> None:
         """A known chunk has come to hold so many important tokens. Unknown ones are not counted yet."""
         if (use := self._uses.get(key)) is None:
             return
@@ -167,7 +188,7 @@ class TieredPlacement(Generic[K]):
         while tier.used_bytes + use.size_bytes > tier.capacity_bytes:
             weakest = tier.ranking.weakest(self._score_of)
             assert weakest is not None, "a tier that is full holds something"
-            if self._score_of(weakest) >= self._score(use):
+            if not self._forgetful and self._score_of(weakest) >= self._score(use):
                 for kept in displaced:
                     tier.add(kept, self._score_of(kept), self._uses[kept].size_bytes)
                 return None

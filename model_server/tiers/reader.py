@@ -102,12 +102,13 @@ class TieredReader:
         *,
         capacities_bytes: Sequence[int],
         score: Score = by_importance,
+        forgetful: bool = False,
         layers_ahead: int = 2,
         device: torch.device = _CPU,
     ) -> None:
         """`capacities_bytes`: GPU (in main memory too, where the model computes on the CPU), then CPU.
 
-        `device`: where the model computes. The first tier's chunks are kept there, and what is read is given there.
+        `score`, `forgetful`: as the placement has them. `device`: where the model computes. The first tier's chunks are kept there, and what is read is given there.
         """
         self.store = store
         self.records = records
@@ -116,15 +117,17 @@ class TieredReader:
         self.device = device
         self.found_in = [0] * (len(capacities_bytes) + 1)
         """Chunks read from each tier, disk last."""
-        self._placement: TieredPlacement[_ChunkKey] = TieredPlacement(capacities_bytes, score=score)
+        self._placement: TieredPlacement[_ChunkKey] = TieredPlacement(
+            capacities_bytes, score=score, forgetful=forgetful
+        )
         self._held: dict[_ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
         stored = {segment.place.hashes[0] for segment in store.segments()}
         for blocks, importance in importance_files.load(store.folder, stored=stored):
             self._learnt.restore(blocks, importance)
-        self._top_in_chunk: dict[Segment, list[dict[int, int]]] = {}
-        """How many of a layer's most important tokens each chunk of a segment holds."""
+        self._earlier: dict[Segment, list[dict[int, int]]] = {}
+        """For each layer of a segment, how often the tokens of each chunk were read before it was made."""
         self._residency = Residency(store.layout)
         self._reordering: Segment | None = None
         """Its chunks are wanted for a moment after it has been replaced."""
@@ -210,11 +213,11 @@ class TieredReader:
         on_device = sum(len(held) for key, held in self._held.items() if self._placement.tier_of(key) == 0)
         assert not tiers or on_device == self._placement.resident_bytes(0)
         assert all(
-            held.device == (self.device if self._placement.tier_of(key) == 0 else _CPU)
+            held.device.type == (self.device if self._placement.tier_of(key) == 0 else _CPU).type
             for key, held in self._held.items()
         )
         self._residency.check_integrity(key[0] for key in self._held)
-        assert self._top_in_chunk.keys() <= self._known
+        assert self._earlier.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         self._learnt.check_integrity()
 
@@ -232,9 +235,10 @@ class TieredReader:
                 else torch.empty(0, dtype=torch.uint8)
             )
         self._known.add(segment)
-        if (counts := self._important_in(segment)) is not None:
-            num_important = counts[layer].get(chunk, 0)
-        tier, moved = self._placement.use(key, size_bytes=len(content), num_important=num_important)
+        earlier = 0.0 if key in self._placement else self._earlier_uses(segment)[layer].get(chunk, 0)
+        tier, moved = self._placement.use(
+            key, size_bytes=len(content), num_important=num_important, earlier=earlier
+        )
         self.found_in[tier] += 1
         self._settle(key, content, moved)
         return content
@@ -251,19 +255,20 @@ class TieredReader:
             elif other != key or was_held:
                 self._residency.left(other[0])
 
-    def _important_in(self, segment: Segment) -> list[dict[int, int]] | None:
-        """For each layer, chunk by chunk; None before the node's first request."""
-        if (known := self._top_in_chunk.get(segment)) is not None:
+    def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
+        """For each layer, of what each chunk holds, when the segment's first chunk is used: reordering does not start from nothing."""
+        if (known := self._earlier.get(segment)) is not None:
             return known
-        if (importance := self._learnt.known(segment.place.hashes)) is None:
-            return None
-        size, kept = self.store.layout.chunk_tokens, self.settings.kept(segment.num_tokens)
-        counts = []
-        for layer, order in enumerate(segment.orders):
-            top = importance.top(layer, kept)
-            counts.append({_PROBE: len(top), **order.important_by_chunk(top, chunk_tokens=size)})
-        self._top_in_chunk[segment] = counts
-        return counts
+        earlier: list[dict[int, int]] = [{} for _ in segment.orders]
+        if (importance := self._learnt.known(segment.place.hashes)) is not None:
+            size = self.store.layout.chunk_tokens
+            for layer, order in enumerate(segment.orders):
+                counts = earlier[layer]
+                counts[_PROBE] = size * importance.num_requests
+                for slot, uses in zip(order.slots, importance.reads(layer), strict=True):
+                    counts[slot // size] = counts.get(slot // size, 0) + uses
+        self._earlier[segment] = earlier
+        return earlier
 
     def _learn(self, parts: Sequence[tuple[Segment, int]], choices: dict[int, Choice]) -> None:
         weights = [choices[layer].importance for layer in sorted(choices)]
@@ -272,10 +277,8 @@ class TieredReader:
             end = start + num_blocks * self.store.layout.block_tokens
             if all(layer is not None for layer in weights):
                 own = [layer[start:end].tolist() for layer in weights if layer is not None]
-                self._learnt.record(segment.place.hashes, own)
-                self._known.add(segment)
-                self._top_in_chunk.pop(segment, None)
-                self._important_in(segment)
+                read = [_own_tokens(choices[layer].tokens, start, end) for layer in sorted(choices)]
+                self._learnt.record(segment.place.hashes, own, chosen=read)
             start = end
 
     def _begin_reordering(self, old: Segment) -> list[TokenOrder] | None:
@@ -299,16 +302,17 @@ class TieredReader:
         if not held:
             return
         self._known.add(new)
-        important = self._important_in(new)
+        earlier = self._earlier_uses(new)[layer]
         carried = repacked(held, old.orders[layer], new.orders[layer], layout=self.store.layout)
         if _PROBE in held:
             carried[_PROBE] = held[_PROBE], (_PROBE,)
         for chunk, (content, made_of) in carried.items():
+            num_uses = max(uses[source] for source in made_of)
             moved = self._placement.adopt(
                 (new, layer, chunk),
                 size_bytes=len(content),
-                num_important=important[layer].get(chunk, 0) if important else 0,
-                num_uses=max(uses[source] for source in made_of),
+                num_important=earlier.get(chunk, 0) / num_uses,
+                num_uses=num_uses,
             )
             self._settle((new, layer, chunk), content, moved)
 
@@ -320,7 +324,7 @@ class TieredReader:
         for segment in gone:
             chunks = range(_PROBE, layout.num_chunks(segment.num_tokens))
             self._forget([(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks])
-            self._top_in_chunk.pop(segment, None)
+            self._earlier.pop(segment, None)
         self._known -= gone
         if gone:
             for name in self._learnt.keep({segment.place.hashes[0] for segment in there}):
@@ -331,6 +335,14 @@ class TieredReader:
         for key in keys:
             if self._held.pop(key, None) is not None:
                 self._residency.left(key[0])
+
+
+def _own_tokens(tokens: torch.Tensor | None, start: int, end: int) -> list[int]:
+    """Those of [start, end), counted from there; None: all."""
+    if tokens is None:
+        return list(range(end - start))
+    own: list[int] = (tokens[(tokens >= start) & (tokens < end)] - start).tolist()
+    return own
 
 
 _LayerRead = Sequence[tuple[Segment, int, int]]
@@ -419,5 +431,6 @@ class TieredPrefix:
         return wanted, torch.cat(rows)
 
     def _probe_read(self) -> _LayerRead:
-        kept = self._reader.settings.kept
-        return [(segment, _PROBE, kept(segment.num_tokens)) for segment, _ in self.parts]
+        """Every request needs all of a probe chunk: it counts as a chunk whose tokens are all important."""
+        needed = self._reader.store.layout.chunk_tokens
+        return [(segment, _PROBE, needed) for segment, _ in self.parts]

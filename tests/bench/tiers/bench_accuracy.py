@@ -2,6 +2,7 @@
 
 For each sample a prefix is computed exactly, then the tokens after it once with all of the prefix and once with each choice of
 its tokens. Compared with the exact run: the same next token, KL divergence, negative log-likelihood of the text itself.
+`few chunks` chooses after eight other requests, which went on with later passages, have decided how tokens are packed (row 002-3).
 `python -m tests.engine_env run tests.bench.tiers.bench_accuracy`
 """
 
@@ -12,7 +13,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,9 @@ import torch
 
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
-from model_server.tiers.selection import Choice, Chooser, Seen, head_weights, probe
+from model_server.tiers.importance import NodeImportance
+from model_server.tiers.layout import TokenOrder
+from model_server.tiers.selection import Choice, Chooser, Seen, choose, head_weights, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.similarity import threshold
 from model_server.tiers.view import MemorySource, SelectiveView
@@ -32,8 +35,10 @@ from tests.bench.tiers.samples import Sequencer, documents, in_order
 
 _NUM_SINKS = 4
 EVERYTHING = "everything"
-PROBE, UNION, ORACLE, SINKS, RANDOM = (
+_OTHERS, _CHUNK_TOKENS, _CHUNK_SHARE = 8, 16, 0.98
+PROBE, FEW, UNION, ORACLE, SINKS, RANDOM = (
     "probe, 3 heads",
+    "probe, few chunks",
     "probe + window",
     "oracle, all heads",
     "sinks + recent",
@@ -64,8 +69,15 @@ class Measured:
 
 
 def choosers(
-    settings: SelectionSettings, *, num_heads: int, group: int, rng: torch.Generator
+    settings: SelectionSettings,
+    *,
+    num_heads: int,
+    group: int,
+    rng: torch.Generator,
+    packed: Sequence[torch.Tensor] = (),
 ) -> dict[str, Chooser]:
+    """`packed`: for each layer the chunk of each token; without it no choice looks at chunks."""
+
     def kept_of(seen: Seen) -> int:
         return settings.kept(seen.num_prefix_tokens)
 
@@ -90,8 +102,13 @@ def choosers(
     def at_random(seen: Seen) -> Choice:
         return Choice(torch.randperm(seen.num_prefix_tokens, generator=rng)[: kept_of(seen)].sort().values)
 
+    def few_chunks(seen: Seen) -> Choice:
+        heads = head_weights(seen, num_heads=settings.probe_heads, group=group)
+        return choose(heads, settings=replace(settings, chunk_share=_CHUNK_SHARE), chunks=packed[seen.layer])
+
     by_probe = partial(probe, settings=settings, group=group)
-    return {PROBE: by_probe, UNION: union, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
+    few = {FEW: few_chunks} if packed else {}
+    return {PROBE: by_probe, **few, UNION: union, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
 
 
 def measure(
@@ -100,8 +117,10 @@ def measure(
     *,
     prefix_tokens: int,
     ratios: Sequence[float],
+    new_tokens: int = 16,
     after_each: Callable[[dict[tuple[float, str], Measured]], None],
 ) -> dict[tuple[float, str], Measured]:
+    """A sample is a prefix, the tokens after it, and what other requests go on with, `new_tokens` each."""
     config = module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     sequencer = Sequencer(module, max_tokens=len(samples[0]))
@@ -109,16 +128,23 @@ def measure(
     found: defaultdict[tuple[float, str], Measured] = defaultdict(Measured)
     started = time.monotonic()
     for number, token_ids in in_order(samples):
+        token_ids, later = token_ids[: prefix_tokens + new_tokens], token_ids[prefix_tokens + new_tokens :]  # noqa: PLW2901 - from here on the request's own
         text = torch.tensor(token_ids[prefix_tokens:])
         sequencer.compute(token_ids[:prefix_tokens], start=0, num_logits=1)
+        others = [
+            token_ids[:prefix_tokens] + later[at : at + new_tokens] for at in range(0, len(later), new_tokens)
+        ]
+        packed = _packed(sequencer, source, others, group=num_heads // num_kv_heads)
         exact = sequencer.compute(token_ids, start=prefix_tokens)
         found[1.0, EVERYTHING].add(exact, exact, text)
         for ratio in ratios:
             settings = SelectionSettings(ratio=ratio)
             rng = torch.Generator().manual_seed(number)
-            rules = choosers(settings, num_heads=num_heads, group=num_heads // num_kv_heads, rng=rng)
-            for name, choose in rules.items():
-                view = SelectiveView(source, choose)
+            rules = choosers(
+                settings, num_heads=num_heads, group=num_heads // num_kv_heads, rng=rng, packed=packed
+            )
+            for name, rule in rules.items():
+                view = SelectiveView(source, rule)
                 cell = found[ratio, name]
                 cell.add(sequencer.compute(token_ids, start=prefix_tokens, view=view), exact, text)
                 if name == PROBE:
@@ -127,6 +153,28 @@ def measure(
         print(f"sample {number} of {len(samples)}, {time.monotonic() - started:.0f} s", flush=True)
         after_each(found)
     return dict(found)
+
+
+def _packed(
+    sequencer: Sequencer, source: MemorySource, others: Sequence[list[int]], *, group: int
+) -> list[torch.Tensor]:
+    """The chunk of each token in each layer, once what these requests looked at has decided the order."""
+    heads = SelectionSettings().probe_heads
+    history: NodeImportance | None = None
+    for token_ids in others:
+        seen_by: list[list[float]] = []
+
+        def look(seen: Seen, kept: list[list[float]] = seen_by) -> Choice:
+            kept.append(head_weights(seen, num_heads=heads, group=group).mean(0).tolist())
+            return Choice(None)
+
+        sequencer.compute(token_ids, start=source.num_tokens, view=SelectiveView(source, look), num_logits=1)
+        history = history or NodeImportance(num_layers=len(seen_by), num_tokens=source.num_tokens)
+        history.record(seen_by)
+    if history is None:
+        return []
+    orders = [TokenOrder.by_importance(history.means(layer)) for layer in range(history.num_layers)]
+    return [torch.tensor(order.slots) // _CHUNK_TOKENS for order in orders]
 
 
 def main() -> None:
@@ -149,13 +197,14 @@ def main() -> None:
     hf.use_threads(1)
     folder = find(SMOLLM2, progress=print)
     module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
-    length = args.prefix_tokens + args.new_tokens
+    length = args.prefix_tokens + (1 + _OTHERS) * args.new_tokens
     samples = documents(PretrainedLanguage(folder), length_tokens=length, count=args.samples)[args.skip :]
     found = measure(
         module,
         samples,
         prefix_tokens=args.prefix_tokens,
         ratios=args.ratios,
+        new_tokens=args.new_tokens,
         after_each=partial(keep, path=args.json),
     )
     report(found, args)

@@ -27,7 +27,7 @@ from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.selection import Choice, Seen, head_weights
 from model_server.tiers.view import MemorySource, SelectiveView
 from model_server.weights.cache import made_once
-from model_server.weights.known import SMOLLM2, find
+from model_server.weights.known import SMOLLM2, Progress, find
 from tests.bench.tiers.samples import MODULES, Sequencer, documents
 
 PROBED_HEADS = 3
@@ -77,29 +77,33 @@ def patterns(recipe: Recipe) -> Patterns:
     return Patterns(content["heads"], content["mean"])
 
 
-def _record_into(folder: Path, recipe: Recipe) -> None:
+def record(recipe: Recipe, *, progress: Progress) -> Patterns:
     hf.use_threads(1)
-    weights = find(SMOLLM2, progress=print)
+    weights = find(SMOLLM2, progress=progress)
     module = hf.load(weights, device=torch.device("cpu"), dtype=torch.float32)
     prompts = _prompts(PretrainedLanguage(weights), recipe)
-    sequencer = Sequencer(
-        module, max_tokens=recipe.prefix_tokens + max(len(r) for _, rs in prompts for r in rs)
-    )
-    recorded = list(_recorded(sequencer, prompts))
+    longest = max(len(request) for _, requests in prompts for request in requests)
+    sequencer = Sequencer(module, max_tokens=recipe.prefix_tokens + longest)
+    recorded = list(_recorded(sequencer, prompts, progress))
     heads, mean = (
         torch.stack([pair[part] for pair in recorded]).unflatten(0, (recipe.prefixes, recipe.requests))
         for part in (0, 1)
     )
-    torch.save({"heads": heads, "mean": mean}, folder / "patterns.pt")
+    return Patterns(heads, mean)
+
+
+def _record_into(folder: Path, recipe: Recipe) -> None:
+    recorded = record(recipe, progress=lambda text: print(text, flush=True))
+    torch.save({"heads": recorded.heads, "mean": recorded.mean}, folder / "patterns.pt")
 
 
 def _recorded(
-    sequencer: Sequencer, prompts: Sequence[tuple[list[int], list[list[int]]]]
+    sequencer: Sequencer, prompts: Sequence[tuple[list[int], list[list[int]]]], progress: Progress
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     config = sequencer.model.module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     for number, (prefix, requests) in enumerate(prompts, start=1):
-        print(f"recording prefix {number} of {len(prompts)}, {len(prefix)} tokens", flush=True)
+        progress(f"recording prefix {number} of {len(prompts)}, {len(prefix)} tokens")
         sequencer.compute(prefix, start=0, num_logits=1)
         source = MemorySource(sequencer.model.memory, sequencer.blocks, len(prefix), num_kv_heads)
         for request in requests:

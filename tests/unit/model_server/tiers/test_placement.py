@@ -81,3 +81,39 @@ def test_a_chunk_that_fits_nowhere_leaves_all_as_it_was() -> None:
     tiers.use("small", size_bytes=4, num_important=1)
     assert tiers.use("large", size_bytes=5, num_important=9) == (1, {"large": 1})
     assert tiers.tier_of("small") == 0
+
+
+def test_002_4_a_use_counts_the_tokens_that_mattered_to_it() -> None:
+    """One use for four tokens and one for none weigh as much as two for two each."""
+    tiers: TieredPlacement[str] = TieredPlacement([1])
+    for important in (4, 0):
+        tiers.use("a", size_bytes=1, num_important=important)
+    for _ in range(2):
+        tiers.use("b", size_bytes=1, num_important=2)
+    assert tiers.tier_of("a") == 0, "as strong as what is there is not stronger"
+    tiers.use("b", size_bytes=1, num_important=1)
+    assert tiers.tier_of("b") == 0
+
+
+def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_use_on() -> None:
+    tiers: TieredPlacement[str] = TieredPlacement([1])
+    for _ in range(3):
+        tiers.use("old", size_bytes=1, num_important=2)
+    assert "new" not in tiers
+    tiers.use("new", size_bytes=1, num_important=2, earlier=5.0)
+    assert "new" in tiers
+    assert tiers.tier_of("new") == 0
+    tiers.use("new", size_bytes=1, num_important=0, earlier=50.0)
+    tiers.use("old", size_bytes=1, num_important=2)
+    assert tiers.tier_of("old") == 0, "earlier uses are told once"
+    tiers.check_integrity()
+
+
+def test_a_forgetful_placement_lets_everything_in_and_forgets_what_falls_out() -> None:
+    tiers: TieredPlacement[str] = TieredPlacement([1], score=by_uses, forgetful=True)
+    for _ in range(3):
+        tiers.use("a", size_bytes=1, num_important=1)
+    assert tiers.use("b", size_bytes=1, num_important=1) == (1, {"b": 0, "a": 1})
+    tiers.use("b", size_bytes=1, num_important=1)
+    assert tiers.use("a", size_bytes=1, num_important=1) == (1, {"a": 0, "b": 1})
+    tiers.check_integrity()

@@ -1,0 +1,64 @@
+"""Disks to measure on: the machine's own without its page cache, and one that is switched between runs.
+
+`DirectDisk` reads with O_DIRECT: what it gives has come from the block device (of a virtual machine: from its host, whose own
+cache is out of reach). Callers: the benchmark on large shapes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from model_server.tiers.disk import Disk
+
+_PAGE = 4096
+
+
+class DirectDisk(Disk):
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: dict[tuple[int, int], int] = {}
+        """By device and inode, which nobody else gets while we have the file open."""
+        self._buffer = mmap.mmap(-1, _PAGE)
+
+    def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
+        start = offset - offset % _PAGE
+        end = -(-(offset + num_bytes) // _PAGE) * _PAGE
+        with self._lock:
+            self.counts.reads += 1
+            self.counts.bytes += num_bytes
+            if len(self._buffer) < end - start:
+                self._buffer = mmap.mmap(-1, end - start)
+            view = memoryview(self._buffer)[: end - start]
+            got = os.preadv(self._direct(file), [view], start)
+            return bytes(view[offset - start : min(got, offset - start + num_bytes)])
+
+    def close(self) -> None:
+        for number in self._opened.values():
+            os.close(number)
+        self._opened.clear()
+
+    def _direct(self, file: int) -> int:
+        told = os.fstat(file)
+        key = told.st_dev, told.st_ino
+        if key not in self._opened:
+            try:
+                self._opened[key] = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT)
+            except OSError as error:
+                raise SystemExit(
+                    f"files cannot be read past the page cache here ({error}); give --folder on a disk"
+                ) from error
+        return self._opened[key]
+
+
+class SwitchedDisk(Disk):
+    """Counts what is read, by whichever disk is switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = Disk()
+
+    def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
+        self.counts.reads += 1
+        self.counts.bytes += num_bytes
+        return self.now.read(file, offset=offset, num_bytes=num_bytes)
