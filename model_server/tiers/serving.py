@@ -219,14 +219,7 @@ class ServedTiers:
             _log.error("the KV store cannot be read: %s; it is not used for %.0f s", error, pause_s)
             return
         _log.warning("a stored prefix is damaged and dropped: %s", error)
-        for segment, _ in prefix.parts if prefix else ():
-            try:
-                segment.check_integrity()
-            except (StoreError, OSError):
-                try:
-                    self.store.drop_damaged(segment)
-                except OSError as failure:
-                    _log.warning("its file stays: %s", failure)
+        self.store.drop_unreadable(segment for segment, _ in (prefix.parts if prefix else ()))
 
     def learn_from(self, request: Request) -> None:
         """Its prompt is computed: what its first tokens looked at in a selective load counts for later requests."""

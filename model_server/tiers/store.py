@@ -21,7 +21,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -151,6 +151,15 @@ class PrefixStore:
             node = self._tree.find(name)
             if node is not None and self._segments.get(name) is damaged:
                 self._remove(node)
+
+    def drop_unreadable(self, segments: Iterable[Segment]) -> None:
+        """Read all of these, one of which made trouble, and drop what is damaged. A file that cannot be removed stays behind."""
+        for own in segments:
+            try:
+                own.check_integrity()
+            except (DamagedSegmentError, OSError):
+                with suppress(OSError):
+                    self.drop_damaged(own)
 
     def find(self, name: BlockHash) -> Segment | None:
         """The segment that begins with this block."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from model_server.core.hashing import BlockHash, PrefixScope
-from model_server.tiers.errors import StoreError
+from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import PLAIN
 from model_server.tiers.health import Health
 from model_server.tiers.segment import LayerRecords
@@ -142,6 +142,8 @@ class BackgroundWriter:
         except StoreError as error:
             self.counts.dropped_blocks += len(written.own)
             _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
+            if isinstance(error, DamagedSegmentError):  # of the node that it would have split
+                self._store.drop_unreadable(segment for segment, _ in self._store.match(written.hashes))
         except OSError as error:
             self.counts.failures += 1
             self.counts.dropped_blocks += len(written.own)

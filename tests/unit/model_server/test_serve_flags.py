@@ -13,6 +13,7 @@ from model_server.core.cache_options import CacheOptions
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings, HfSettings
 from model_server.server.serve import Server, ServerSettings
+from model_server.tiers.settings import KvStoreSettings
 
 
 def settings(*flags: str) -> ServerSettings:
@@ -91,3 +92,38 @@ def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
         settings("--prompt-cache-size", "-1")
     with pytest.raises(ValueError, match="do not know of each other"):
         settings("--runner", "hf", "--prompt-cache-size", "5", "--kv-store", str(tmp_path))
+
+
+def test_the_flags_of_the_kv_store_come_to_its_settings() -> None:
+    hf = ("--runner", "hf", "--kv-store", "/var/kv")
+    assert settings("--runner", "hf").kv_store is None
+    assert settings(*hf).kv_store == KvStoreSettings(folder=Path("/var/kv"))
+    sizes = ("--kv-store-size", "2", "--kv-store-cpu-size", "0.5", "--kv-store-device-size", "0.25")
+    shares = ("--kv-store-ratio", "0.5", "--kv-store-reorder-share", "0.1")
+    assert settings(*hf, *sizes, *shares).kv_store == KvStoreSettings(
+        folder=Path("/var/kv"),
+        size_bytes=2_000_000_000,
+        cpu_bytes=500_000_000,
+        device_bytes=250_000_000,
+        ratio=0.5,
+        reorder_share=0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--runner", "cost"), "--runner hf"),
+        (("--no-prefix-caching",), "switched off"),
+        (("--partial-blocks",), "full blocks only"),
+        (("--kv-store-size", "0"), "over 0"),
+        (("--kv-store-cpu-size", "-1"), "smaller than 0"),
+        (("--kv-store-ratio", "0"), "over 0 and at most 1"),
+        (("--kv-store-ratio", "1.5"), "over 0 and at most 1"),
+        (("--kv-store-device-size", "1"), "under 1"),
+        (("--kv-store-reorder-share", "2"), "between 0 and 1"),
+    ],
+)
+def test_a_kv_store_that_makes_no_sense_is_refused(flags: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        settings("--runner", "hf", "--kv-store", "/var/kv", *flags)

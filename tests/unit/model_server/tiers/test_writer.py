@@ -177,6 +177,27 @@ def test_a_disk_that_fails_is_left_alone_until_its_time_comes(
     assert writing.store.num_held(other) == 2
 
 
+def test_a_damaged_node_that_a_prefix_would_split_goes_and_the_prefix_is_stored_the_next_time(
+    writing: Writing,
+) -> None:
+    one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
+    assert writing.offer(one)
+    writing.drain()
+    [segment] = writing.store.segments()
+    with segment.path.open("r+b") as file:
+        file.seek(-1, 2)
+        [byte] = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([byte ^ 1]))
+    assert writing.offer(other)
+    writing.drain()
+    assert writing.writer.counts.dropped_blocks == 2
+    assert writing.store.segments() == []
+    assert writing.offer(other)
+    writing.drain()
+    assert writing.store.num_held(other) == 2
+
+
 def test_after_closing_nothing_is_taken_and_what_waited_is_forgotten(writing: Writing) -> None:
     writing.gate.clear()
     for start in range(0, 50, 10):
