@@ -62,3 +62,13 @@ def test_a_second_run_of_the_engine_bench_adds_to_the_first(
         kept = json.loads(file.read_text())
         assert len(kept["series"]["001-8 with"]) == len(kept["series"]["001-8 without"]) == expected
     assert "random weights, shape tiny" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--shape", "8b", "--device", "cuda"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "torch sees no GPU here" in capsys.readouterr().err

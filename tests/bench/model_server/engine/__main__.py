@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+from model_server.runners.hf.errors import ModelError
 from tests.bench.model_server.engine import rows, runs
 from tests.bench.model_server.tables import show, write_json
 
@@ -37,12 +38,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
     parser.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
     args = parser.parse_args()
-    if args.shape:
-        bench = runs.prepare_shape(args.shape, device_name=args.device, num_blocks=8192)
-    elif args.device != "cpu":
+    if args.device != "cpu" and not args.shape:
         parser.error("--device is for --shape: SmolLM2's figures are those of a CPU")
-    else:
-        bench = runs.prepare(layers=args.layers, num_blocks=4096)
+    try:
+        bench = (
+            runs.prepare_shape(args.shape, device_name=args.device, num_blocks=8192)
+            if args.shape
+            else runs.prepare(layers=args.layers, num_blocks=4096)
+        )
+    except ModelError as error:
+        parser.error(str(error))
     kept = _kept(args.json, model=bench.name)
     for _ in range(args.repeats):
         for name in args.rows:

@@ -96,7 +96,8 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
 
 
 def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
-    """Random weights of one of `SHAPES`, made on the device; the texts are random tokens."""
+    """Random weights of one of `SHAPES`, made on the device; the texts are random tokens. ModelError: no such device."""
+    torch.set_num_threads(1)
     device = hf.choose_device(device_name)
     dtype = hf.choose_dtype("auto", device=device)
     config = LlamaConfig(**SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=False)

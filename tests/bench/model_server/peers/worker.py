@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,12 +40,19 @@ def main(make: Callable[..., PeerEngine]) -> None:
     # Engines print: what they print goes to the log, and the lines of this protocol to what was the output.
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    engine = make(args.folder, cache=args.cache, num_blocks=args.num_blocks)
-    print(json.dumps({"version": engine.version}), file=told)
-    for line in sys.stdin:
-        rounds = [Round(**one) for one in json.loads(line)]
-        print(json.dumps(asdict(run(engine, rounds))), file=told)
-    os._exit(0)  # threads of engines would stay
+    status = 1
+    try:
+        engine = make(args.folder, cache=args.cache, num_blocks=args.num_blocks)
+        print(json.dumps({"version": engine.version}), file=told)
+        for line in sys.stdin:
+            rounds = [Round(**one) for one in json.loads(line)]
+            print(json.dumps(asdict(run(engine, rounds))), file=told)
+        status = 0
+    except BaseException:  # noqa: BLE001 - told, and the process ends either way
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # threads of engines would keep the process
 
 
 def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
