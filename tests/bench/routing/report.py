@@ -190,6 +190,8 @@ def ablation(cells: Cells) -> str:
 # -- picture -------------------------------------------------------------------------------------------------------
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 150, 110, 52, 20
+_RIGHT = 80
+"""Room for the last column's slanting name."""
 
 
 def svg(cells: Cells) -> str:
@@ -200,7 +202,7 @@ def svg(cells: Cells) -> str:
         for rule in {cell.rule for row in cells.values() for cell in row}
     }
     rules = sorted(worth, key=lambda rule: (worth[rule], rule))
-    width, height = _LEFT + _WIDTH * len(places) + 20, _TOP + _HEIGHT * len(rules) + 20
+    width, height = _LEFT + _WIDTH * len(places) + _RIGHT, _TOP + _HEIGHT * len(rules) + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
