@@ -100,7 +100,7 @@ class Mirrors:
             tokens.learn(*sample)
         if before is not None:
             answered = growth(before.generated_tokens, after.generated_tokens)
-            if answered and name not in self._known_bytes:
+            if answered and not self._outgrown(state):
                 self.table.charge(name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
         self._learn_size(state, after, now=now)
         self.fit(state)
@@ -246,13 +246,19 @@ class Mirrors:
             self.table.resize(name, capacity_bytes=capacity)
 
     def _capacity_bytes(self, state: EndpointState) -> int:
+        """What a server says that it holds is not evicted for a guess. What is on its way there does push it out."""
+        return max(self._assumed_bytes(state), self._known_bytes.get(state.endpoint.name, 0))
+
+    def _assumed_bytes(self, state: EndpointState) -> int:
         stated = state.metrics.capacity_tokens if state.metrics else None
         tokens = stated or self._spec.table.default_capacity_tokens
         learned = self.learned(state.endpoint.model)
         factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
-        # What it says that it holds is not to be evicted for a guess; that is for what nothing is known of.
-        known_bytes = self._known_bytes.get(state.endpoint.name, 0)
-        return known_bytes + int(tokens * factor * learned.tokens.bytes_per_token)
+        return int(tokens * factor * learned.tokens.bytes_per_token)
+
+    def _outgrown(self, state: EndpointState) -> bool:
+        """The server says that it holds more than its cache was thought to have room for."""
+        return self._known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
 
 
 def _schedule(spec: PolicySpec) -> ChunkSchedule:

@@ -264,6 +264,7 @@ class Exact:
             ends_bytes=mapped.ends_bytes,
             blocks=mapped.blocks,
             ends_blocks=mapped.ends_blocks,
+            server=routed.server,
             now=now,
         )
         if mapped.blocks:

@@ -14,9 +14,10 @@ Pure: times are monotonic seconds of the caller. Caller: `exact`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from epp.kvevents.awaited import Awaited
 from epp.kvevents.blocks import ServerBlocks
 from epp.kvevents.chunks import ChunkTree, Node
 from epp.kvevents.events import Event
@@ -41,6 +42,9 @@ class _Server:
     """Since the last account."""
     changed: dict[Node, float] = field(default_factory=dict)
     """Nodes whose blocks came or went, and when that was told last."""
+    awaited: Awaited = field(default_factory=Awaited)
+    due: list[Node] = field(default_factory=list)
+    """Lost while they were awaited, and to be told of now."""
     told: tuple[bool, int] = (False, 0)
     """Of the last account: live, bytes."""
 
@@ -113,6 +117,7 @@ class Knowledge:
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
         self._note(known, known.blocks.clear(), now=now)
+        known.due += known.awaited.clear()
         known.complete = False
 
     def forget(self, server: EndpointName) -> None:
@@ -120,10 +125,12 @@ class Knowledge:
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
         known.blocks.clear()
+        known.awaited.clear()
         for node in known.held:
             self._rate(known, node, Tier.GPU)
         known.held.clear()
         known.changed.clear()
+        known.due.clear()
         known.known_bytes, known.complete = 0, False
 
     def _note(self, known: _Server, blocks: Sequence[BlockName], *, now: float) -> None:
@@ -141,9 +148,10 @@ class Knowledge:
         ends_bytes: Sequence[int],
         blocks: Sequence[BlockName],
         ends_blocks: Sequence[int],
+        server: EndpointName | None = None,
         now: float,
     ) -> None:
-        """A prompt was routed: look its chain up at every server. See `ChunkTree.map` for the arguments."""
+        """A prompt was routed to `server`: look its chain up at every server. See `ChunkTree.map` for the other arguments."""
         for known in self._servers.values():
             self._found += self._settle(known)  # what is noted as held is what the blocks say, from here on
         path, changed = self._tree.map(chain, ends_bytes=ends_bytes, blocks=blocks, ends_blocks=ends_blocks)
@@ -153,6 +161,9 @@ class Knowledge:
                     self._release(known, node)
                 known.changed.pop(node, None)
         held = {known.name: depth for known in self._servers.values() if (depth := self._follow(known, path))}
+        if server in self._servers and path and path[-1] not in self._servers[server].held:
+            known = self._servers[server]
+            known.due += known.awaited.expect(path, now=now)
         for node in self._tree.evict():
             self._forget_node(node)
         unknown = sum(not node.known for node in path)
@@ -162,7 +173,7 @@ class Knowledge:
                 Checked(
                     chain=chain[: len(path)],
                     held=held,
-                    sure=frozenset(known.name for known in self._servers.values() if known.complete),
+                    sure=frozenset(k.name for k in self._servers.values() if self._sure(k, path, held)),
                     from_chunk=unknown,
                     to_chunk=seen,
                     at=now,
@@ -182,9 +193,15 @@ class Knowledge:
             depth = node.depth
         return depth
 
+    def _sure(self, known: _Server, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
+        """It holds no more of the path than we know of, and no more is on its way there."""
+        depth = held.get(known.name, 0)
+        return known.complete and not (depth < len(path) and path[depth] in known.awaited)
+
     def _forget_node(self, node: Node) -> None:
         for known in self._servers.values():
             known.changed.pop(node, None)
+            known.due += known.awaited.come(node)
             if node in known.held:
                 self._let_go(known, node)
 
@@ -195,9 +212,13 @@ class Knowledge:
         found, self._found = self._found, []
         for known in self._servers.values():
             found += self._settle(known)
+            known.due += known.awaited.overdue(now)
+            lost = [node for node in known.due if node in self._tree and node not in known.held]
+            found += [_loss(known, node, at=now) for node in lost if node not in known.awaited]
+            known.due.clear()
         while self._again and self._again[0][0] <= now:
             _, known, node = self._again.popleft()
-            if node in self._tree and node not in known.held:
+            if node in self._tree and node not in known.held and node not in known.awaited:
                 found.append(_loss(known, node, at=now - UNDER_WAY_S))
         found += [account for known in self._servers.values() if (account := self._account(known))]
         return found
@@ -214,6 +235,9 @@ class Knowledge:
                     self._rate(known, node, self._tier(known, node))
                     continue
                 self._release(known, node)
+                if node in known.awaited:
+                    known.awaited.hush(node)
+                    continue
                 self._again.append((at + UNDER_WAY_S, known, node))
                 yield _loss(known, node, at=at)
             elif own and self._above(known, node):
@@ -246,6 +270,7 @@ class Knowledge:
         known.held.add(node)
         known.known_bytes += node.size_bytes
         self._rate(known, node, self._tier(known, node))
+        known.due += known.awaited.come(node)
 
     def _let_go(self, known: _Server, node: Node) -> None:
         known.held.remove(node)
@@ -294,6 +319,7 @@ class Knowledge:
         assert self._num_blocks == sum(len(known.blocks) for known in self._servers.values())
         for known in self._servers.values():
             known.blocks.check_integrity()
+            known.awaited.check_integrity()
             assert all(node in self._tree for node in known.held | set(known.changed))
             assert known.known_bytes == sum(node.size_bytes for node in known.held)
             assert set(known.slower) <= {node.chunk for node in known.held}

@@ -75,6 +75,15 @@ class Mirror:
             self.newest.newer = use
         self.newest = use
 
+    def prepend(self, use: Use) -> None:
+        """Make `use` the oldest."""
+        use.newer = self.oldest
+        if self.oldest is None:
+            self.newest = use
+        else:
+            self.oldest.older = use
+        self.oldest = use
+
     def unlink(self, use: Use) -> None:
         """Take `use` out; nothing points to it any more, or its bytes are gone."""
         if use.older is None:

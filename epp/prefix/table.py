@@ -183,14 +183,34 @@ class PrefixTable:
         self._retreat(mirror, use, run)
 
     def credit(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
-        """The server holds the chain. True if that was not known. A server that has left is ignored."""
+        """The server holds the chain already, so what of it was not known was used before all that is known.
+
+        True if there was something, and room for it: what was sent there since will push it out. A server that has left is ignored.
+        """
         mirror = self._mirrors.get(name)
         if mirror is None or not chain:
             return False
         runs, covered = self._forest.path(chain)
-        if covered == len(chain) and runs[-1] in mirror.last_use:
+        while runs and runs[-1] not in mirror.last_use:
+            covered = runs.pop().start
+        missing_bytes = self.schedule.end_bytes(len(chain)) - self.schedule.end_bytes(covered)
+        if not missing_bytes or mirror.used_bytes + missing_bytes > mirror.capacity_bytes:
             return False
-        return self.record(name, chain, now=now).added > 0
+        runs, covered = self._forest.path(chain)
+        whole = self._forest.cut(runs, covered)
+        if whole == covered:
+            self._forest.grow(runs, chain, covered)
+        missing = [run for run in runs if run not in mirror.last_use]
+        if not missing:
+            return False
+        oldest = mirror.oldest
+        use = Use(at=self._advance(now) if oldest is None else oldest.at, leaf=missing[-1])
+        mirror.prepend(use)
+        for run in missing:
+            self._forest.hold(mirror, run)
+            mirror.last_use[run] = use
+        self._forest.mend(runs)
+        return True
 
     def forget(self, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float) -> int:
         """The server does not hold chunk `keep` of the chain, nor what continues it, unless used after `as_of`.

@@ -97,8 +97,10 @@ def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is
 def test_a_followed_servers_share_of_the_table_has_room_for_all_that_it_says_it_holds() -> None:
     picker = a_picker(None)
     before = picker.table.capacity_bytes(A.name)
-    picker.take_in([Account(server=A.name, live=True, known_bytes=10**6)])
-    assert picker.table.capacity_bytes(A.name) == before + 10**6
+    picker.take_in([Account(server=A.name, live=True, known_bytes=before // 2)])
+    assert picker.table.capacity_bytes(A.name) == before
+    picker.take_in([Account(server=A.name, live=True, known_bytes=2 * before)])
+    assert picker.table.capacity_bytes(A.name) == 2 * before
     picker.take_in([Account(server=A.name, live=False)])
     assert picker.table.capacity_bytes(A.name) == before
 

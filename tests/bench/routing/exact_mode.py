@@ -104,7 +104,7 @@ class ExactRouter(PickerRouter):
         self._knowledge = _new_knowledge() if trial.exact else None
         self.told: dict[str, list[Event]] = {}
         self._late: deque[tuple[float, EndpointName, Sequence[Event]]] = deque()
-        self._prompts: deque[tuple[float, SimRequest]] = deque()
+        self._prompts: deque[tuple[float, SimRequest, str]] = deque()
         self._kept: dict[EndpointName, dict[BlockName, int]] = {}
         """What each server holds, for the replay that a new picker gets."""
         self._restart_at = _WARM_UP_S if trial.place == "picker restart" else float("inf")
@@ -126,7 +126,8 @@ class ExactRouter(PickerRouter):
             return
         while self._prompts and self._prompts[0][0] <= now:
             self._take_events(self._knowledge, until=self._prompts[0][0])
-            self._map(self._knowledge, self._prompts.popleft()[1], now=now)
+            _, request, server = self._prompts.popleft()
+            self._map(self._knowledge, request, server, now=now)
         self._take_events(self._knowledge, until=now)
         self.pickers[0].take_in(self._knowledge.findings(now=now))
 
@@ -138,7 +139,7 @@ class ExactRouter(PickerRouter):
                 _keep(kept, event)
                 knowledge.apply(server, event, now=at)
 
-    def _map(self, knowledge: Knowledge, request: SimRequest, *, now: float) -> None:
+    def _map(self, knowledge: Knowledge, request: SimRequest, server: str, *, now: float) -> None:
         picker = self.pickers[0]
         names = block_names(request.segments, block_tokens=self._block_tokens, root=request.adapter)
         chain = picker._mirrors.chain(self._inference(request))
@@ -150,6 +151,7 @@ class ExactRouter(PickerRouter):
             ends_blocks=whole_blocks(
                 ends, bytes_per_token=_BYTES_PER_TOKEN, block_tokens=self._block_tokens, blocks=len(names)
             ),
+            server=EndpointName(server),
             now=now,
         )
 
@@ -183,7 +185,7 @@ class ExactRouter(PickerRouter):
         chosen = super().route(request, now=now)
         if chosen is not None:
             self._predicted[request.request_id] = self._open[request.request_id].pick.decision.matched_tokens
-            self._prompts.append((now + _EVENTS_LATE_S, request))
+            self._prompts.append((now + _EVENTS_LATE_S, request, chosen))
         return chosen
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:

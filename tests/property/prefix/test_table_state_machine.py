@@ -127,9 +127,17 @@ class Model:
         items[key] = Item(size_bytes=size_bytes, at=now, op=op)
 
     def credit(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> bool:
-        if self.match(chain).get(name, 0) == len(chain):
+        server, op = self.servers[name], next(self.op)
+        self.parents.update((b, a) for a, b in itertools.pairwise(chain))
+        held = self.match(chain).get(name, 0)
+        size_bytes = SCHEDULE.end_bytes(len(chain)) - SCHEDULE.end_bytes(held)
+        if not size_bytes or server.used_bytes() + size_bytes > server.capacity_bytes:
             return False
-        self.record(name, chain, now=now)
+        at = next(iter(server.items.values())).at if server.items else now
+        for n in range(held, len(chain)):  # the tail last, so that it goes first
+            size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
+            server.items[chain[n]] = Item(size_bytes=size_bytes, at=at, op=op)
+            server.items.move_to_end(chain[n], last=False)
         return True
 
     def forget(self, name: EndpointName, chain: list[ChunkHash], *, keep: int, as_of: float) -> int:

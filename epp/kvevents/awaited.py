@@ -1,0 +1,82 @@
+"""Prompts that are on their way to one server: it has them, and has not computed them yet.
+
+What is lost of such a prompt meanwhile is there again once it is computed, so nobody is told of the loss until then. A prompt has come when
+its last chunk is held; one that does not come is given up after a while, and so is the oldest where there are too many.
+
+Pure. Caller: `knowledge`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from epp.kvevents.chunks import Node
+
+_GIVE_UP_S: Final = 600.0
+_MAX_PROMPTS: Final = 4096
+
+
+class Awaited:
+    def __init__(self) -> None:
+        self._prompts: OrderedDict[Node, tuple[float, Sequence[Node]]] = OrderedDict()
+        """By the last chunk: when to give up, and all chunks. Sent last, given up last."""
+        self._chunks: Counter[Node] = Counter()
+        """Of how many of the prompts."""
+        self._lost: set[Node] = set()
+        """Losses that nobody was told of."""
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._chunks
+
+    def expect(self, path: Sequence[Node], *, now: float) -> list[Node]:
+        """A prompt was sent there. What is to be told of at once: of a prompt that is given up for it."""
+        if path[-1] not in self._prompts:
+            self._chunks.update(path)
+        self._prompts[path[-1]] = now + _GIVE_UP_S, path
+        self._prompts.move_to_end(path[-1])
+        return self.come(next(iter(self._prompts))) if len(self._prompts) > _MAX_PROMPTS else []
+
+    def hush(self, node: Node) -> None:
+        """It was lost, and is awaited."""
+        self._lost.add(node)
+
+    def come(self, last: Node) -> list[Node]:
+        """The prompt with this end has come, or never will. Chunks that were lost and are no longer awaited."""
+        found = self._prompts.pop(last, None)
+        if found is None:
+            return []
+        told = []
+        for node in found[1]:
+            self._chunks[node] -= 1
+            if not self._chunks[node]:
+                del self._chunks[node]
+                if node in self._lost:
+                    self._lost.remove(node)
+                    told.append(node)
+        return told
+
+    def overdue(self, now: float) -> list[Node]:
+        """As `come`, of all that are given up."""
+        told = []
+        while self._prompts:
+            last = next(iter(self._prompts))
+            if self._prompts[last][0] > now:
+                break
+            told += self.come(last)
+        return told
+
+    def clear(self) -> list[Node]:
+        """Nothing is on its way any more. What was lost meanwhile."""
+        told = list(self._lost)
+        self._prompts.clear()
+        self._chunks.clear()
+        self._lost.clear()
+        return told
+
+    def check_integrity(self) -> None:
+        counted = Counter(node for _, path in self._prompts.values() for node in path)
+        assert self._chunks == counted
+        assert all(node in self._chunks for node in self._lost)
+        assert len(self._prompts) <= _MAX_PROMPTS
