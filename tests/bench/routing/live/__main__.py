@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -77,7 +78,10 @@ def main() -> int:
     todo = [case for case in cases if (*_key(case), "live") not in known]
     fresh = [simulate(case) for case in cases if (*_key(case), "simulated") not in known]
     results += _kept(fresh, args.store)
-    results += asyncio.run(_live(todo, store=args.store, most_s=args.most_s))
+    try:
+        results += asyncio.run(_live(todo, store=args.store, most_s=args.most_s))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     print(report(results))
     return 1 if any(result.failures for result in results) else 0
 
@@ -119,6 +123,9 @@ def _kept(results: list[Result], store: Path | None) -> list[Result]:
 
 async def _live(cases: list[Case], *, store: Path | None, most_s: float) -> list[Result]:
     until = time.monotonic() + most_s
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that no process is left
     results: list[Result] = []
     if not cases:
         return results
