@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         "--most-s", type=float, default=float("inf"), metavar="S", help="begin no live run after so long"
     )
     parser.add_argument("--read", type=Path, metavar="PATH", help="print what is there, run nothing")
+    parser.add_argument(
+        "--late", action="store_true", help="count runs whose generator came late, which are left out else"
+    )
     return parser
 
 
@@ -70,7 +73,7 @@ def main() -> int:
     if args.quick:
         args.workloads, args.rules, args.repeats = "b2b,chat", "least-cost,round-robin,sgl", 1
     if args.read:
-        print(report(list(_stored(args.read))))
+        print(report(list(_stored(args.read)), late=args.late))
         return 0
     cases = _cases(args)
     results = list(_stored(args.store)) if args.store else []
@@ -82,7 +85,7 @@ def main() -> int:
         results += asyncio.run(_live(todo, store=args.store, most_s=args.most_s))
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
-    print(report(results))
+    print(report(results, late=args.late))
     return 1 if any(result.failures for result in results) else 0
 
 

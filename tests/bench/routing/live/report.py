@@ -166,9 +166,9 @@ def kept_up(results: Sequence[Result]) -> str:
     )
 
 
-def report(all_results: Sequence[Result]) -> str:
-    """Of the runs that kept to their times."""
-    results = [result for result in all_results if not is_late(result)]
+def report(all_results: Sequence[Result], *, late: bool = False) -> str:
+    """Of the runs that kept to their times; `late`: of all."""
+    results = [result for result in all_results if late or not is_late(result)]
     left_out = len(all_results) - len(results)
     by_workload = rows_of(results)
     tables = [f"### {workload}\n\n{table(rows)}" for workload, rows in by_workload.items()]
