@@ -64,7 +64,7 @@ class PrefixStore:
         self._segments: dict[BlockHash, Segment] = {}
         self._last_use: dict[BlockHash, int] = {}
         self._now = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it says what prompts were
         self._lock_file = _locked(folder / "lock")
         try:
             _check_manifest(folder / _MANIFEST, layout)
