@@ -13,7 +13,8 @@ import importlib
 import importlib.util
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -135,7 +136,7 @@ class Api:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise _unreachable(error) from error
 
-    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
+    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
         """The lines of a watch until the server ends it, and before them an empty one as soon as it is open.
 
         ApiError when it breaks, or is silent for `idle_s`.
@@ -147,8 +148,9 @@ class Api:
                 if response.status != 200:
                     _check(response, await response.read())
                 yield b""
-                async for line in _lines(response.content):
-                    yield line
+                async with aclosing(lines_of(response.content.iter_any())) as lines:
+                    async for line in lines:
+                        yield line
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise _unreachable(error) from error
 
@@ -196,16 +198,26 @@ class Api:
             return True
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines, of any length up to what an object may have. ValueError beyond."""
-    rest = b""
-    async for piece in content.iter_any():
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
+async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    """Whole lines, of any length up to what an object may have. ValueError beyond.
+
+    Each byte is copied once, however many pieces a line comes in.
+    """
+    begun: list[bytes] = []
+    begun_bytes = 0
+    async for piece in pieces:
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        begun_bytes += len(first)
+        if begun_bytes > _MAX_LINE_BYTES:
+            raise ValueError(f"a line over {_MAX_LINE_BYTES} bytes")
+        if not others:
+            continue
+        *whole, rest = others
+        for line in (b"".join(begun), *whole):
             if line:
                 yield line
-        if len(rest) > _MAX_LINE_BYTES:
-            raise ValueError(f"a line over {_MAX_LINE_BYTES} bytes")
+        begun, begun_bytes = [rest], len(rest)
 
 
 def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -42,8 +43,8 @@ class Reader(Protocol):
     """What is asked of the API server."""
 
     async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
-    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
-        """Lines; the first is empty and says that the watch is open."""
+    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
+        """Lines; the first is empty and says that the watch is open. Closing the generator closes the connection."""
         ...
 
 
@@ -192,10 +193,12 @@ class Reflector(Generic[T]):
             ("resourceVersion", self._version),
             ("timeoutSeconds", str(self._rng.randint(*_WATCH_S))),
         ]
-        async for line in self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S):
-            self._settle()
-            if line:
-                self._take(self._decode(self._event, line))
+        # Left early, by an event that ends it or by a cancellation, the connection must not wait for the garbage collector.
+        async with aclosing(self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
+            async for line in lines:
+                self._settle()
+                if line:
+                    self._take(self._decode(self._event, line))
 
     def _take(self, event: _Event) -> None:
         if event.type == "ERROR":

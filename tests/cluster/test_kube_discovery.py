@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 import pytest
@@ -155,7 +155,7 @@ class Late:
         document["metadata"]["resourceVersion"] = "1"
         return json.dumps(document).encode()
 
-    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
+    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
         return self._api.watch(path, query=query, idle_s=idle_s)
 
 

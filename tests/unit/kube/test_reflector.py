@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterable
+import sys
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ class Server:
         assert isinstance(step, dict), f"the script has {step!r} for a list"
         return json.dumps(step).encode()
 
-    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncIterator[bytes]:
+    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
         self.asked.append(f"watch {dict(query)['resourceVersion']}")
         step = self._next()
         if isinstance(step, ApiError):
@@ -142,6 +143,19 @@ async def test_what_a_watch_has_missed_is_listed_anew() -> None:
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"b"}
     assert names.states == [True], "nothing was wrong"
+
+
+@pytest.mark.parametrize("last", [GONE, b"<html>"], ids=["too old", "unreadable"])
+async def test_a_watch_left_early_is_closed_and_not_left_to_the_garbage_collector(last: bytes) -> None:
+    usual = sys.get_asyncgen_hooks()
+    left: list[object] = []
+    sys.set_asyncgen_hooks(finalizer=left.append)
+    try:
+        server, _, _ = await play(page(5), [last, event("ADDED", raw("never read", 6))], page(9))
+    finally:
+        sys.set_asyncgen_hooks(*usual)
+    assert server.asked[-1] == "watch 9"
+    assert left == []
 
 
 async def test_a_watch_refused_as_too_old_is_listed_anew_as_well() -> None:
