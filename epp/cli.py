@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from epp import process, reference
+from epp import preflight, process, reference
 from epp.config import Config, load_config
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = add("serve", "Run the picker until SIGTERM, then drain.")
     serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
     serve.add_argument("--hub", type=Path, default=None, metavar="PATH", help=argparse.SUPPRESS)
-    add("check", "Check configuration, policy and endpoints, and print what would run.")
+    add(
+        "check", "Check configuration, policy, endpoints, certificates and folders, and print what would run."
+    )
     envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
     envoy.add_argument("--format", choices=("yaml", "json"), default="yaml")
     envoy.add_argument(
@@ -101,9 +103,12 @@ def _check(config: Config) -> int:
     from epp import app  # noqa: PLC0415 - see `_serve`
 
     inputs = app.load_inputs(config)
+    remarks = preflight.inspect(config)
     endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.endpoints]
     shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
     print(msgspec.yaml.encode(shown).decode(), end="")
+    for remark in remarks:
+        print(f"epp: {remark}", file=sys.stderr)
     if not inputs.endpoints and config.kubernetes is None:
         print("epp: no endpoints: every request would get 503", file=sys.stderr)
     return 0

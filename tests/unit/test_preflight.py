@@ -1,0 +1,132 @@
+"""What `epp check` says of the machine: certificates that do not fit, folders that cannot be written."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from epp.cli import main
+from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
+
+OTHER_KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQghFHWfkbf6aV0fTNd
+iDdR+tNgBmCGWKxKGwxJLdUaP2OhRANCAARQHmfxGe6m3lT6EkRGWU2l7t8faTTj
+4P7Nayfi8UZ0LFRpz+w39fvtSzhgu6LFVKB1soaMt3+IlzmO3sg/ekPK
+-----END PRIVATE KEY-----
+"""
+PROTECTED_KEY = """\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAjcPIguaV8H9gICCAAw
+DAYIKoZIhvcNAgkFADAdBglghkgBZQMEASoEECZxDosn4HCfK7hScsY4omcEgZBa
+YqwUGW2ZN6OpmhC1Vgl7nsxe9fQ3nThGZjGCL2HDxYopaSSis0GyAOoq+efaQijk
+ruDkCJ4w0QGaF9rk6LUvdRhBKj3O4lVlMdqRVT+pxAEzcVZGAIlceMXK0LasvGaQ
+iTpDyVF3n5b7hIoaV9CM2D9hryzVqbW36vDCTA/dVN5m8KhnVoq2y6Itf8gC00U=
+-----END ENCRYPTED PRIVATE KEY-----
+"""
+
+
+def check(folder: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit status, and what is said on stderr."""
+    (folder / "endpoints.yaml").write_text('endpoints: [{name: a, address: "10.0.0.1:8000"}]')
+    path = folder / "config.yaml"
+    path.write_bytes(msgspec.yaml.encode({"endpointsFile": str(folder / "endpoints.yaml"), **config}))
+    before = sorted(folder.rglob("*"))
+    status = main(["check", "--config", str(path)])
+    assert sorted(folder.rglob("*")) == before, "a check leaves nothing behind"
+    return status, capsys.readouterr().err
+
+
+def tls(folder: Path, *, cert: str = CERTIFICATE, key: str = PRIVATE_KEY, **fields: str) -> dict[str, str]:
+    (folder / "tls.crt").write_text(cert)
+    (folder / "tls.key").write_text(key)
+    return {"certFile": str(folder / "tls.crt"), "keyFile": str(folder / "tls.key"), **fields}
+
+
+def test_what_fits_passes_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = tls(tmp_path, clientCaFile=str(tmp_path / "tls.crt"), caFile=str(tmp_path / "tls.crt"))
+    envoy = {"edsFile": str(tmp_path / "made later" / "eds.json"), "tls": files}
+    assert check(tmp_path, {"listen": {"tls": files}, "envoy": envoy}, capsys) == (0, "")
+    picker = {"address": f"unix:{tmp_path}/picker.sock"}
+    assert check(tmp_path, {"listen": picker, "workers": 2}, capsys) == (0, "")
+
+
+@pytest.mark.parametrize("section", ["listen", "envoy"])
+@pytest.mark.parametrize("key", [OTHER_KEY, PROTECTED_KEY, "no key"], ids=["other", "passphrase", "no key"])
+def test_a_key_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, key: str
+) -> None:
+    status, said = check(tmp_path, {section: {"tls": tls(tmp_path, key=key)}}, capsys)
+    assert status == 2
+    assert f"{section}.tls.keyFile: {tmp_path}/tls.key: is not the key of certFile" in said
+    assert "name the matching key, in PEM and without a passphrase" in said
+
+
+@pytest.mark.parametrize("field", ["certFile", "clientCaFile", "caFile"])
+@pytest.mark.parametrize("text", ["", "\u00fc", CERTIFICATE[:200]], ids=["empty", "no PEM", "cut off"])
+def test_a_certificate_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, text: str
+) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text(text)
+    status, said = check(tmp_path, {"listen": {"tls": tls(tmp_path) | {field: str(bad)}}}, capsys)
+    assert status == 2
+    assert f"listen.tls.{field}: {bad}: holds no certificate that can be read; it must be PEM" in said
+
+
+def test_a_missing_file_of_the_picker_is_an_error_and_of_envoy_a_remark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tls(tmp_path) | {"keyFile": "/nowhere/tls.key"}
+    status, said = check(tmp_path, {"listen": {"tls": missing}}, capsys)
+    assert status == 2
+    assert (
+        "listen.tls.keyFile: /nowhere/tls.key: No such file or directory; make it, or correct the path"
+        in said
+    )
+    status, said = check(tmp_path, {"envoy": {"tls": missing}}, capsys)
+    assert status == 0
+    assert said == (
+        "epp: envoy.tls.keyFile: /nowhere/tls.key: no such file here: Envoy needs it where Envoy runs\n"
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = check(tmp_path, {"envoy": {"edsFile": "/proc/eds.json"}}, capsys)
+    assert status == 2
+    assert "envoy.edsFile: nothing can be written in /proc: " in said
+    (tmp_path / "file").touch()
+    for path in (f"{tmp_path}/file/eds.json", f"{tmp_path}/file/below/eds.json"):
+        status, said = check(tmp_path, {"envoy": {"edsFile": path}}, capsys)
+        assert status == 2
+        assert "Not a directory; a part of this path is a file: correct it" in said
+
+
+def test_a_socket_needs_a_folder_that_is_there_a_short_name_and_a_free_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
+    assert status == 2
+    assert f"listen.address: nothing can be written in {tmp_path}/none: No such file" in said
+    status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/{'p' * 100}"}}, capsys)
+    assert status == 2
+    assert "a unix socket's path has 107 bytes at most; choose a shorter one" in said
+    (tmp_path / "p.sock").touch()
+    status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys)
+    assert status == 2
+    assert "is there and is no socket; remove it, or choose another path" in said
+
+
+def test_the_socket_of_a_picker_that_runs_is_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as running:
+        running.bind("p.sock")
+        assert check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys) == (0, "")
