@@ -1,15 +1,18 @@
-"""The bundled Valkey: the real server takes the rendered configuration, and lets in only who knows the password."""
+"""The bundled Valkey: the real server takes what the chart renders; whose password it is, and what follows from a new one."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as aredis
 from redis.exceptions import AuthenticationError, RedisError
 
-from tests.charts.rendering import GATEWAY, Helm, of_kind
+from tests.charts.rendering import GATEWAY, Helm, Manifest, of_kind
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process
 
@@ -26,17 +29,37 @@ def binary() -> Path:
     return path
 
 
-async def test_the_real_server_runs_with_the_rendered_configuration(helm: Helm, tmp_path: Path) -> None:
-    objects = helm.render(GATEWAY, {"valkey": {"maxMemoryMiB": 77}})
-    secret = of_kind(objects, "Secret", "gateway-prefix-gateway-valkey")["stringData"]
-    text = secret["valkey.conf"]
-    assert "dir /data\n" in text, "the volume of the pod"
-    config = tmp_path / "valkey.conf"
-    config.write_text(text.replace("dir /data\n", f"dir {tmp_path}\n"))
+def command_of(objects: list[Manifest], *, password_file: Path, data: Path) -> list[str | Path]:
+    """What the pod's container runs, with its two folders elsewhere."""
+    deployment = of_kind(objects, "Deployment", "gateway-prefix-gateway-valkey")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    words: list[str] = [*container["command"], *container["args"]]
+    assert [m["mountPath"] for m in container["volumeMounts"]] == ["/etc/valkey", "/data"]
+    assert words.count("/data") == 1
+    moved = [word.replace("/etc/valkey/password", str(password_file)) for word in words]
+    return [str(data) if word == "/data" else word for word in moved]
+
+
+@pytest.fixture
+def path_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{binary().parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("path_with_valkey")
+@pytest.mark.parametrize("mine", ["", r'it"s \n $(mine) `now` #1'], ids=["the chart's", "one's own"])
+async def test_the_real_server_runs_as_the_pod_would_and_lets_in_only_who_knows_the_password(
+    helm: Helm, tmp_path: Path, mine: str
+) -> None:
+    values: dict[str, Any] = {"maxMemoryMiB": 77, "existingSecret": "mine" if mine else ""}
+    objects = helm.render(GATEWAY, {"valkey": values})
+    password = mine or of_kind(objects, "Secret")["stringData"]["password"]
+    password_file = tmp_path / "password"
+    password_file.write_text(f"{password}\n")
     port = free_port()
-    command: list[str | Path] = [binary(), config, "--port", str(port), "--bind", "127.0.0.1"]
+    command = command_of(objects, password_file=password_file, data=tmp_path)
+    command += ["--port", str(port), "--bind", "127.0.0.1"]
     async with managed_process("valkey", command, directory=tmp_path) as process:
-        async with aredis.Redis(port=port, password=secret["password"], protocol=2) as client:
+        async with aredis.Redis(port=port, password=password, protocol=2) as client:
 
             async def answers() -> bool:
                 try:
@@ -51,6 +74,46 @@ async def test_the_real_server_runs_with_the_rendered_configuration(helm: Helm, 
             assert said["maxmemory"] == str(77 * 2**20)
             assert said["maxmemory-policy"] == "noeviction"
             assert (await client.config_get("save"))["save"] == ""
+            assert (await client.config_get("appendonly"))["appendonly"] == "no"
         async with aredis.Redis(port=port, protocol=2) as stranger:
             with pytest.raises(AuthenticationError):
                 await stranger.get("x")
+
+
+@pytest.mark.usefixtures("path_with_valkey")
+async def test_an_empty_password_is_refused_rather_than_none_asked_for(helm: Helm, tmp_path: Path) -> None:
+    objects = helm.render(GATEWAY, {"valkey": {"existingSecret": "mine"}})
+    (tmp_path / "password").write_text("\n")
+    command = command_of(objects, password_file=tmp_path / "password", data=tmp_path)
+    async with managed_process("valkey", command, directory=tmp_path) as process:
+        assert await process.wait() == 1
+
+
+def test_a_secret_of_ones_own_is_used_by_valkey_and_the_pickers_and_none_is_made(helm: Helm) -> None:
+    objects = helm.render(GATEWAY, {"valkey": {"existingSecret": "mine"}})
+    assert not [each for each in objects if each["kind"] == "Secret"]
+    secrets = {
+        each["metadata"]["name"]: [
+            volume["secret"]["secretName"]
+            for volume in each["spec"]["template"]["spec"]["volumes"]
+            if "secret" in volume
+        ]
+        for each in objects
+        if each["kind"] == "Deployment"
+    }
+    assert secrets == {"gateway-prefix-gateway": ["mine"], "gateway-prefix-gateway-valkey": ["mine"]}
+    again = helm.render(GATEWAY, {"valkey": {"existingSecret": "mine"}})
+    assert again == objects, "a tool that only renders finds nothing to change"
+
+
+def test_valkey_restarts_with_a_new_password_of_the_charts_own_secret(helm: Helm) -> None:
+    def checksum_and_password() -> tuple[str, str]:
+        objects = helm.render(GATEWAY)
+        template = of_kind(objects, "Deployment", "gateway-prefix-gateway-valkey")["spec"]["template"]
+        checksum = template["metadata"]["annotations"]["checksum/password"]
+        return checksum, of_kind(objects, "Secret")["stringData"]["password"]
+
+    (first, one), (second, other) = checksum_and_password(), checksum_and_password()
+    assert one != other, "rendered without a cluster"
+    assert first != second
+    assert first == sha256(one.encode()).hexdigest(), "the same password is the same pod"

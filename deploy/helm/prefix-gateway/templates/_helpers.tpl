@@ -67,7 +67,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The Secret that holds the password of Redis; empty: none is sent. */}}
 {{- define "gateway.passwordSecret" -}}
-{{- if include "gateway.valkeyBundled" . }}{{ include "gateway.fullname" . }}-valkey
+{{- if include "gateway.valkeyBundled" . }}{{ .Values.valkey.existingSecret | default (printf "%s-valkey" (include "gateway.fullname" .)) }}
 {{- else if .Values.sharing.enabled }}{{ .Values.sharing.existingSecret }}
 {{- end }}
 {{- end }}
@@ -134,7 +134,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- fail "tls.requireClientCertificate: needs tls.secretName, the Secret with tls.crt, tls.key and ca.crt" }}
 {{- end }}
 {{- if and .Values.sharing.existingSecret (not .Values.sharing.url) }}
-{{- fail "sharing.existingSecret: is the password for sharing.url, which is empty; the bundled Valkey has a password of its own" }}
+{{- fail "sharing.existingSecret: is the password for sharing.url, which is empty; that of the bundled Valkey is valkey.existingSecret" }}
+{{- end }}
+{{- if and .Values.valkey.existingSecret (not (include "gateway.valkeyBundled" .)) }}
+{{- fail "valkey.existingSecret: is the password of the bundled Valkey, which is off; for sharing.url it is sharing.existingSecret" }}
 {{- end }}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
 {{- fail "autoscaling.minReplicas: is above autoscaling.maxReplicas" }}
