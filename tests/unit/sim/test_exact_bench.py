@@ -1,0 +1,34 @@
+"""The benchmark of exact mode: its picker is told what the simulated servers hold, and nothing else."""
+
+from __future__ import annotations
+
+import random
+
+from epp.policy import DEFAULT_POLICY
+from epp.types import EndpointName
+from tests.bench.routing.bench import Setting, plan_of, spec_of
+from tests.bench.routing.exact_mode import ExactRouter, Trial, _name, _TellingFleet
+from tests.bench.routing.workloads import OpenLoop
+
+
+def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() -> None:
+    trial = Trial(workload="hot", place="small caches", exact=True, seed=1, load=0.5, capacity_per_s=20.0)
+    spec = spec_of("hot")
+    assert spec.make is not None
+    workload = OpenLoop(spec.make(random.Random(1), 60), rate_per_s=10.0)
+    plan = plan_of(Setting(num_servers=2), spec, arrivals_s=workload.last_arrival_s)
+    router = ExactRouter(trial, policy=DEFAULT_POLICY, block_tokens=plan.shape.block_tokens)
+    fleet = _TellingFleet(plan, router=router, workload=workload, rng=random.Random(1))
+    fleet.told = router.told
+    outcome = fleet.run()
+    router._advance(outcome.ended_s)
+    router._advance(outcome.ended_s + 1.0)
+    assert router._knowledge is not None
+    router._knowledge.check_integrity()
+    for name, engine in fleet.engines.items():
+        blocks = router._knowledge.blocks(EndpointName(name))
+        assert blocks is not None
+        assert dict(blocks.blocks()).keys() == {
+            _name(b.block_hash) for b in engine.pool.blocks if b.block_hash is not None
+        }
+        assert router._knowledge.chunks(EndpointName(name)) > 0
