@@ -12,7 +12,7 @@ twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
 	$(1) --last-failed --last-failed-no-failures none
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test test-rest check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test test-rest check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ bench-exact: $(VENV)/.dev ## what exact mode costs, and what it gains in the sim
 
 bench-sharing: $(VENV)/.dev ## bytes and CPU for each request that pickers share, over nothing and over a real Redis
 	@$(BIN)/python -m tests.bench.bench_sharing
+
+bench-tiers: engine-env ## prefixes on disk, OPT's shapes: time to first token, bytes, reads; build/bench-tiers.json, .svg; ARGS="--help"
+	@mkdir -p build
+	@$(BIN)/python -m tests.engine_env run tests.bench.tiers --json build/bench-tiers.json --svg build/bench-tiers.svg $(ARGS)
 
 bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m tests.bench.dataplane $(ARGS)
