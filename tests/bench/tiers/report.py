@@ -23,7 +23,7 @@ from tests.bench.tiers.systems import (
 
 Row = dict[str, Any]
 _BASELINES = (RECOMPUTE.name, EVERYTHING.name, TOP_K.name)
-_LEFT, _TOP, _WIDTH, _HEIGHT = 190, 120, 62, 22
+_LEFT, _TOP, _WIDTH, _HEIGHT = 190, 150, 62, 22
 
 
 def write_json(path: Path | None, rows: Sequence[Row]) -> None:
@@ -122,11 +122,11 @@ def svg(rows: Sequence[Row]) -> str:
     """A field for each system and cell: TTFT as a multiple of the document's rules'; green is faster than they are."""
     cells = {c: found for c, found in by_cell(rows).items() if found[OURS.name]["ttft_s"] is not None}
     names = [system.name for system in SYSTEMS]
-    width, height = _LEFT + _WIDTH * len(cells) + 60, _TOP + _HEIGHT * (len(names) + 1) + 20
+    width, height = max(720, _LEFT + _WIDTH * len(cells) + 150), _TOP + _HEIGHT * (len(names) + 1) + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="10" y="20" font-size="13">TTFT as a multiple of "{escape(OURS.name)}" (the three techniques together), whose seconds are in the last line</text>',
+        '<text x="10" y="20" font-size="13">TTFT as a multiple of the document\'s three techniques together; their seconds last</text>',
     ]
     for line, name in enumerate([*names, "seconds"]):
         parts.append(
@@ -134,7 +134,7 @@ def svg(rows: Sequence[Row]) -> str:
         )
     for column, (cell, found) in enumerate(cells.items()):
         x = _LEFT + _WIDTH * column
-        label = f"{cell[0].split(',')[0]} {cell[3]}, {cell[4]}, {cell[5]}"
+        label = f"{cell[1].split(',')[0]} disk, {cell[3]} tokens, {cell[4]}, {cell[5]}"
         parts.append(f'<text transform="translate({x + 26},{_TOP - 6}) rotate(-35)">{escape(label)}</text>')
         ours = found[OURS.name]["ttft_s"]
         for line, name in enumerate(names):
