@@ -72,7 +72,13 @@ class Load(_Spec, frozen=True):
     max_waiting: Annotated[
         int, Meta(ge=0, le=10**6, description="Requests waiting in the server's queue, scraped.")
     ] = 128
-    max_kv_usage: Annotated[Ratio, Meta(description="Share of the KV cache held by running requests.")] = 0.97
+    max_kv_usage: Annotated[
+        Ratio,
+        Meta(
+            description="Share of the KV cache held by running requests; 1: no limit, since what a full server has cached "
+            "would be computed elsewhere, and fill the next one."
+        ),
+    ] = 1.0
     max_undone_tokens: Annotated[
         int, Meta(ge=0, le=10**9, description="Prompt tokens sent there and not yet computed; 0: no limit.")
     ] = 0

@@ -57,6 +57,10 @@ def test_no_undone_limit_is_no_limit() -> None:
     assert over_threshold(view("a", backlog=1e12), PolicySpec()) == ""
 
 
+def test_a_full_cache_leaves_nobody_out_unless_a_policy_says_so() -> None:
+    assert over_threshold(view("a", kv_usage=1.0), PolicySpec()) == ""
+
+
 def test_endpoints_over_a_threshold_are_left_out_with_the_reason() -> None:
     heavy = view("a", waiting=11)
     assert kept([heavy, view("b"), view("c")]) == "bc"
