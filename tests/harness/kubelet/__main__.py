@@ -202,6 +202,8 @@ class Kubelet:
         for pod in self._pods.values():
             for container in pod.containers:
                 if (pod.name, container.name) == (wanted["pod"], wanted["container"]) and container.pid:
+                    if "child" in wanted:
+                        return _signal_children(container.pid, wanted["child"], int(wanted["number"]))
                     container.kill(int(wanted["number"]))
                     return web.Response(text=str(container.pid))
         raise web.HTTPNotFound(text=f"{wanted['container']} of {wanted['pod']} does not run")
@@ -217,8 +219,26 @@ def _usage(pid: int) -> dict[str, float]:
             fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
             cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
             rss_bytes += int(fields[21]) * _PAGE_BYTES
-            pending += [int(p) for p in Path(f"/proc/{current}/task/{current}/children").read_text().split()]
+            pending += _children(current)
     return {"pid": pid, "cpu_s": cpu_s, "rss_bytes": rss_bytes}
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _signal_children(pid: int, command: str, number: int) -> web.Response:
+    """Those of a process whose command line, words separated by spaces, has `command` in it."""
+    hit = []
+    for child in _children(pid):
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if command in line:
+                os.kill(child, number)
+                hit.append(str(child))
+    if not hit:
+        raise web.HTTPNotFound(text=f"process {pid} has no child that runs {command}")
+    return web.Response(text=" ".join(hit))
 
 
 def _micro_time() -> str:

@@ -80,6 +80,11 @@ class RunningNode:
         query = urlencode({"pod": pod, "container": container, "number": number})
         _control(self.folder, "POST", f"/signal?{query}")
 
+    def signal_child(self, pod: str, container: str, number: int, *, command: str) -> None:
+        """To the children of that first process whose command line has `command` in it. KeyError where there are none."""
+        query = urlencode({"pod": pod, "container": container, "number": number, "child": command})
+        _control(self.folder, "POST", f"/signal?{query}")
+
     def log(self, pod: str, container: str) -> str:
         """What a container of namespace/name wrote, all its runs."""
         path = self.folder / "logs" / f"{pod.replace('/', '_')}_{container}.log"

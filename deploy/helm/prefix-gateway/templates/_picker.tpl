@@ -7,7 +7,12 @@
   {{- if $own }}
   restartPolicy: Always
   {{- end }}
+  {{- if $own }}
+  # It starts a picker that has died again: were the container to end, the pod would not be ready though Envoy serves.
+  command: [bash, /etc/prefix-gateway/config/keep.sh, run, epp, serve]
+  {{- else }}
   command: [epp, serve]
+  {{- end }}
   args: [--config, /etc/prefix-gateway/config/config.yaml]
   {{- with .Values.picker.extraEnv }}
   env: {{- toYaml . | nindent 4 }}
@@ -31,9 +36,16 @@
     failureThreshold: 2
   {{- end }}
   livenessProbe:
+    {{- if $own }}
+    exec:
+      # A picker that hangs, not one that is away.
+      command: [bash, /etc/prefix-gateway/config/keep.sh, alive, {{ ternary "::1" "127.0.0.1" (hasPrefix "[" .Values.bindAddress) | quote }}, "9090"]
+    timeoutSeconds: 5
+    {{- else }}
     httpGet: {path: /healthz, port: metrics}
-    periodSeconds: 10
     timeoutSeconds: 3
+    {{- end }}
+    periodSeconds: 10
     failureThreshold: 3
   {{- if not $own }}
   lifecycle:

@@ -1,0 +1,108 @@
+"""The script that keeps the picker running in Envoy's pod, as a process: who ends it, and what its probe says."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.charts.rendering import GATEWAY
+from tests.harness.ports import free_port
+from tests.harness.processes import managed_process, wait_until
+
+KEEP = GATEWAY / "files" / "keep.sh"
+PATIENCE_S = 120.0
+
+
+def run(script: str) -> list[str | Path]:
+    return ["bash", KEEP, "run", "bash", "-c", script]
+
+
+async def test_what_ends_by_itself_is_started_again(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    script = f"echo x >> {runs}; n=$(wc -l < {runs}); [[ $n -lt 3 ]] && exit $((n + 2)); sleep 1000"
+    async with managed_process("keep", run(script), directory=tmp_path) as keep:
+        await wait_until(
+            lambda: runs.exists() and runs.read_text().count("x") == 3, what="third run", timeout_s=PATIENCE_S
+        )
+        assert keep.status is None
+    said = (tmp_path / "keep.err").read_text().splitlines()
+    assert said == [
+        "keep.sh: the picker ended with status 3; it is started again in 1 s",
+        "keep.sh: the picker ended with status 4; it is started again in 2 s",
+    ]
+
+
+async def test_a_configuration_that_cannot_be_used_ends_it_at_first_and_not_later(tmp_path: Path) -> None:
+    async with managed_process("first", run("exit 2"), directory=tmp_path) as keep:
+        assert await keep.wait() == 2
+    runs = tmp_path / "runs"
+    script = f"echo x >> {runs}; [[ $(wc -l < {runs}) -eq 1 ]] && exit 1; exit 2"
+    async with managed_process("later", run(script), directory=tmp_path) as keep:
+        await wait_until(
+            lambda: runs.exists() and runs.read_text().count("x") == 3, what="third run", timeout_s=PATIENCE_S
+        )
+        assert keep.status is None
+
+
+async def test_told_to_end_it_passes_that_on_and_waits(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = f"trap 'sleep 0.2; exit 7' TERM; touch {ready}; while :; do sleep 0.05; done"
+    async with managed_process("keep", run(script), directory=tmp_path) as keep:
+        await wait_until(ready.exists, what="it runs", timeout_s=PATIENCE_S)
+        keep.signal(signal.SIGTERM)
+        assert await keep.wait() == 7, "as the picker ended"
+
+
+async def test_told_to_end_between_two_runs_it_ends(tmp_path: Path) -> None:
+    error = tmp_path / "keep.err"
+    async with managed_process("keep", run("exit 3"), directory=tmp_path) as keep:
+        await wait_until(
+            lambda: "again in 5 s" in error.read_text(), what="a long pause", timeout_s=PATIENCE_S
+        )
+        keep.signal(signal.SIGTERM)
+        assert await keep.wait() == 0
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def saying(text: bytes) -> Answer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /healthz HTTP/1.1\r\n")
+        writer.write(text)
+        writer.close()
+
+    return answer
+
+
+async def probe(port: int, directory: Path) -> int:
+    command: list[str | Path] = ["bash", KEEP, "alive", "127.0.0.1", str(port)]
+    async with managed_process("probe", command, directory=directory) as process:
+        return await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [(b"HTTP/1.1 200 OK\r\n\r\nok", 0), (b"HTTP/1.1 503 Bad\r\n\r\n", 1), (b"", 0)],
+    ids=["well", "not well", "dies over it"],
+)
+async def test_the_probe_believes_what_the_picker_says(tmp_path: Path, text: bytes, status: int) -> None:
+    async with await asyncio.start_server(saying(text), "127.0.0.1", 0) as server:
+        assert await probe(server.sockets[0].getsockname()[1], tmp_path) == status
+
+
+async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_away(tmp_path: Path) -> None:
+    assert await probe(free_port(), tmp_path) == 0
+    over = asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        assert await probe(server.sockets[0].getsockname()[1], tmp_path) == 1
+        over.set()
