@@ -39,6 +39,7 @@ from model_server.text.language import ChatMessage
 from model_server.text.tokenizer import _PIECES, Tokenizer
 from tests.harness.client import http_client
 from tests.harness.envoy import running_envoy
+from tests.harness.following import following_picker
 from tests.harness.gateway import config_in, running_picker
 from tests.harness.processes import wait_until
 from tests.unit.kvevents.a_language import write_language
@@ -137,28 +138,9 @@ async def following(algorithm: str = "sha256") -> AsyncIterator[Running]:
                     kv_replay=server.kv_publisher.replay_endpoint or "",
                 )
             )
-        queue = RoutedQueue(max_prompts=100, max_bytes=10**6)
-        picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=queue)
-        picker.set_endpoints(endpoints, now=0.0)
-        exact = Exact({"": ModelSettings(language=StandInLanguage())}, max_blocks=10**5, max_chunks=10**4)
-        service = ExactService(
-            picker,
-            queue,
-            exact,
-            topic="",
-            source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
-            clock=asyncio.get_running_loop().time,
-        )
-        service.set_endpoints(endpoints)
-        task = asyncio.create_task(service.run())
-        try:
-            yield Running(picker, service, servers, http)
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            exact.check_integrity()
-            picker.check_integrity()
+        language = ModelSettings(language=StandInLanguage())
+        follower = await stack.enter_async_context(following_picker(endpoints, language))
+        yield Running(follower.picker, follower.service, servers, http)
 
 
 def text(name: str) -> str:

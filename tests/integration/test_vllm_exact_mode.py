@@ -16,12 +16,11 @@ from epp.decision import PickRequest
 from epp.kvevents.conversation import read_conversation
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.language import FolderLanguage
-from epp.kvevents.service import ExactService, Source
+from epp.kvevents.service import ExactService
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.request.parse import parse_request
-from epp.residency import RoutedQueue
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.following import following_picker
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
@@ -85,32 +84,12 @@ async def following(
         )
         for name, server in named.items()
     ]
-    queue = RoutedQueue(max_prompts=100, max_bytes=10**7)
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=queue)
-    picker.set_endpoints(endpoints, now=0.0)
     settings = ModelSettings(
         language=FolderLanguage(environment.model_folder / tiny_model.MODEL),
         adapters={name: name for name in tiny_model.ADAPTERS},
     )
-    exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
-    service = ExactService(
-        picker,
-        queue,
-        exact,
-        topic="kv-events",
-        source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
-        clock=asyncio.get_running_loop().time,
-    )
-    service.set_endpoints(endpoints)
-    task = asyncio.create_task(service.run())
-    try:
-        yield Following(picker, service, exact, named)
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        exact.check_integrity()
-        picker.check_integrity()
+    async with following_picker(endpoints, settings, topic="kv-events") as follower:
+        yield Following(follower.picker, follower.service, follower.exact, named)
 
 
 def messages(name: str) -> list[dict[str, Any]]:

@@ -1,0 +1,52 @@
+"""A picker in exact mode beside the test, on its event loop: it follows servers that publish KV events, and picks nothing by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.service import ExactService, Source
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.residency import RoutedQueue
+from epp.types import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    picker: Picker
+    service: ExactService
+    exact: Exact
+
+
+@contextlib.asynccontextmanager
+async def following_picker(
+    endpoints: Sequence[Endpoint], settings: ModelSettings, *, topic: str = ""
+) -> AsyncIterator[Follower]:
+    """Their `kv_events` and `kv_replay` say where to listen. Checks the integrity of all parts at the end."""
+    queue = RoutedQueue(max_prompts=100, max_bytes=10**7)
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=queue)
+    picker.set_endpoints(endpoints, now=0.0)
+    exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
+    service = ExactService(
+        picker,
+        queue,
+        exact,
+        topic=topic,
+        source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
+        clock=asyncio.get_running_loop().time,
+    )
+    service.set_endpoints(endpoints)
+    task = asyncio.create_task(service.run())
+    try:
+        yield Follower(picker, service, exact)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        exact.check_integrity()
+        picker.check_integrity()
