@@ -15,20 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 
 from model_server.core.hashing import BlockHash
-from model_server.runners.hf.memory import KvMemory, KvShape
 from model_server.tiers import importance_files
 from model_server.tiers.events import Tell
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
 from model_server.tiers.placement import Score, TieredPlacement, by_importance
+from model_server.tiers.records import Records
 from model_server.tiers.repacking import repacked
 from model_server.tiers.residency import Residency
-from model_server.tiers.segment import KvLayout, LayerRecords, Segment
+from model_server.tiers.segment import Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
@@ -38,59 +37,7 @@ _PROBE = -1
 
 _ChunkKey = tuple[Segment, int, int]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
-    """How keys and values become records, for one model."""
-
-    shape: KvShape
-    probe_kv_heads: int
-
-    def layout(self, model: str, *, block_tokens: int, chunk_tokens: int) -> KvLayout:
-        head_bytes = self.shape.head_dim * int(self.shape.dtype.itemsize)
-        return KvLayout(
-            model=model,
-            dtype=str(self.shape.dtype).removeprefix("torch."),
-            num_layers=self.shape.num_layers,
-            probe_bytes=self.probe_kv_heads * head_bytes,
-            rest_bytes=(2 * self.shape.num_kv_heads - self.probe_kv_heads) * head_bytes,
-            block_tokens=block_tokens,
-            chunk_tokens=chunk_tokens,
-        )
-
-    def of_memory(self, memory: KvMemory, blocks: torch.Tensor) -> list[LayerRecords]:
-        """Of whole blocks, in the order of `blocks`."""
-        layers = []
-        for layer in range(self.shape.num_layers):
-            keys, values = (read.flatten(0, 1).cpu() for read in memory.read(layer, blocks))
-            rest = torch.cat((keys[:, self.probe_kv_heads :], values), dim=1)
-            layers.append(LayerRecords(_bytes(keys[:, : self.probe_kv_heads]), _bytes(rest)))
-        return layers
-
-    def of_blocks(self, content: torch.Tensor) -> list[LayerRecords]:
-        """Of blocks that were copied out of a memory: (layer, keys and values, block, slot, head, dim), on the CPU."""
-        layers = []
-        for layer in content:
-            keys, values = (part.flatten(0, 1) for part in layer)
-            rest = torch.cat((keys[:, self.probe_kv_heads :], values), dim=1)
-            layers.append(LayerRecords(_bytes(keys[:, : self.probe_kv_heads]), _bytes(rest)))
-        return layers
-
-    def tensor(self, content: torch.Tensor, *, num_heads: int) -> torch.Tensor:
-        """Bytes as (tokens, heads, dim)."""
-        if not len(content) or not num_heads:
-            return torch.empty(
-                0, num_heads, self.shape.head_dim, dtype=self.shape.dtype, device=content.device
-            )
-        return content.view(self.shape.dtype).view(-1, num_heads, self.shape.head_dim)
-
-
 _CPU = torch.device("cpu")
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    content: bytes = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    return content
 
 
 class TieredReader:

@@ -39,7 +39,8 @@ from model_server.runners.hf.views import Context, KvView
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
-from model_server.tiers.reader import Records, TieredPrefix, TieredReader
+from model_server.tiers.reader import TieredPrefix, TieredReader
+from model_server.tiers.records import Records
 from model_server.tiers.reordering import BackgroundReordering
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import num_probe_kv_heads, probe

@@ -15,7 +15,8 @@ from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
-from model_server.tiers.reader import Records, TieredReader
+from model_server.tiers.reader import TieredReader
+from model_server.tiers.records import Records
 from model_server.tiers.selection import Choice, Seen, choose, in_few_chunks, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.similarity import threshold

@@ -27,7 +27,8 @@ from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.disk import RateLimitedDisk
 from model_server.tiers.placement import Score, by_importance, by_uses
-from model_server.tiers.reader import Records, TieredReader
+from model_server.tiers.reader import TieredReader
+from model_server.tiers.records import Records
 from model_server.tiers.selection import Choice, Chooser, Seen, head_weights, num_probe_kv_heads, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore

@@ -20,7 +20,8 @@ import torch
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvShape
 from model_server.tiers.placement import Score, by_importance, by_uses
-from model_server.tiers.reader import Records, TieredPrefix, TieredReader
+from model_server.tiers.reader import TieredPrefix, TieredReader
+from model_server.tiers.records import Records
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import Choice, choose
 from model_server.tiers.settings import SelectionSettings
