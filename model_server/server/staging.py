@@ -62,6 +62,7 @@ class Staging:
         self._waiting: deque[tuple[Request, int]] = deque()
         self._fetching: Request | None = None
         self._tell: Tell | None = None
+        self._closed = False
         self.on_ready: Callable[[], None] = _nobody
         """Called when a request may be admitted that might not before."""
 
@@ -78,6 +79,8 @@ class Staging:
 
     def stepped(self, plan: StepPlan) -> None:
         """A step is finished: requests that ended with it are stored, and there may be room for the next fetch."""
+        if self._closed:
+            return
         for chunk in plan.chunks:
             request = chunk.request
             if chunk.samples and chunk.start < request.num_prompt_tokens:
@@ -115,6 +118,8 @@ class Staging:
     async def close(self, *, timeout_s: float) -> None:
         """No request is under way any more. What waits to be written is, as far as the time allows."""
         loop = asyncio.get_running_loop()
+        # A request that waited for its prefix to the end may still be computed; it leaves nothing.
+        self._closed = True
         self._waiting.clear()
         await loop.run_in_executor(self._step_thread, _nobody)  # what was left to that thread is saved now
         await loop.run_in_executor(self._loader, lambda: self._tiers.close(timeout_s=timeout_s))

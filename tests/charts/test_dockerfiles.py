@@ -100,7 +100,7 @@ def test_the_command_of_the_chart_is_in_the_image(path: Path, chart: Path) -> No
 
 @pytest.mark.parametrize(
     ("path", "package", "lacks"),
-    [(PICKER, "epp", "pyzmq"), (SERVER, "model_server", "kubernetes")],
+    [(PICKER, "epp", "torch"), (SERVER, "model_server", "kubernetes")],
     ids=["picker", "server"],
 )
 def test_every_package_that_the_code_imports_is_installed(path: Path, package: str, lacks: str) -> None:
@@ -147,8 +147,10 @@ def test_the_build_stage_runs_and_what_it_makes_works_alone(tmp_path: Path) -> N
     config = tmp_path / "config.yaml"
     config.write_text("{kubernetes: {pool: p}, envoy: {edsFile: /run/eds.json}}")
     assert "ext_proc" in output("epp", "envoy-config", "--config", config)
-    output("python", "-I", "-c", "import epp.app, kubernetes, redis")
-    lacks = ("model_server", "zmq", "pytest", "pip", "setuptools")
+    output(
+        "python", "-I", "-c", "import epp.app, epp.kvevents.language, epp.kvevents.service, kubernetes, redis"
+    )
+    lacks = ("model_server", "torch", "pytest", "pip", "setuptools")
     output(
         "python", "-I", "-c", f"import importlib.util as u; assert not [n for n in {lacks} if u.find_spec(n)]"
     )

@@ -46,7 +46,9 @@ def main(make: Callable[..., PeerEngine]) -> None:
         print(json.dumps({"version": engine.version}), file=told)
         for line in sys.stdin:
             rounds = [Round(**one) for one in json.loads(line)]
-            print(json.dumps(asdict(run(engine, rounds))), file=told)
+            turn = run(engine, rounds)
+            _check_alone()
+            print(json.dumps(asdict(turn)), file=told)
         status = 0
     except BaseException:  # noqa: BLE001 - told, and the process ends either way
         traceback.print_exc()
@@ -70,11 +72,12 @@ def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
             raise RuntimeError(f"answers of {sorted({len(answer) for answer in said})} tokens came")
         answers += said
         hits.append(hit)
-    if children := _children():
-        raise RuntimeError(f"the engine computes in other processes too: {children}")
     return Turn(cpu_s, wall_s, hits, answers)
 
 
-def _children() -> list[int]:
+def _check_alone() -> None:
+    """The CPU time of other processes would be missed."""
     tasks = Path("/proc/self/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    if children:
+        raise RuntimeError(f"the engine computes in other processes too: {children}")
