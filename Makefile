@@ -72,7 +72,7 @@ bench-engine: engine-env ## the caching documents' rows that need a real model, 
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.peers $(ARGS)
 
-bench-routing: $(VENV)/.dev ## the picker against 24 published rules in a simulated fleet; ARGS="--help"
+bench-routing: $(VENV)/.dev ## the picker against 25 published rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)
 
 bench-live: $(VENV)/.dev ## in small on real processes, beside the simulator on the same requests: some minutes; ARGS="--help"
