@@ -178,6 +178,8 @@ class PrefixTable:
             return
         run: Run | None = use.leaf
         while run is not None and mirror.last_use[run] is use and run.end > recorded.first_added:
+            if run.children and self._forest.held_below(mirror, run):
+                break  # the server has said that it holds what continues it
             above = run.parent
             run = self._forest.release(mirror, run, keep_to=recorded.first_added) or above
         self._retreat(mirror, use, run)

@@ -113,10 +113,13 @@ class Model:
         self.record(name, chain[:held], now=now)
 
     def undo(self, recorded: ModelRecorded) -> None:
-        for h in recorded.added:
-            item = recorded.server.items.get(h)
+        items = recorded.server.items
+        for h in reversed(recorded.added):
+            item = items.get(h)
             if item is not None and item.op == recorded.op:
-                del recorded.server.items[h]
+                if any(isinstance(below, int) and self.parents.get(below) == h for below in items):
+                    break  # the server has said that it holds what continues it
+                del items[h]
 
     def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
         items, op = self.servers[name].items, next(self.op)

@@ -446,3 +446,13 @@ class TestEqualHashesOfDifferentPrefixes:
         assert table.evict(4) == 3
         assert table.match(self.hashes(1, 2, 3)) == {B: 3}
         table.check_integrity()
+
+
+def test_what_a_server_says_it_holds_keeps_what_is_above_it_from_being_undone() -> None:
+    table = new_table(A)
+    recorded = table.record(A, chain("abcd"), now=1)
+    assert table.credit(A, chain("abxy"), now=2)
+    table.undo(recorded)
+    assert table.match(chain("abcd")) == {A: 2}
+    assert table.match(chain("abxy")) == {A: 4}
+    table.check_integrity()
