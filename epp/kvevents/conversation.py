@@ -61,8 +61,8 @@ def read_conversation(prompt: bytes) -> Conversation:
                 start = at + len(heading) + len(BODY)
                 messages.append(_message(heading, body, start=start, texts=texts))
             at += len(section)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableError("a tool call that is no JSON") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableError("a tool call that is no JSON, or too deep") from error
     return Conversation(messages, tools, texts)
 
 

@@ -5,7 +5,7 @@ releases, an array that starts with its name. Blocks are named by 64-bit integer
 told to send those. Kinds of events that we do not know say nothing of blocks to us and are left out.
 
 Which tier a block is in stands in `medium`: GPU, CPU or STORAGE; none is the first tier, and one that we do not know is taken
-for the slowest. Pure. Callers: `stream`, tests.
+for the slowest. Pure. Callers: `exact`, tests.
 """
 
 from __future__ import annotations

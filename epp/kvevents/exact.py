@@ -222,11 +222,11 @@ class Exact:
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def routed(self, routed: Routed, *, now: float) -> list[tuple[EndpointName, int]]:
-        """A server has begun to answer a prompt."""
+    def routed(self, routed: Routed, *, now: float) -> bool:
+        """A server has begun to answer a prompt. True: it is another process than the one before."""
         known = self._servers.get(routed.server)
         if known is None:
-            return []
+            return False
         model = known.model
         restarted = known.process is not None and known.process != routed.process
         known.process = routed.process
@@ -240,7 +240,7 @@ class Exact:
             model.skipped["off"] += 1
         else:
             self._map(model, routed, now=now)
-        return [(routed.server, routed.process)] if restarted else []
+        return restarted
 
     def _map(self, model: _Model, routed: Routed, *, now: float) -> None:
         assert model.settings is not None

@@ -5,7 +5,7 @@ the first is H(seed). An adapter (name and the path it was loaded from) is an ex
 first. Events carry the low 64 bits. H is one of vLLM's four (`--prefix-caching-hash-algo`): sha256 or xxh3-128, over pickle or over
 canonical CBOR.
 
-Pure. Caller: `knowledge`.
+Pure. Callers: `exact` (what a server's events say), `mapping` (prompts).
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class FolderLanguage:
                 **self._special,
                 **self._arguments,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:
+            # A client's words run through somebody's program: whatever comes of it, a recursion too deep included, is its refusal.
             raise UntemplatedError(f"the chat template refuses it: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:

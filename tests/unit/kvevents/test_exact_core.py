@@ -54,7 +54,7 @@ class Fleet:
             schedule=SCHEDULE,
             at=next(self.clock),
         )
-        return bool(self.exact.routed(routed, now=next(self.clock)))
+        return self.exact.routed(routed, now=next(self.clock))
 
     def chain(self, tokens: Sequence[int]) -> list[ChunkHash]:
         return hash_chain(b"".join(t.to_bytes(4, "little") for t in tokens), seed=1, schedule=SCHEDULE)

@@ -127,6 +127,21 @@ def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
         language.render([{"role": "user", "content": "a"}], tools=None)
 
 
+@pytest.mark.parametrize("arguments", ["[" * 50_000, '{"a":' * 50_000, "[1"])
+def test_arguments_too_deep_or_broken_are_the_clients_fault_and_not_ours(
+    language: FolderLanguage, arguments: str
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(UnmappedError, match="template refuses"):
+        blocks_at(chat(said("assistant", "", tool_calls=[call])), language)
+
+
+def test_a_template_that_recurses_without_end_is_refused(tmp_path: Path) -> None:
+    template = "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}"
+    with pytest.raises(UntemplatedError):
+        FolderLanguage(write_language(tmp_path, template=template)).render([said("user", "a")], tools=None)
+
+
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     language = FolderLanguage(
         write_language(tmp_path, template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
