@@ -14,6 +14,7 @@ import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,7 @@ class VllmServer:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
         self._started_at = 0.0
 
     @property
@@ -119,11 +121,17 @@ class VllmServer:
         self.port = _free_port(self.host) if port is None else port
         self.ready_after_s = None
         self._started_at = time.monotonic()
+        self._sockets = tempfile.TemporaryDirectory(
+            prefix="vllm-", ignore_cleanup_errors=True
+        )  # short: 107 bytes
+        own = {
+            "VLLM_RPC_BASE_PATH": self._sockets.name
+        }  # a killed server leaves the sockets between its processes
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
                 cwd=self._environment.model_folder,  # every path it can report is then relative
-                env={**_variables(self._environment), **self.options.variables},
+                env={**_variables(self._environment), **own, **self.options.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -163,7 +171,7 @@ class VllmServer:
 
     def kill(self) -> None:
         """SIGKILL every process of the server, as a crash would. Harmless where none runs."""
-        if self._process is None or self._guard is None:
+        if self._process is None or self._guard is None or self._sockets is None:
             return  # ended already: its group's number may be another's by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -171,6 +179,7 @@ class VllmServer:
         self._guard.kill()
         self._guard.communicate()
         self._guard = None
+        self._sockets.cleanup()
 
     def rss_bytes(self) -> int:
         """Resident memory of all its processes, what they share counted in each."""
