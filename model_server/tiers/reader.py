@@ -1,7 +1,8 @@
 """Prefixes read through the tiers: probed keys of every token, then only the chunks that hold chosen ones.
 
 `TieredReader` owns the fast tiers over one store: what is resident, what every token of a node mattered so far, and one thread
-that does all reads. While a layer computes, that thread already fetches the probed keys of the next ones. `TieredPrefix` is one request's prefix, a source for its view.
+that does all reads. While a layer computes, that thread already fetches the probed keys of the next ones and the chunks that nearly
+every request reads of the next one. `TieredPrefix` is one request's prefix, a source for its view.
 
 Everything but `open` and `close` runs in the reader's own thread, so nothing here needs a lock.
 
@@ -13,14 +14,18 @@ Callers: whoever makes views for requests; the benchmarks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers import importance_files
+from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import Tell
+from model_server.tiers.foresight import Foresight
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
 from model_server.tiers.placement import Score, TieredPlacement, by_importance
@@ -36,6 +41,9 @@ _PROBE = -1
 """The number of the chunk that holds a layer's probed keys."""
 
 _ChunkKey = tuple[Segment, int, int]
+
+_Staged = dict[_ChunkKey, torch.Tensor]
+"""One request's chunks that were fetched from disk before its choice was known."""
 
 _CPU = torch.device("cpu")
 
@@ -76,6 +84,7 @@ class TieredReader:
         self._earlier: dict[Segment, list[dict[int, int]]] = {}
         """For each layer of a segment, how often the tokens of each chunk were read before it was made."""
         self._residency = Residency(store.layout)
+        self._foresight = Foresight[Segment]()
         self._reordering: Segment | None = None
         """Its chunks are wanted for a moment after it has been replaced."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
@@ -88,8 +97,12 @@ class TieredReader:
         self._thread.submit(self._forget_replaced).result()
         return TieredPrefix(self, parts)
 
-    def submit(self, layer: int, work: _LayerRead) -> Future[list[torch.Tensor]]:
-        return self._thread.submit(self._fetch, layer, work)
+    def submit(self, layer: int, work: _LayerRead, staged: _Staged) -> Future[list[torch.Tensor]]:
+        return self._thread.submit(self._fetch, layer, work, staged)
+
+    def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: _Staged) -> None:
+        """Fetch what nearly every request reads of the layer, before its choice is known."""
+        self._thread.submit(self._stage, layer, parts, staged)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
         """A request's first tokens are computed: what its choices looked at becomes part of the running means."""
@@ -167,20 +180,34 @@ class TieredReader:
         assert self._earlier.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         self._learnt.check_integrity()
+        self._foresight.check_integrity(self._known)
 
-    def _fetch(self, layer: int, work: _LayerRead) -> list[torch.Tensor]:
-        return [self._chunk((segment, layer, chunk), important) for segment, chunk, important in work]
+    def _fetch(self, layer: int, work: _LayerRead, staged: _Staged) -> list[torch.Tensor]:
+        read = defaultdict(list)
+        for segment, chunk, _ in work:
+            read[segment].append(chunk)
+        for segment, chunks in read.items():
+            if chunks != [_PROBE]:
+                self._foresight.record(segment, layer, chunks)
+        fetched = [
+            self._chunk((segment, layer, chunk), important, staged) for segment, chunk, important in work
+        ]
+        for key in [key for key in staged if key[1] == layer]:
+            del staged[key]
+        return fetched
 
-    def _chunk(self, key: _ChunkKey, num_important: int) -> torch.Tensor:
+    def _stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: _Staged) -> None:
+        with suppress(DamagedSegmentError, OSError):  # whoever wants the chunk meets it again
+            for segment, _ in parts:
+                for chunk in self._foresight.expected(segment, layer):
+                    if (key := (segment, layer, chunk)) not in self._held:
+                        staged[key] = _from_disk(key)
+
+    def _chunk(self, key: _ChunkKey, num_important: int, staged: _Staged) -> torch.Tensor:
         segment, layer, chunk = key
         content = self._held.get(key)
         if content is None:
-            read = segment.probe(layer) if chunk == _PROBE else segment.chunk(layer, chunk)
-            content = (
-                torch.frombuffer(bytearray(read), dtype=torch.uint8)
-                if read
-                else torch.empty(0, dtype=torch.uint8)
-            )
+            content = staged.pop(key) if key in staged else _from_disk(key)
         self._known.add(segment)
         earlier = 0.0 if key in self._placement else self._earlier_uses(segment)[layer].get(chunk, 0)
         tier, moved = self._placement.use(
@@ -272,6 +299,7 @@ class TieredReader:
             chunks = range(_PROBE, layout.num_chunks(segment.num_tokens))
             self._forget([(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks])
             self._earlier.pop(segment, None)
+            self._foresight.forget(segment)
         self._known -= gone
         if gone:
             for name in self._learnt.keep({segment.place.hashes[0] for segment in there}):
@@ -282,6 +310,12 @@ class TieredReader:
         for key in keys:
             if self._held.pop(key, None) is not None:
                 self._residency.left(key[0])
+
+
+def _from_disk(key: _ChunkKey) -> torch.Tensor:
+    segment, layer, chunk = key
+    read = segment.probe(layer) if chunk == _PROBE else segment.chunk(layer, chunk)
+    return torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0, dtype=torch.uint8)
 
 
 def _own_tokens(tokens: torch.Tensor | None, start: int, end: int) -> list[int]:
@@ -308,6 +342,7 @@ class TieredPrefix:
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}
         self._foreseen: torch.Tensor | None = None
+        self._staged: _Staged = {}
 
     @property
     def num_tokens(self) -> int:
@@ -323,7 +358,7 @@ class TieredPrefix:
             return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype, device=device)
         for ahead in self._ahead(layer):
             if ahead not in self._probes:
-                self._probes[ahead] = self._reader.submit(ahead, self._probe_read())
+                self._probes[ahead] = self._reader.submit(ahead, self._probe_read(), {})
         keys = [
             self._records.tensor(content.to(device), num_heads=heads)[: num_blocks * self._block_tokens]
             for content, (_, num_blocks) in zip(self._probes[layer].result(), self.parts, strict=True)
@@ -347,15 +382,18 @@ class TieredPrefix:
             assert torch.equal(chosen, self._foreseen), "what was foreseen is what is read"
             for ahead in self._ahead(layer):
                 if ahead not in self._reads:
-                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0])
+                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0], {})
         wanted, rows = self._wanted(layer, chosen)
-        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted)
+        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted, self._staged)
+        if self._foreseen is None and layer + 1 < self._records.shape.num_layers:
+            self._reader.stage(layer + 1, self.parts, self._staged)
         others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
         heads = others + self._records.shape.num_kv_heads
         device = self._reader.device
         stored = torch.cat([content.to(device) for content in reading.result()])
-        rest = self._records.tensor(stored, num_heads=heads)[rows.to(device)]
-        return torch.cat((probed[chosen.to(device)], rest[:, :others]), dim=1), rest[:, others:]
+        rest = self._records.tensor(stored, num_heads=heads).index_select(0, rows.to(device))
+        probed = probed.index_select(0, chosen.to(device))
+        return torch.cat((probed, rest[:, :others]), dim=1), rest[:, others:]
 
     def _ahead(self, layer: int) -> range:
         return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))

@@ -14,6 +14,7 @@ import torch
 from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
+from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
@@ -152,6 +153,43 @@ def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) 
     system.ask(token_ids)
     assert system.store.disk.counts.bytes == read
     assert system.reader.resident_bytes(0) > 0
+
+
+def test_what_every_request_reads_is_fetched_before_it_is_asked_for_and_gives_the_same(make: Any) -> None:
+    """Tiers without room: each request reads from disk, the third one some of it ahead; none of it twice."""
+    system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    expected, _ = system.ask(token_ids)
+    reads = [system.store.disk.counts.reads]
+    for _ in range(3):
+        logits, _ = system.ask(token_ids)
+        reads.append(system.store.disk.counts.reads)
+        assert torch.equal(logits, expected)
+    assert reads == [reads[0] * count for count in (1, 2, 3, 4)]
+    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    before = system.store.disk.counts.reads
+    staged: dict[Any, torch.Tensor] = {}
+    system.reader.stage(1, prefix.parts, staged)
+    system.reader.check_integrity()
+    assert len(staged) == system.store.disk.counts.reads - before == PREFIX // 4
+    assert {key[1] for key in staged} == {1}
+
+
+def test_a_disk_that_fails_while_reading_ahead_is_met_again_by_who_wants_the_chunk(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    for _ in range(2):
+        system.ask(token_ids)
+    [segment] = system.store.segments()
+    with segment.path.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(DamagedSegmentError):
+        system.ask(token_ids)
 
 
 def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:
