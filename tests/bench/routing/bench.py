@@ -108,7 +108,7 @@ def outcome_of(run: Run) -> Outcome:
             spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
         )
     plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
-    return _fleet(run, spec, plan, workload).run()
+    return fleet_of(run, spec, plan, workload).run()
 
 
 def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
@@ -127,7 +127,8 @@ def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
     )
 
 
-def _fleet(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedLoop | Saturating) -> Fleet:
+def fleet_of(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedLoop | Saturating) -> Fleet:
+    """The run's router in front of simulated servers."""
     router = router_of(
         run.rule,
         shape=plan.shape,
@@ -156,14 +157,14 @@ def calibrate(workload: str, setting: Setting) -> tuple[float, float]:
     if spec.make is not None:
         count = max(200, 3 * in_flight, int(spec.num_requests * setting.scale))
         requests = [timed.request for timed in spec.make(rng, count)]
-        outcome = _fleet(run, spec, plan, Saturating(requests, in_flight=in_flight)).run()
+        outcome = fleet_of(run, spec, plan, Saturating(requests, in_flight=in_flight)).run()
         return _rate(outcome), 0.0
     assert spec.sessions is not None
     seconds = max(60.0, 150.0 * setting.scale)
     busy = ClosedLoop(spec.sessions(rng), users=in_flight, until_s=seconds, ramp_s=1.0, speed=1000.0)
-    rate = _rate(_fleet(run, spec, replace(plan, horizon_s=seconds), busy).run())
+    rate = _rate(fleet_of(run, spec, replace(plan, horizon_s=seconds), busy).run())
     calm = ClosedLoop(spec.sessions(rng), users=2, until_s=4000.0, ramp_s=1.0)
-    calm_outcome = _fleet(run, spec, replace(plan, horizon_s=4000.0), calm).run()
+    calm_outcome = fleet_of(run, spec, replace(plan, horizon_s=4000.0), calm).run()
     return rate, 2 * 4000.0 / sum(record.completed for record in calm_outcome.records)
 
 
