@@ -121,5 +121,6 @@ $(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
+	@echo "installing the packages of the checks, tests and load runs (the first time: a minute)"
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
 	@touch $@

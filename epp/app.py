@@ -63,8 +63,8 @@ def load_inputs(config: Config) -> Inputs:
         require(config.kubernetes)
     sharing.require(config.sharing)
     exact.require(config.exact_mode)
-    endpoints_text = _read(config.endpoints_file) if config.endpoints_file else b""
-    policy_text = _read(config.policy_file) if config.policy_file else b""
+    endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
+    policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else b""
     return Inputs(
         policy=_policy(policy_text, config) if config.policy_file else DEFAULT_POLICY,
         endpoints=load_endpoints(endpoints_text, source=config.endpoints_file),
@@ -73,11 +73,12 @@ def load_inputs(config: Config) -> Inputs:
     )
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, *, field: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        where = "" if Path(path).is_absolute() else f", looked for in {Path.cwd()}"
+        raise ConfigError(f"{field}: {path}: {error.strerror}{where}") from error
 
 
 def _policy(text: bytes, config: Config) -> Policy:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from epp.errors import ConfigError
+from epp.yaml_faults import in_words
 
 API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
 KIND: Final = "PrefixRoutingPolicy"
@@ -332,7 +333,7 @@ def load_policy(text: str | bytes, *, source: str) -> Policy:
         return msgspec.yaml.decode(text, type=Policy)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         hint = f"; rules are {', '.join(get_args(RuleName))}" if "$.spec.rule`" in str(error) else ""
-        raise ConfigError(f"{source}: {error}{hint}") from error
+        raise ConfigError(f"{source}: {in_words(error, of=Policy)}{hint}") from error
 
 
 DEFAULT_POLICY = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="default"))

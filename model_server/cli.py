@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 from collections.abc import Callable, Sequence
 
@@ -59,6 +60,9 @@ def _serve(args: argparse.Namespace) -> int:
     except (ValueError, ApiError, ModelError, StoreError, WeightsError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 2
+    except socket.gaierror as error:
+        print(f"model-server: --host {args.host}: {error.strerror}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 1
@@ -91,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "serve",
         help="serve until a signal comes (model-server serve --help lists the settings)",
+        usage="model-server serve [OPTIONS]",  # all of them would bury the one line that says what is wrong
         description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -106,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser(
         "profile",
         help="from one YAML file, how to start real vLLM pods that can be routed to; refuses what breaks routing",
-        description=vllm_profile.__doc__,
+        description="Read a launch profile, refuse what breaks routing, and print what starts vLLM (docs/vllm-pods.md).",
     )
     profile.set_defaults(run=vllm_profile.run)
     vllm_profile.add_flags(profile)
@@ -120,7 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     sync = commands.add_parser(
         "lora-sync",
         help="a sidecar that makes a server's LoRA adapters equal a file",
-        description=lora_sync.__doc__,
+        description="Load and unload adapters of one running server until it serves what a file lists, and keep it so while the "
+        "file changes.",
     )
     sync.set_defaults(run=lora_sync.run)
     lora_sync.add_flags(sync)

@@ -339,11 +339,17 @@ def settings(args: argparse.Namespace) -> ServerSettings:
         ("--max-queue", args.max_queue),
         ("--stream-interval", args.stream_interval),
         ("--max-body-bytes", args.max_body_bytes),
+        ("--num-blocks", args.num_blocks),
+        ("--max-model-len", args.max_model_len),
     ):
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{flag} must be at least 1")
     if not 0 <= args.port <= 65535:
         raise ValueError(f"--port {args.port} is not a port")
+    if args.port_file is not None and not args.port_file.absolute().parent.is_dir():
+        raise ValueError(
+            f"--port-file {args.port_file}: there is no folder {args.port_file.absolute().parent}"
+        )
     if not args.drain_timeout_s >= 0:
         raise ValueError("--drain-timeout-s must not be negative")
     return ServerSettings(

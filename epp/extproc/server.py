@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import logging
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.policy import Policy
+from epp.types import Address
 
 _log = logging.getLogger(__name__)
 
@@ -139,6 +142,7 @@ class ExtProcServer:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address, tls = self._listen.address, self._listen.tls
+        _require_free(address)
         try:
             if tls is not None:
                 port = server.add_secure_port(address, Certificates(tls).credentials())
@@ -213,6 +217,28 @@ class ExtProcServer:
                 kept_house = True
                 self._picker.housekeep(now=self._clock())
         stream.detach(now=self._clock())
+
+
+def _require_free(address: str) -> None:
+    """ConfigError where it cannot be listened on, with the reason: gRPC's own error has none."""
+    if address.startswith("unix:"):
+        if not (folder := Path(address.removeprefix("unix:")).parent).is_dir():
+            raise ConfigError(
+                f"listen.address: {address}: there is no folder {folder}; make it, or correct the path"
+            )
+        return
+    if address.endswith(":0"):  # any free one
+        return
+    wanted = Address.parse(address)
+    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((wanted.host, wanted.port))
+            probe.listen(1)
+    except OSError as error:
+        hint = "is another picker running?" if error.errno == errno.EADDRINUSE else "choose another"
+        raise ConfigError(f"listen.address: cannot listen on {address}: {error.strerror}; {hint}") from error
 
 
 def _new_request_id() -> str:

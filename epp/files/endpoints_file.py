@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from epp.errors import ConfigError
 from epp.types import Address, Endpoint, EndpointName
+from epp.yaml_faults import in_words
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
@@ -51,7 +52,7 @@ def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
     try:
         file = msgspec.yaml.decode(text, type=_File | None)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError(f"{source}: {in_words(error, of=_File)}") from error
     entries = file.endpoints if file else ()
     try:
         endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(entries)]

@@ -218,7 +218,7 @@ def _collect(page: bytes) -> _Samples:
             known = True
             _read_lines((line,), samples, steps)
     if not known:
-        raise MetricsError("no vllm: or sglang: metric on the page")
+        raise MetricsError("no vllm: or sglang: metric on the page; is this a vLLM or SGLang server?")
     if b"vllm:num_requests_running" not in samples and (b"\nvllm:" in page or _TYPE + b"vllm:" in page):
         # vLLM writes this gauge from its first second, so its absence means a page cut short, not an idle server.
         raise MetricsError("vllm:num_requests_running is missing from a page of vLLM")

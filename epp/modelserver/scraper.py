@@ -191,7 +191,11 @@ class Scraper:
     def _report(self, target: _Target, result: EndpointMetrics | str) -> None:
         error = result if isinstance(result, str) else ""
         if bool(error) != bool(target.error):
-            level, said = (logging.WARNING, f"fails: {error}") if error else (logging.INFO, "works again")
+            level, said = (
+                (logging.WARNING, f"fails: {error}; it is chosen by the picker's own counts alone")
+                if error
+                else (logging.INFO, "works again")
+            )
             logger.log(level, "scrape of %s at %s %s", target.endpoint.name, target.endpoint.address, said)
         target.error = error
         if isinstance(result, EndpointMetrics):

@@ -22,6 +22,10 @@ from epp.sharing.wire import Flag, MalformedError
 from epp.sharing_config import Sharing
 
 _log = logging.getLogger("epp.sharing")
+_TELL: Final = "tell the other pickers"
+_HEAR: Final = "hear the other pickers"
+_LOAD: Final = "load the shared table"
+_STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
 _ALONE_AFTER_S: Final = 0.5
 """Others answer one who joins at once: whoever has heard none by then is the first."""
@@ -151,12 +155,12 @@ class SharingService:
         while True:
             await self._work.wait()
             self._work.clear()
-            await self._retrying("say", self._join_and_say)
+            await self._retrying(_TELL, self._join_and_say)
 
     async def _join_and_say(self) -> None:
         """Everything that waits, in batches; what could not be said is said first the next time."""
         exchange = self._exchange
-        if "say" in self._away:
+        if _TELL in self._away:
             exchange.speaker.start_anew()
         channel = exchange.channel(self._settings.pool)
         if channel != self._channel or not self._joined.is_set():
@@ -189,15 +193,15 @@ class SharingService:
     async def _read(self) -> None:
         await self._joined.wait()
         await self._loadable.wait()
-        await self._retrying("load", self._load)
+        await self._retrying(_LOAD, self._load)
         while True:
             await self._joined.wait()
-            await self._retrying("read", self._read_once)
+            await self._retrying(_HEAR, self._read_once)
             # Others say something at any moment: heard together it costs a fraction.
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _read_once(self) -> None:
-        if "read" in self._away:
+        if _HEAR in self._away:
             await self._link.recover()
         for received in await self._link.read():
             self.counts.read_bytes += len(received.data)
@@ -237,7 +241,7 @@ class SharingService:
                 turn, period_s = "store", self._settings.snapshot_interval_seconds
             self._store_now.clear()
             if self._joined.is_set() and self.warm:  # else it has yet to be given a table itself
-                await self._retrying("store", functools.partial(self._store_in_turn, turn, period_s))
+                await self._retrying(_STORE, functools.partial(self._store_in_turn, turn, period_s))
 
     async def _store_in_turn(self, turn: str, period_s: float) -> None:
         if await self._link.take_turn(turn, period_s=period_s):
@@ -264,9 +268,11 @@ class SharingService:
                 self.counts.errors[error.reason] += 1
                 if what not in self._away:
                     self._away.add(what)
-                    _log.warning("cannot %s: %s; picks go on without the others", what, error)
+                    _log.warning(
+                        "cannot %s: %s; picking goes on by its own knowledge", what, str(error).rstrip(".")
+                    )
                 await asyncio.sleep(_BACKOFF_S[min(n, len(_BACKOFF_S) - 1)])
-                if what in ("load", "store"):
+                if what in (_LOAD, _STORE):
                     self._away.discard(what)
                     return
             else:

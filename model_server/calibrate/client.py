@@ -94,7 +94,12 @@ async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[s
             raise CalibrationError(
                 f"GET v1/models answers {response.status}: is this an OpenAI-compatible server?"
             )
-        cards: Sequence[dict[str, Any]] = (await response.json())["data"]
+        try:
+            cards: Sequence[dict[str, Any]] = msgspec.json.decode(await response.read())["data"]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise CalibrationError(
+                "GET v1/models answers no list of models: is this an OpenAI-compatible server?"
+            ) from error
     for card in cards:
         if wanted in (None, card["id"]):
             length = card.get("max_model_len")

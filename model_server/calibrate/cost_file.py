@@ -28,8 +28,9 @@ def read_costs(path: Path) -> CostModel:
         file = msgspec.convert(yaml.safe_load(text), _File)
         return CostModel(**file.costs)
     except (msgspec.ValidationError, yaml.YAMLError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())  # YAML's own words run over several lines
         raise ValueError(
-            f"{path} is no file of costs as `model-server calibrate` writes it: {error}"
+            f"{path} is no file of costs as `model-server calibrate` writes it: {why}"
         ) from error
 
 

@@ -27,7 +27,7 @@ def read_adapters(file: Path) -> Adapters:
     except OSError as error:
         raise AdapterFileError(f"{file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AdapterFileError(f"{file} is not YAML: {error}") from error
+        raise AdapterFileError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     except msgspec.ValidationError as error:
         raise AdapterFileError(f"{file}: {error}") from error
     wanted: dict[AdapterName, str] = {}

@@ -109,7 +109,8 @@ def read(text: str | bytes) -> Profile:
         raw = yaml.safe_load(text)
         return msgspec.convert(raw, Profile)
     except yaml.YAMLError as error:
-        raise ProfileError([Problem("the file", f"It is not YAML: {error}.", "a YAML mapping.")]) from error
+        why = " ".join(str(error).split())  # YAML's own words run over several lines
+        raise ProfileError([Problem("the file", f"It is not YAML: {why}.", "a YAML mapping.")]) from error
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         place = where.strip("`.") or "the file"

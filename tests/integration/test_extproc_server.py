@@ -380,9 +380,15 @@ async def test_a_unix_socket_has_the_permissions_that_were_asked_for(
 
 async def test_a_taken_port_is_a_configuration_error() -> None:
     async with serving() as rig:
-        with pytest.raises(ConfigError, match="cannot listen"):
+        with pytest.raises(ConfigError, match=f"cannot listen on {rig.target}: Address already in use"):
             async with serving(listen=Listen(address=rig.target)):
                 pass
+
+
+async def test_a_socket_in_a_folder_that_is_not_there_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nowhere; make it"):
+        async with serving(listen=Listen(address=f"unix:{tmp_path}/nowhere/picker.sock")):
+            pass
 
 
 # -- TLS ------------------------------------------------------------------------------------------------------------------

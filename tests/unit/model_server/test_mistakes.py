@@ -1,0 +1,94 @@
+"""What a person gets wrong at the command line of `model-server` is told in one line, without a traceback."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from model_server.cli import main
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--num-blocks", "0"], "--num-blocks must be at least 1"),
+        (["--max-model-len", "0"], "--max-model-len must be at least 1"),
+        (["--port", "99999"], "--port 99999"),
+        (["--port-file", "/nowhere/port.txt"], "there is no folder /nowhere"),
+        (["--lora", "=x"], "needs a name"),
+        (["--cost", "/nowhere/costs.yaml"], "/nowhere/costs.yaml cannot be read"),
+    ],
+)
+def test_flags_of_serve(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *flags]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_flag_that_cannot_be_read_is_not_buried_under_all_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--port", "abc"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "invalid int value: 'abc'" in said
+    assert said.count("\n") <= 2
+
+
+def test_a_host_that_no_resolver_knows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "nowhere.invalid", "--port", "0"]) == 1
+    assert capsys.readouterr().err.startswith("model-server: --host nowhere.invalid: ")
+
+
+@pytest.mark.parametrize("command", ["cost", "profile", "lora-sync"])
+def test_a_file_that_is_not_yaml_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text("hello: [\n")
+    argv = {
+        "cost": ["serve", "--cost", str(file)],
+        "profile": ["profile", "--file", str(file)],
+        "lora-sync": ["lora-sync", "--server", "http://127.0.0.1:9", "--file", str(file), "--once"],
+    }[command]
+    assert main(argv) != 0
+    said = capsys.readouterr().err + "".join(f"{record.getMessage()}\n" for record in caplog.records)
+    assert str(file) in said
+    assert said.count("\n") == 1
+
+
+def test_calibrating_what_is_no_model_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with a_web_page() as url:
+        assert main(["calibrate", "--url", url]) == 1
+    said = capsys.readouterr().err
+    assert "no list of models" in said
+    assert said.count("\n") == 1
+
+
+@contextmanager
+def a_web_page() -> Iterator[str]:
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

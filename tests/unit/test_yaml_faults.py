@@ -1,0 +1,86 @@
+"""Mistakes in a YAML file are told in one line that names the place and what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.config import load_config
+from epp.errors import ConfigError
+from epp.files.endpoints_file import load_endpoints
+from epp.policy import load_policy
+
+HEAD = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: d}\n"
+
+
+def said_of_config(text: str, folder: Path) -> str:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(file)
+    return str(refused.value).removeprefix(f"{file}: ")
+
+
+def said_of_policy(text: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_policy(text, source="policy.yaml")
+    return str(refused.value).removeprefix("policy.yaml: ")
+
+
+def said_of_endpoints(text: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_endpoints(text, source="endpoints.yaml")
+    return str(refused.value).removeprefix("endpoints.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("endpointFile: e", "unknown field `endpointFile`; did you mean `endpointsFile`?"),
+        (
+            "{endpointsFile: e, listen: {adress: x}}",
+            "unknown field `adress` - at `$.listen`; did you mean `address`?",
+        ),
+        (
+            "{kubernetes: {pool: p, status: {lease: x}}}",
+            "unknown field `lease` - at `$.kubernetes.status`; did you mean `leaseName`?",
+        ),
+        (
+            "endpointsFile: {",
+            "not YAML: while parsing a flow node did not find expected node content (line 2, column 1)",
+        ),
+        ("", "endpointsFile: missing; name the file that lists the model servers, or set `kubernetes`"),
+    ],
+)
+def test_a_mistake_in_the_configuration(tmp_path: Path, text: str, said: str) -> None:
+    assert said in said_of_config(text, tmp_path)
+
+
+def test_a_name_that_resembles_none_gets_the_list_of_all(tmp_path: Path) -> None:
+    said = said_of_config("{endpointsFile: e, log: {zzz: 1}}", tmp_path)
+    assert said == "unknown field `zzz` - at `$.log`; fields are level, format"
+
+
+def test_a_mistake_in_a_list_of_endpoints() -> None:
+    said = said_of_endpoints("endpoints: [{name: a, adress: '10.0.0.1:80'}]")
+    assert said == "unknown field `adress` - at `$.endpoints[0]`; did you mean `address`?"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "spec: {rul: least-cost}", "unknown field `rul` - at `$.spec`; did you mean `rule`?"),
+        (HEAD + "spec: {gain: {minMatch: 3}}", "did you mean `minMatch"),
+        ("", "is empty; it needs at least apiVersion, kind, metadata"),
+    ],
+)
+def test_a_mistake_in_a_policy(text: str, said: str) -> None:
+    assert said in said_of_policy(text)
+
+
+@pytest.mark.parametrize("text", ["{", "[1", "a: b: c", "\tx: 1", "endpoints: [{name: a"])
+def test_every_message_is_one_line(tmp_path: Path, text: str) -> None:
+    for said in (said_of_config(text, tmp_path), said_of_policy(text), said_of_endpoints(text)):
+        assert "\n" not in said
+        assert "byte string" not in said
