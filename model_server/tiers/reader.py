@@ -183,15 +183,15 @@ class TieredReader:
         self._foresight.check_integrity(self._known)
 
     def _fetch(self, layer: int, work: _LayerRead, staged: _Staged) -> list[torch.Tensor]:
+        fetched = [
+            self._chunk((segment, layer, chunk), important, staged) for segment, chunk, important in work
+        ]
         read = defaultdict(list)
         for segment, chunk, _ in work:
             read[segment].append(chunk)
         for segment, chunks in read.items():
             if chunks != [_PROBE]:
                 self._foresight.record(segment, layer, chunks)
-        fetched = [
-            self._chunk((segment, layer, chunk), important, staged) for segment, chunk, important in work
-        ]
         for key in [key for key in staged if key[1] == layer]:
             del staged[key]
         return fetched
