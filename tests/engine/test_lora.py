@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from model_server.core.request import Adapter
 from model_server.runners.hf.errors import AdapterError
 from model_server.runners.hf.lora import AdapterBank
+from model_server.runners.hf.packed import pack
 from tests.engine.harness import ask, check_against_plain, engine_around, run, tokens
 from tests.engine.tiny_models import tiny
 
@@ -63,6 +64,7 @@ def test_one_batch_serves_the_base_and_two_adapters_each_with_its_own_logits(
     module = tiny(family)
     adapters = [write_adapter(tmp_path / name, module, family, seed=n) for n, name in enumerate("ab")]
     plains = [copy.deepcopy(module), *(merged(module, family, adapter) for adapter in adapters)]
+    pack(module)
     engine, runner = engine_around(module, budget=40)
     for adapter in adapters:
         runner.model.adapters.load(adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,16 +14,20 @@ from model_server.core.request import RequestId
 from model_server.runners.hf.batch import LongChunk
 from model_server.runners.hf.errors import UnsupportedModelError
 from model_server.runners.hf.memory import KvMemory
-from model_server.runners.hf.model import PagedModel
+from model_server.runners.hf.model import PagedModel, load
+from model_server.runners.hf.packed import PackedLinear, pack
 from model_server.runners.hf.views import Context, attention_weights
 from tests.engine.harness import BLOCK_TOKENS, ask, check_against_plain, engine_around, run, tokens
-from tests.engine.tiny_models import FAMILIES, tiny
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str) -> None:
+def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *, packed: bool) -> None:
     module = tiny(family)
     plain = copy.deepcopy(module)
+    if packed:
+        assert pack(module) == sum(type(layer) is torch.nn.Linear for layer in plain.modules())
     engine, runner = engine_around(module, budget=40)
     shared = tokens(32, seed=1)
     prompts = [
@@ -43,6 +48,14 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str) ->
     )
     assert requests[3].num_cached_tokens == 32
     check_against_plain(runner, plain, requests)
+
+
+def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Path) -> None:
+    tiny("llama").save_pretrained(tmp_path)
+    for dtype, packed in ((torch.float32, True), (torch.bfloat16, False)):
+        module = load(tmp_path, device=torch.device("cpu"), dtype=dtype)
+        assert isinstance(module.lm_head, PackedLinear) is packed
+        assert module.lm_head.weight.shape == (VOCABULARY, 48)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from model_server.core.request import Request
 from model_server.runners.hf import model as hf
@@ -44,7 +44,7 @@ def test_a_second_search_finds_what_the_first_one_made(folder: Path) -> None:
 def test_it_answers_a_conversation_with_the_plain_models_logits(folder: Path, module: Any) -> None:
     """Three requests with one beginning, in chunks of 24 tokens, beside each other."""
     language = PretrainedLanguage(folder)
-    plain = copy.deepcopy(module)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     engine, runner = engine_around(module, budget=24)
     prompt = language.encode_chat(CONVERSATION)
     first = ask("first", prompt, max_tokens=8)

@@ -19,6 +19,7 @@ from model_server.runners.hf.batch import make_batch
 from model_server.runners.hf.errors import ModelError, UnsupportedModelError
 from model_server.runners.hf.lora import AdapterBank
 from model_server.runners.hf.memory import KvMemory, KvShape
+from model_server.runners.hf.packed import pack
 from model_server.runners.hf.views import ViewFor, no_view
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -56,7 +57,9 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
-    return module.to(device)
+    module.to(device)
+    pack(module)
+    return module
 
 
 class PagedModel:
