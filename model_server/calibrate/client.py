@@ -55,6 +55,10 @@ class ServerUnderTest:
                 asked.append(tasks.create_task(self._ask(probe.late_tokens, 1, [], came)))
         return [task.result() for task in asked]
 
+    async def ask(self, num_tokens: int, *, answer_tokens: int) -> Trace:
+        """One request by itself. CalibrationError, aiohttp.ClientError."""
+        return await self._ask(num_tokens, answer_tokens, [], lambda: None)
+
     async def _ask(self, num_tokens: int, answer_tokens: int, seen: list[float], came: Any) -> Trace:
         body = {
             "model": self._model,

@@ -56,6 +56,9 @@ def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Pat
         module = load(tmp_path, device=torch.device("cpu"), dtype=dtype)
         assert isinstance(module.lm_head, PackedLinear) is packed
         assert module.lm_head.weight.shape == (VOCABULARY, 48)
+        with torch.inference_mode():
+            asked = torch.tensor([tokens(9, seed=1)])
+            assert torch.equal(copy.deepcopy(module)(asked).logits, module(asked).logits)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

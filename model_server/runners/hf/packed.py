@@ -34,6 +34,16 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where 
         product: torch.Tensor = multiply(rows, self.weight, self.bias, "none", [], "")
         return product
 
+    def __deepcopy__(self, memo: dict[int, object]) -> PackedLinear:
+        """Weights are shared, since nobody changes them and torch cannot copy what it cannot see; hooks stay behind."""
+        copied = PackedLinear.__new__(PackedLinear)
+        torch.nn.Module.__init__(copied)
+        copied.in_features, copied.out_features = self.in_features, self.out_features
+        copied.register_buffer("weight", self.weight, persistent=False)
+        copied.register_buffer("bias", self.bias, persistent=False)
+        memo[id(self)] = copied
+        return copied
+
 
 def pack(module: Any) -> int:
     """Pack every linear layer of a model that computes in float32 on a CPU; how many. A torch without oneDNN packs none."""
