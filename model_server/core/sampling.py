@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
 """Alternatives told for each token, at most, as in the OpenAI API and vLLM."""
+MAX_TEMPERATURE = 2
+"""As there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,8 @@ class SamplingParams:
     """Tell each token's log probability, and those of this many most likely ones; None: tell nothing."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 100:
-            raise ValueError(f"temperature is {self.temperature} and must be between 0 and 100")
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise ValueError(f"temperature is {self.temperature} and must be between 0 and {MAX_TEMPERATURE}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p} and must be over 0 and at most 1")
         if self.top_k < 0:

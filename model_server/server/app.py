@@ -6,6 +6,7 @@ what it submitted, which for ended requests does nothing: so an abandoned reques
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import re
@@ -35,6 +36,8 @@ from model_server.server.replies import DONE, Delta, Reply, error_event
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """What of a client's x-request-id goes into an answer; any other gets an id of ours."""
+
+_MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class Api:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_errors_in_api_shape])
+        app[_MAX_BODY_BYTES] = self._max_body_bytes
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._list_models)
@@ -98,7 +102,13 @@ class Api:
         requests = self._requests(job, arrival_s)
         sent_id = http.headers.get("x-request-id", "")
         reply_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
-        reply = Reply(reply_id=reply_id, chat=job.chat, model=job.model, created=int(self._wall_clock()))
+        reply = Reply(
+            reply_id=reply_id,
+            chat=job.chat,
+            model=job.model,
+            created=int(self._wall_clock()),
+            answers_each=job.answers_each,
+        )
         mailbox = Mailbox()
         self._driver.submit(requests, mailbox, stream=job.stream, stops=job.stops)
         try:
@@ -151,10 +161,10 @@ class Api:
                 ignore_eos=job.ignore_eos,
                 adapter=job.adapter,
                 cache_salt=job.cache_salt,
-                seed=job.seed,
+                seed=seed,
                 sampling=sampling,
             )
-            for prompt, sampling in zip(job.prompts, job.samplings, strict=True)
+            for prompt, seed, sampling in zip(job.prompts, job.seeds, job.samplings, strict=True)
         ]
 
     async def _list_models(self, _: web.Request) -> web.Response:
@@ -179,18 +189,20 @@ class Api:
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await http.read(), LoadAdapterBody)
-        adapter = Adapter(body.lora_name, body.lora_path)
-        self._models.check_free(adapter.name)
-        await self._backend.load_adapter(adapter)
-        self._models.load(adapter)
+        # A client that goes away in the middle leaves no adapter behind that is loaded and has no name.
+        await asyncio.shield(self._load(Adapter(body.lora_name, body.lora_path)))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
+
+    async def _load(self, adapter: Adapter) -> None:
+        with self._models.loading(adapter):
+            await self._backend.load_adapter(adapter)
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await http.read(), UnloadAdapterBody)
         adapter = self._models.unload(body.lora_name)
         scheduler = self._engine.scheduler
         in_use = {request.adapter for request in (*scheduler.waiting, *scheduler.running) if request.adapter}
-        await self._backend.unload_adapter(adapter, frozenset(in_use))
+        await asyncio.shield(self._backend.unload_adapter(adapter, frozenset(in_use)))
         return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
@@ -225,7 +237,8 @@ async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mail
     role = [reply.role_event()] * job.chat
     while open_choices:
         deltas = await mailbox.take()
-        events = role + [reply.event(delta) for delta in deltas]
+        told = requests if job.usage_in_each_event else [None] * len(requests)
+        events = role + [reply.event(delta, request=told[delta.index]) for delta in deltas]
         role = []
         open_choices -= sum(delta.finish_reason is not None for delta in deltas)
         if not open_choices:
@@ -241,6 +254,10 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
     except ApiError as error:
         headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
         return web.json_response(error.body(), status=error.status, headers=headers)
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.app[_MAX_BODY_BYTES]
+        message = f"The body is over the {limit:,} bytes that are taken here (--max-body-bytes); send less."
+        return web.json_response(error_body(message, error_type="invalid_request_error"), status=413)
     except web.HTTPException as error:
         headers = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
         body = error_body(

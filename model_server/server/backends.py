@@ -63,6 +63,8 @@ class Backend:
     made_up: bool
     max_len_tokens: int | None
     """The longest prompt plus answer that the model itself allows; None: any."""
+    vocabulary_size: int | None
+    """The model has tokens from 0 up to this one; None: any number is a token."""
     compute: Callable[[StepPlan], Awaitable[StepResult]] | None
     """None: the runner takes no time of its own."""
     step_thread: Executor | None
@@ -89,6 +91,7 @@ def made_up(settings: CostSettings, *, max_loras: int) -> Backend:
         language=StandInLanguage(tokenizer, eos_token_id=answers.eos_token_id),
         made_up=True,
         max_len_tokens=None,
+        vocabulary_size=None,
         compute=None,
         step_thread=None,
         tiers=None,
@@ -152,6 +155,7 @@ def real(
         language=language,
         made_up=False,
         max_len_tokens=paged.max_len_tokens,
+        vocabulary_size=int(paged.module.get_input_embeddings().num_embeddings),
         compute=compute,
         step_thread=thread,
         tiers=tiers,

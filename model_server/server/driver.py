@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from model_server.core.engine import Engine, StepResult, TokenOutput
 from model_server.core.request import FinishReason, Request, RequestId, TokenId
 from model_server.core.scheduler import StepPlan
-from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
+from model_server.server.errors import ApiError, DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
 from model_server.server.replies import Delta, TokenTold
 from model_server.server.staging import Staging
@@ -116,12 +116,18 @@ class EngineDriver:
         stream: bool,
         stops: StopRule | None = None,
     ) -> None:
-        """Queue all requests of one HTTP request, or none: QueueFullError, DrainingError."""
+        """Queue all requests of one HTTP request, or none: QueueFullError, DrainingError, ApiError if they never could."""
         if self.draining:
-            raise DrainingError("The server is shutting down.")
+            raise DrainingError("The server is shutting down; send the request to another one.")
+        if len(requests) > self._max_waiting:
+            raise ApiError(
+                f"The request wants {len(requests)} answers, and at most {self._max_waiting} may wait here; send it in parts.",
+            )
         waiting = len(self._engine.scheduler.waiting)
         if waiting + len(requests) > self._max_waiting:
-            raise QueueFullError(f"{waiting} requests wait already, and at most {self._max_waiting} may.")
+            raise QueueFullError(
+                f"{waiting} requests wait already, and at most {self._max_waiting} may; try again later."
+            )
         for index, request in enumerate(requests):
             self._engine.add(request)
             self._receivers[request.request_id] = _Receiver(
@@ -219,7 +225,8 @@ class EngineDriver:
         if not ended and not due:
             return
         told = None if receiver.told is None else tuple(receiver.told)
-        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason, told))
+        stop_reason = receiver.filter.stopped_by if receiver.filter is not None else None
+        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason, told, stop_reason))
         receiver.pieces.clear()
         if receiver.told is not None:
             receiver.told.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from model_server.core.request import Adapter
 from model_server.server.errors import ApiError, ModelNotFoundError
@@ -16,6 +17,7 @@ class ServedModels:
         self.names = tuple(names)
         self.root = root
         self._adapters: dict[str, Adapter] = {}
+        self._loading: set[str] = set()
         for adapter in adapters:
             self.load(adapter)
 
@@ -25,25 +27,41 @@ class ServedModels:
 
     def resolve(self, name: str | None) -> Adapter | None:
         """The adapter of that name, or None for the base model, which is also what no name means."""
-        if name is None or name in self.names:
+        if not name or name in self.names:
             return None
         try:
             return self._adapters[name]
         except KeyError:
             raise ModelNotFoundError(name) from None
 
-    def check_free(self, name: str) -> None:
+    def _check_free(self, name: str) -> None:
         """ApiError: an adapter cannot have this name."""
         if not name:
             raise ApiError("An adapter needs a name.", param="lora_name")
         if name in self.names:
             raise ApiError(f"{name!r} is the base model's name.", param="lora_name")
         if name in self._adapters:
-            raise ApiError(f"The adapter {name!r} is loaded already.", param="lora_name")
+            raise ApiError(
+                f"The adapter {name!r} is loaded already; unload it first to load another under this name.",
+                param="lora_name",
+            )
+        if name in self._loading:
+            raise ApiError(f"The adapter {name!r} is being loaded already.", param="lora_name")
 
     def load(self, adapter: Adapter) -> None:
-        self.check_free(adapter.name)
-        self._adapters[adapter.name] = adapter
+        with self.loading(adapter):
+            pass
+
+    @contextmanager
+    def loading(self, adapter: Adapter) -> Iterator[None]:
+        """Nobody else can load under the name meanwhile; it is served when the block ends without an error."""
+        self._check_free(adapter.name)
+        self._loading.add(adapter.name)
+        try:
+            yield
+            self._adapters[adapter.name] = adapter
+        finally:
+            self._loading.discard(adapter.name)
 
     def unload(self, name: str) -> Adapter:
         """Requests under way finish; new ones do not find the name."""

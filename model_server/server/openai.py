@@ -1,7 +1,7 @@
 """Request bodies of the OpenAI API, read and checked once, into what the engine needs.
 
-What would change an answer's shape and is not there (several choices, echo, log probabilities of the prompt) is refused
-instead of being ignored.
+What would change an answer's shape and is not there (echo, log probabilities of the prompt) is refused instead of being
+ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -22,14 +22,17 @@ from model_server.server.stops import StopRule
 from model_server.text.language import ChatMessage, ChatTemplateError, Language, UnknownTokenError
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat answer may fill the model's length
+_FAULT_PLACE = re.compile(r" - at `\$\.(\S+)`$")
+_MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 _ROLE = re.compile(r"[a-z_]{1,24}")
-_MAX_PROMPTS = 256
+_MAX_CHOICES = 256
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class _Body(SamplingBody, kw_only=True):
@@ -75,7 +78,7 @@ class TokenizeBody(msgspec.Struct):
 
 
 class DetokenizeBody(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
     model: str | None = None
 
 
@@ -95,40 +98,62 @@ AnyBody = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One HTTP request's work: each prompt becomes one engine request and one choice of the answer."""
+    """One HTTP request's work: each prompt becomes one engine request and one choice of the answer.
+
+    A prompt that several answers are wanted to stands here as many times, one after the other.
+    """
 
     chat: bool
     model: str
     adapter: Adapter | None
     prompts: tuple[list[TokenId], ...]
+    answers_each: int
     max_tokens: int
     ignore_eos: bool
     cache_salt: str
-    seed: int
+    seeds: tuple[int, ...]
     samplings: tuple[SamplingParams, ...]
-    """One for each prompt."""
+    """As the seeds, one for each prompt."""
     stream: bool
     include_usage: bool
+    usage_in_each_event: bool
     stops: StopRule | None = None
 
 
 def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
     try:
         return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(f"The body cannot be read: {error}", param=_field_at_fault(str(error))) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"The body cannot be read: {error}") from error
+
+
+def _field_at_fault(message: str) -> str | None:
+    """Where in the body, as msgspec writes it."""
+    found = [match[1] for pattern in (_FAULT_PLACE, _MISSING_FIELD) if (match := pattern.search(message))]
+    return ".".join(found) or None
 
 
 class RequestReader:
     """Turns bodies into jobs for one server: its names, tokenizer and length."""
 
     def __init__(
-        self, *, models: ServedModels, language: Language, sampling: SamplingReader, max_len_tokens: int
+        self,
+        *,
+        models: ServedModels,
+        language: Language,
+        sampling: SamplingReader,
+        max_len_tokens: int,
+        vocabulary_size: int | None = None,
     ) -> None:
+        """`vocabulary_size`: tokens from it on are refused, as the model has none; None: there is no such thing."""
         self._models = models
         self._language = language
         self._sampling = sampling
         self._max_len_tokens = max_len_tokens
+        self._max_characters = max_len_tokens * language.longest_token_characters
+        self._vocabulary_size = vocabulary_size
 
     def completion(self, raw: bytes) -> Job:
         body = read_body(raw, CompletionBody)
@@ -169,8 +194,10 @@ class RequestReader:
     def _conversation(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[TokenId]:
         if not messages:
             raise ApiError("messages must not be empty.", param="messages")
+        plain = [_chat_message(message) for message in messages]
+        self._check_characters(sum(len(message.content) for message in plain))
         try:
-            return self._language.encode_chat([_chat_message(message) for message in messages], tools=tools)
+            return self._language.encode_chat(plain, tools=tools)
         except ChatTemplateError as error:
             raise ApiError(str(error), param="messages") from error
 
@@ -189,20 +216,35 @@ class RequestReader:
             raise ApiError(f"max_tokens is {max_tokens} and must be at least 1.", param="max_tokens")
         longest = max(map(len, prompts))
         self._check_length(longest, max_tokens)
+        self._check_vocabulary(prompts)
+        each = _answers_each(body, num_prompts=len(prompts))
+        seeds = tuple((body.seed or 0) + index for index in range(each)) * len(prompts)
+        options = body.stream_options or StreamOptions()
         return Job(
             chat=chat,
             model=body.model or self._models.names[0],
             adapter=adapter,
-            prompts=tuple(prompts),
+            prompts=tuple(prompt for prompt in prompts for _ in range(each)),
+            answers_each=each,
             max_tokens=max_tokens or self._max_len_tokens - longest,
             ignore_eos=bool(body.ignore_eos),
             cache_salt=body.cache_salt or "",
-            seed=body.seed or 0,
-            samplings=self._sampling.read(body, num_logprobs=num_logprobs, count=len(prompts)),
+            seeds=seeds,
+            samplings=self._samplings(body, seeds, num_logprobs=num_logprobs, answers_each=each),
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=bool(options.include_usage),
+            usage_in_each_event=bool(options.include_usage and options.continuous_usage_stats),
             stops=_stops(body),
         )
+
+    def _samplings(
+        self, body: _Body, seeds: Sequence[int], *, num_logprobs: int | None, answers_each: int
+    ) -> tuple[SamplingParams, ...]:
+        drawn = [None] * len(seeds) if body.seed is None else seeds
+        found = self._sampling.read(body, num_logprobs=num_logprobs, seeds=drawn)
+        if answers_each > 1 and not self._sampling.made_up and not found[0].temperature:
+            raise ApiError("At temperature 0 all answers are the same: n must be 1.", param="n")
+        return found
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         if prompt_tokens + (max_tokens or 1) <= self._max_len_tokens:
@@ -210,17 +252,34 @@ class RequestReader:
         asked = f" and {max_tokens} of the answer" if max_tokens else ""
         raise TooLongError(
             f"This model's maximum context length is {self._max_len_tokens} tokens; "
-            f"this request has {prompt_tokens} of the prompt{asked}.",
+            f"this request has {prompt_tokens} of the prompt{asked}. Shorten the prompt or lower max_tokens.",
             param="prompt",
         )
+
+    def _check_characters(self, count: int) -> None:
+        """Before so long a text is cut into tokens, which takes seconds in which nobody else is served."""
+        if count > self._max_characters:
+            raise TooLongError(
+                f"This model's maximum context length is {self._max_len_tokens} tokens, and the prompt's {count} characters "
+                "are more than that in any case. Shorten the prompt.",
+                param="prompt",
+            )
+
+    def _check_vocabulary(self, prompts: Sequence[list[TokenId]]) -> None:
+        size = self._vocabulary_size
+        if size is not None and (largest := max(map(max, prompts))) >= size:
+            raise ApiError(
+                f"Token {largest} is out of the model's vocabulary, which ends at {size - 1}.", param="prompt"
+            )
 
     def _prompts(self, prompt: object) -> list[list[TokenId]]:
         """A string, token ids, or a list of either."""
         many: list[object] = [prompt]
         if isinstance(prompt, list) and prompt and not _is_token_id(prompt[0]):
             many = prompt
-        if len(many) > _MAX_PROMPTS:
-            raise ApiError(f"At most {_MAX_PROMPTS} prompts in one request.", param="prompt")
+        if len(many) > _MAX_CHOICES:
+            raise ApiError(f"At most {_MAX_CHOICES} prompts in one request.", param="prompt")
+        self._check_characters(max((len(one) for one in many if isinstance(one, str)), default=0))
         return [self._prompt(one) for one in many]
 
     def _prompt(self, prompt: object) -> list[TokenId]:
@@ -252,14 +311,23 @@ def _part_text(part: dict[str, Any]) -> str:
 
 
 def _check_options(body: _Body) -> None:
-    if body.n not in (None, 1) or body.best_of not in (None, 1):
-        raise ApiError("Only n=1 is supported.", param="n")
+    if body.best_of not in (None, 1):
+        raise ApiError("best_of is not supported.", param="best_of")
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream=true.", param="stream_options")
     if body.prompt_logprobs is not None:
         raise ApiError("prompt_logprobs is not supported.", param="prompt_logprobs")
     if body.cache_salt == "":
         raise ApiError("cache_salt must not be empty.", param="cache_salt")
+
+
+def _answers_each(body: _Body, *, num_prompts: int) -> int:
+    each = 1 if body.n is None else body.n
+    if each < 1:
+        raise ApiError(f"n is {each} and must be at least 1.", param="n")
+    if each * num_prompts > _MAX_CHOICES:
+        raise ApiError(f"At most {_MAX_CHOICES} answers in one request.", param="n")
+    return each
 
 
 def _stops(body: _Body) -> StopRule | None:

@@ -34,12 +34,15 @@ class Delta:
     finish_reason: FinishReason | None
     told: tuple[TokenTold, ...] | None = None
     """Of the tokens in it; None where the client did not ask."""
+    stop_reason: str | None = None
+    """The stop string that ended the answer, where one did."""
 
 
-def usage(requests: Sequence[Request]) -> dict[str, Any]:
-    prompt = sum(request.num_prompt_tokens for request in requests)
+def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, Any]:
+    """`answers_each`: so many requests, one after the other, have the same prompt, which counts once."""
+    prompt = sum(request.num_prompt_tokens for request in requests[::answers_each])
     completion = sum(request.num_output_tokens for request in requests)
-    cached = sum(request.num_cached_tokens or 0 for request in requests)
+    cached = sum(request.num_cached_tokens or 0 for request in requests[::answers_each])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -56,8 +59,9 @@ def error_event(body: object) -> bytes:
 class Reply:
     """Builds the parts of one HTTP answer."""
 
-    def __init__(self, *, reply_id: str, chat: bool, model: str, created: int) -> None:
+    def __init__(self, *, reply_id: str, chat: bool, model: str, created: int, answers_each: int = 1) -> None:
         self._chat = chat
+        self._answers_each = answers_each
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{reply_id}",
             "object": "",
@@ -77,25 +81,36 @@ class Reply:
             )
             choices.append(self._choice(delta, shape))
         kind = "chat.completion" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": usage(requests)}
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage(requests)}
 
     def role_event(self) -> bytes:
         """A chat stream's first event."""
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return self._event([choice])
 
-    def event(self, delta: Delta) -> bytes:
+    def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
+        """`request`: whose usage so far the client wants in each event."""
         shape: dict[str, Any] = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
-        return self._event([self._choice(delta, shape)])
+        so_far = {} if request is None else {"usage": usage([request])}
+        return self._event([self._choice(delta, shape)], **so_far)
 
     def usage_event(self, requests: Sequence[Request]) -> bytes:
-        return self._event([], usage=usage(requests))
+        return self._event([], usage=self._usage(requests))
+
+    def _usage(self, requests: Sequence[Request]) -> dict[str, Any]:
+        return usage(requests, answers_each=self._answers_each)
 
     def _choice(self, delta: Delta, shape: dict[str, Any]) -> dict[str, Any]:
         told = None
         if delta.told is not None:
             told = _chat_logprobs(delta.told) if self._chat else self._logprobs(delta.index, delta.told)
-        return {"index": delta.index, **shape, "logprobs": told, "finish_reason": delta.finish_reason}
+        return {
+            "index": delta.index,
+            **shape,
+            "logprobs": told,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
 
     def _logprobs(self, index: int, told: Sequence[TokenTold]) -> dict[str, Any]:
         offsets = []

@@ -1,12 +1,14 @@
 """How a body wants its tokens chosen: read once, checked, and refused where the engine could not do it.
 
 A model that makes its answers up chooses nothing: there these fields are accepted without effect, as clients send them
-to every server, and only log probabilities, which would have to be invented, are refused. Caller: the request reader.
+to every server. Only log probabilities, which would have to be invented, are refused, and numbers that no server takes.
+Caller: the request reader.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ from model_server.core.sampling import SamplingParams
 from model_server.server.errors import ApiError
 
 _MAX_SEED = 2**63
+_GREEDY_BELOW = 1e-5
+"""As in vLLM: logits divided by less would be no numbers."""
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
@@ -54,28 +58,33 @@ class SamplingReader:
     made_up: bool
     rng: random.Random
 
-    def read(self, body: SamplingBody, *, num_logprobs: int | None, count: int) -> tuple[SamplingParams, ...]:
-        """One for each of `count` prompts; they differ in their seeds where the body gives none."""
+    def read(
+        self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
+    ) -> tuple[SamplingParams, ...]:
+        """One for each of `seeds`; None: the client names none, and one is drawn."""
         if self.made_up:
+            self._one(body, num_logprobs=None, seed=0)
             if num_logprobs is not None:
                 raise ApiError(
                     "logprobs is not supported: answers are made up here, and no token has a probability.",
                     param="logprobs",
                 )
-            return (SamplingParams(),) * count
+            return (SamplingParams(),) * len(seeds)
         for name, neutral in _NEUTRAL.items():
             if getattr(body, name) not in (None, neutral):
                 raise ApiError(f"{name} is not supported by this engine; leave it out.", param=name)
+        return tuple(self._one(body, num_logprobs=num_logprobs, seed=seed) for seed in seeds)
+
+    def _one(self, body: SamplingBody, *, num_logprobs: int | None, seed: int | None) -> SamplingParams:
+        temperature = 1.0 if body.temperature is None else body.temperature
+        top_k = body.top_k or 0
         try:
-            return tuple(
-                SamplingParams(
-                    temperature=1.0 if body.temperature is None else body.temperature,
-                    top_p=1.0 if body.top_p is None else body.top_p,
-                    top_k=max(body.top_k or 0, 0) if body.top_k != -1 else 0,
-                    seed=self.rng.randrange(_MAX_SEED) if body.seed is None else body.seed,
-                    num_logprobs=num_logprobs,
-                )
-                for _ in range(count)
+            return SamplingParams(
+                temperature=0.0 if 0 < temperature < _GREEDY_BELOW else temperature,
+                top_p=1.0 if body.top_p is None else body.top_p,
+                top_k=0 if top_k == -1 else top_k,
+                seed=self.rng.randrange(_MAX_SEED) if seed is None else seed,
+                num_logprobs=num_logprobs,
             )
         except ValueError as error:
             raise ApiError(f"{error}.", param=str(error).split(" ", 1)[0]) from error

@@ -152,6 +152,7 @@ class Server:
             language=backend.language,
             sampling=SamplingReader(made_up=backend.made_up, rng=random.Random()),
             max_len_tokens=config.max_len_tokens,
+            vocabulary_size=backend.vocabulary_size,
         )
         api = Api(
             engine=self.engine,

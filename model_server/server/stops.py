@@ -23,12 +23,17 @@ class StopRule:
 class StopFilter:
     """One answer's text on its way out."""
 
-    __slots__ = ("_held", "_rule", "stopped")
+    __slots__ = ("_held", "_rule", "stopped_by")
 
     def __init__(self, rule: StopRule) -> None:
         self._rule = rule
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that has ended the answer."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
 
     def feed(self, piece: str) -> str:
         """What can be shown after this piece; `stopped` turns true when it completes a stop string."""
@@ -37,7 +42,7 @@ class StopFilter:
         found = [(at, stop) for stop in self._rule.strings if (at := text.find(stop)) >= 0]
         if found:
             at, stop = min(found)
-            self.stopped = True
+            self.stopped_by = stop
             self._held = ""
             return text[: at + len(stop) if self._rule.include else at]
         undecided = max((_overlap(text, stop) for stop in self._rule.strings), default=0)

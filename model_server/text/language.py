@@ -47,6 +47,11 @@ class Language(Protocol):
         """The tokens that end an answer, the usual one first."""
         ...
 
+    @property
+    def longest_token_characters(self) -> int:
+        """No token stands for more of a text, so a text of so many for each token is too long without counting."""
+        ...
+
     def encode(self, text: str) -> list[TokenId]: ...
 
     def encode_chat(

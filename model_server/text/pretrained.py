@@ -27,6 +27,7 @@ class PretrainedLanguage:
         """ValueError, OSError: the folder has no tokenizer that could be read."""
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.eos_token_ids = tuple(TokenId(token) for token in _eos(folder, self._tokenizer))
+        self.longest_token_characters = max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def encode(self, text: str) -> list[TokenId]:
         tokens: list[TokenId] = self._tokenizer(text, verbose=False)["input_ids"]

@@ -10,7 +10,7 @@ import msgspec
 from model_server.core.request import TokenId
 from model_server.text.chat import render_chat
 from model_server.text.language import ChatMessage, UnknownTokenError
-from model_server.text.tokenizer import Tokenizer
+from model_server.text.tokenizer import LONGEST_PIECE_CHARACTERS, Tokenizer
 
 
 class _Pieces:
@@ -30,6 +30,7 @@ class StandInLanguage:
     def __init__(self, tokenizer: Tokenizer, *, eos_token_id: TokenId) -> None:
         self._tokenizer = tokenizer
         self._pieces = _Pieces(tokenizer)
+        self.longest_token_characters = LONGEST_PIECE_CHARACTERS
         self.eos_token_ids = (eos_token_id,)
 
     def encode(self, text: str) -> list[TokenId]:

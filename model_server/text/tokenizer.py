@@ -24,6 +24,8 @@ _PIECES = re.compile(
     r"|<|_{1,4}"
     r"| {1,8}|[^\S ]{1,4}"  # runs of spaces; runs of other white space
 )
+LONGEST_PIECE_CHARACTERS = 28
+"""A marker's; other pieces have at most eight."""
 _MAX_REMEMBERED_PIECES = 200_000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -207,7 +208,8 @@ async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("temperature", -1, "must be between 0 and 100"),
+        ("temperature", -1, "must be between 0 and 2"),
+        ("prompt", [1, 4_000_000], "4000000"),
         ("top_p", 0, "over 0"),
         ("logprobs", 21, "between 0 and 20"),
         ("min_p", 0.1, "not supported"),
@@ -218,9 +220,38 @@ async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
 async def test_what_the_engine_cannot_do_is_refused(
     running: Running, field: str, value: object, says: str
 ) -> None:
-    error = await running.refused("/v1/completions", prompt="x", **{field: value})
+    error = await running.refused("/v1/completions", **{"prompt": "x", field: value})
     assert says in error["message"]
     assert error["param"] == field
+    assert await running.text(max_tokens=1)
+
+
+async def test_tokens_that_the_model_has_not_are_refused_and_harm_nobody(running: Running) -> None:
+    size = running.server.backend.vocabulary_size
+    assert size is not None
+    assert (await running.refused("/v1/completions", prompt=[[5], [size]]))["param"] == "prompt"
+    assert (await running.complete([size - 1]))["usage"]["prompt_tokens"] == 1
+    assert (await running.refused("/detokenize", tokens=[-1]))["param"] == "tokens[0]"
+    assert (await running.refused("/detokenize", tokens=[2**70]))["param"] == "tokens"
+
+
+async def test_a_temperature_too_small_to_divide_by_is_greedy(running: Running) -> None:
+    assert await running.text(temperature=5e-324) == await running.text()
+
+
+async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_blocks(running: Running) -> None:
+    prompt = "Some words that fill a few blocks of the cache. " * 10
+    asked = {"temperature": 1.0, "seed": 7, "cache_salt": "several"}
+    answer = await running.complete(prompt, n=3, **asked)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert texts[:1] == [await running.text(prompt, **asked)]
+    assert answer["usage"]["completion_tokens"] == 36
+    alone = (await running.complete(prompt, **asked))["usage"]
+    assert answer["usage"]["prompt_tokens"] == alone["prompt_tokens"]
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert (await running.refused("/v1/completions", prompt=prompt, n=2, temperature=0))["param"] == "n"
 
 
 async def test_a_prompt_over_the_models_length_is_refused_with_both_lengths(running: Running) -> None:
@@ -274,3 +305,37 @@ async def test_adapters_are_loaded_from_their_folders_and_say_something_else_fro
         error = await running.refused("/v1/load_lora_adapter", **body)
         assert says in error["message"]
         assert error["param"] == "lora_path"
+
+
+async def test_a_client_that_goes_away_leaves_no_adapter_half_loaded_or_half_gone(
+    running: Running, folder: Path
+) -> None:
+    bank = running.server.engine.runner.model.adapters  # type: ignore[attr-defined]  # a runner of a real model has one
+    thread = running.server.backend.step_thread
+    assert thread is not None
+    assert len(bank) == 0
+    load = {"lora_name": "alpha", "lora_path": str(folder.parent / "alpha")}
+    for path, body, left in (
+        ("/v1/load_lora_adapter", load, 1),
+        ("/v1/unload_lora_adapter", {"lora_name": "alpha"}, 0),
+    ):
+        is_computing, goes_on = threading.Event(), threading.Event()
+        thread.submit(_occupy, is_computing, goes_on)
+        try:
+            assert await asyncio.to_thread(is_computing.wait, 60)
+            with pytest.raises(TimeoutError):
+                await running.http.post(path, json=body, timeout=aiohttp.ClientTimeout(total=0.3))
+            if left:
+                assert "being loaded" in (await running.refused(path, **load))["message"]
+        finally:
+            goes_on.set()
+        async with asyncio.timeout(60):
+            while len(bank) != left or len(running.server.models.adapters) != left:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+    bank.check_integrity()
+
+
+def _occupy(is_computing: threading.Event, goes_on: threading.Event) -> None:
+    """What a long step does to those who wait for its thread."""
+    is_computing.set()
+    goes_on.wait(60)

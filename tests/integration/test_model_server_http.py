@@ -105,6 +105,35 @@ async def test_several_prompts_stream_side_by_side(start: Start) -> None:
         assert "".join(c["text"] for c in mine) == choice["text"]
 
 
+async def test_several_answers_to_each_prompt_come_side_by_side_and_count_its_tokens_once(
+    start: Start,
+) -> None:
+    server = await start()
+    answer = await server.complete(prompt=["one", "two"], n=2, max_tokens=6)
+    choices = answer["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert len({choice["text"] for choice in choices}) == 4
+    alone = await server.complete(prompt=["one", "two"], max_tokens=6)
+    assert [choices[0]["text"], choices[2]["text"]] == [choice["text"] for choice in alone["choices"]]
+    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == 24
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "n": 3, "max_tokens": 2}
+    *chunks, _ = await server.events("/v1/chat/completions", chat)
+    assert {choice["index"] for chunk in chunks for choice in chunk["choices"]} == {0, 1, 2}
+
+
+async def test_usage_in_each_event_grows_with_the_answer(start: Start) -> None:
+    server = await start()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["one", PROMPT], "max_tokens": 3, "stream_options": options}
+    *chunks, last, _ = await server.events("/v1/completions", body)
+    for index in (0, 1):
+        mine = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert [usage["completion_tokens"] for usage in mine] == [1, 2, 3]
+        assert len({usage["prompt_tokens"] for usage in mine}) == 1
+    assert last["usage"]["completion_tokens"] == 6
+
+
 async def test_a_stream_interval_joins_tokens_after_the_first(start: Start) -> None:
     server = await start(stream_interval=10)
     whole = await server.complete(max_tokens=25)
@@ -170,13 +199,14 @@ async def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(start: St
     assert whole.index(stop) == 40
     stopped = await server.complete(max_tokens=60, stop=[stop, "never said"])
     [choice] = stopped["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (whole[:40], "stop")
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (whole[:40], "stop", stop)
     assert stopped["usage"]["completion_tokens"] < 30
     shown = await server.complete(max_tokens=60, stop=stop, include_stop_str_in_output=True)
     assert shown["choices"][0]["text"] == whole[:47]
     chunks = (await server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 60, "stop": stop}))[:-1]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole[:40]
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert [chunk["choices"][0]["stop_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [stop]
     assert server.engine.num_unfinished == 0
     assert server.engine.kv_cache.pool.usage == 0
     ended = {

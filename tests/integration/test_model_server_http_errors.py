@@ -26,14 +26,20 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
         ("completions", b"\xff\xfe", None),
         ("completions", b"[" * 100_000, None),
         ("completions", b'{"prompt": "\\ud800"}', None),
-        ("completions", {}, None),
+        ("completions", {}, "prompt"),
         ("completions", {"prompt": ""}, "prompt"),
         ("completions", {"prompt": []}, "prompt"),
         ("completions", {"prompt": [[]]}, "prompt"),
         ("completions", {"prompt": [1, -2]}, "prompt"),
         ("completions", {"prompt": [1, "x"]}, "prompt"),
         ("completions", {"prompt": [True]}, "prompt"),
-        ("completions", {"prompt": "x", "n": 2}, "n"),
+        ("completions", {"prompt": "x", "n": 0}, "n"),
+        ("completions", {"prompt": ["x"] * 200, "n": 2}, "n"),
+        ("completions", {"prompt": "x", "best_of": 2}, "best_of"),
+        ("completions", {"prompt": "x", "temperature": -1}, "temperature"),
+        ("completions", {"prompt": "x", "temperature": 2.5}, "temperature"),
+        ("completions", {"prompt": "x", "top_p": 0}, "top_p"),
+        ("completions", {"prompt": "x", "top_k": -5}, "top_k"),
         ("completions", {"prompt": "x", "echo": True}, "echo"),
         ("completions", {"prompt": "x", "logprobs": 0}, "logprobs"),
         ("completions", {"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
@@ -41,7 +47,7 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
         ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop"),
         ("completions", {"prompt": "x", "stop": "a" * 257}, "stop"),
         ("completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
-        ("completions", {"prompt": "x", "max_tokens": "many"}, None),
+        ("completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens"),
         ("completions", {"prompt": "x", "cache_salt": ""}, "cache_salt"),
         ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
         ("completions", {"prompt": "word " * 5000}, "prompt"),
@@ -59,7 +65,9 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages",
         ),
-        ("chat/completions", {"messages": "hi"}, None),
+        ("chat/completions", {"messages": "hi"}, "messages"),
+        ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0].role"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "prompt"),
     ],
 )
 async def test_bad_input_gets_400_in_the_apis_shape(
@@ -116,6 +124,17 @@ async def test_a_body_over_the_limit_gets_413_in_the_apis_shape(start: Start) ->
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
         status, answer = await server.post(path, {"prompt": "x" * 2000})
         assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
+        assert "2,000 bytes" in answer["error"]["message"]
+
+
+async def test_a_text_that_is_far_too_long_is_refused_without_being_cut_into_tokens(start: Start) -> None:
+    server = await start(max_model_len_tokens=100)
+    text = "x " * 50_000
+    status, answer = await server.post("/v1/completions", {"prompt": [text]})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert "100000 characters" in answer["error"]["message"]
+    _, tokens = await server.post("/tokenize", {"prompt": text})
+    assert tokens["count"] > 100  # counting is what that page is for
 
 
 async def test_an_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_the_log(

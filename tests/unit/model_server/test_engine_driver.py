@@ -12,7 +12,7 @@ from model_server.core.request import Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.driver import EngineDriver, Mailbox
-from model_server.server.errors import DrainingError, EngineStoppedError, QueueFullError
+from model_server.server.errors import ApiError, DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
 from model_server.text.answers import Answers
 from model_server.text.standin import StandInLanguage
@@ -119,8 +119,9 @@ async def test_an_idle_loop_never_sleeps_on_the_clock() -> None:
 async def test_the_queue_takes_all_prompts_of_a_request_or_none() -> None:
     driver = driver_of(Time(), max_waiting=3)
     several = [request_of(5, max_tokens=1, name=str(i)) for i in range(4)]
-    with pytest.raises(QueueFullError):
+    with pytest.raises(ApiError, match="send it in parts") as never:
         driver.submit(several, Mailbox(), stream=False)
+    assert never.value.status == 400
     driver.submit(several[:3], Mailbox(), stream=False)
     with pytest.raises(QueueFullError):
         driver.submit(several[3:], Mailbox(), stream=False)
