@@ -10,6 +10,8 @@ import threading
 import time
 from dataclasses import dataclass
 
+from model_server.tiers.files import OpenFiles
+
 
 @dataclass(slots=True)
 class ReadCounts:
@@ -20,8 +22,10 @@ class ReadCounts:
 class Disk:
     """The real one, with the system's page cache in front of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_open_files: int | None = None) -> None:
+        """None: as many as the process can spare."""
         self.counts = ReadCounts()
+        self.files = OpenFiles(limit=max_open_files)
         self._lock = threading.Lock()
 
     def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:

@@ -9,6 +9,7 @@ damaged, or whose node is gone, go when they are read. Callers: the tiered reade
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import zlib
 from collections.abc import Collection
@@ -16,12 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_server.core.hashing import BlockHash
+from model_server.tiers.files import write_whole
 from model_server.tiers.importance import NodeImportance
 from model_server.tiers.learnt import Blocks
-from model_server.tiers.segment import UNFINISHED
+from model_server.tiers.segment import MAX_TOKENS
 
 SUFFIX = ".importance"
 _CRC_BYTES = 4
+
+_log = logging.getLogger(__name__)
 
 
 def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
@@ -34,34 +38,43 @@ def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
     }
     content = json.dumps(about).encode() + b"\n" + importance.packed()
     path = folder / (blocks[0].hex() + SUFFIX)
-    unfinished = path.with_name(path.name + UNFINISHED)
-    unfinished.write_bytes(zlib.crc32(content).to_bytes(_CRC_BYTES, "big") + content)
-    unfinished.rename(path)
+    write_whole(path, (zlib.crc32(content).to_bytes(_CRC_BYTES, "big"), content), synced=False)
 
 
-def load(folder: Path, *, stored: Collection[BlockHash]) -> list[tuple[Blocks, NodeImportance]]:
-    """Of the nodes whose names are in `stored`; other files go."""
+def load(
+    folder: Path, *, stored: Collection[BlockHash], num_layers: int, block_tokens: int
+) -> list[tuple[Blocks, NodeImportance]]:
+    """Of the nodes whose names are in `stored`, of a layout with so many layers and tokens a block; other files go."""
     found = []
     for path in folder.glob(f"*{SUFFIX}"):
         try:
-            blocks, importance = _read(path)
-        except (ValueError, KeyError, TypeError, AssertionError):
-            path.unlink()
-            continue
-        if blocks[0] in stored and path.name == blocks[0].hex() + SUFFIX:
-            found.append((blocks, importance))
+            blocks, importance = _read(path, num_layers=num_layers, block_tokens=block_tokens)
+        except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+            _remove(path)
+        except OSError as error:
+            _log.warning("what was learnt of a stored prefix cannot be read: %s", error)
         else:
-            path.unlink()
+            if blocks[0] in stored:
+                found.append((blocks, importance))
+            else:
+                _remove(path)
     return found
 
 
 def remove(folder: Path, name: BlockHash) -> None:
-    """The node is gone. What cannot be removed goes at the next start."""
-    with suppress(OSError):
-        (folder / (name.hex() + SUFFIX)).unlink()
+    """The node is gone."""
+    _remove(folder / (name.hex() + SUFFIX))
 
 
-def _read(path: Path) -> tuple[Blocks, NodeImportance]:
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # what cannot be removed is tried again at the next start
+        path.unlink()
+
+
+def _read(path: Path, *, num_layers: int, block_tokens: int) -> tuple[Blocks, NodeImportance]:
+    """Of a size that a node can have, whatever the file says."""
+    if path.stat().st_size > 4 * MAX_TOKENS * (1 + num_layers) + 80 * MAX_TOKENS // block_tokens + 2048:
+        raise ValueError("it is too long")
     whole = path.read_bytes()
     checksum, content = whole[:_CRC_BYTES], whole[_CRC_BYTES:]
     if zlib.crc32(content).to_bytes(_CRC_BYTES, "big") != checksum:
@@ -71,8 +84,11 @@ def _read(path: Path) -> tuple[Blocks, NodeImportance]:
     if about["byte_order"] != sys.byteorder:
         raise ValueError("it is of another machine")
     blocks = tuple(BlockHash(bytes.fromhex(block)) for block in about["blocks"])
-    importance = NodeImportance.unpacked(
-        numbers, num_layers=about["num_layers"], num_tokens=about["num_tokens"]
-    )
+    num_tokens = len(blocks) * block_tokens
+    if not blocks or (about["num_layers"], about["num_tokens"]) != (num_layers, num_tokens):
+        raise ValueError("it is of another layout")
+    if path.name != blocks[0].hex() + SUFFIX:
+        raise ValueError("it is of another node")
+    importance = NodeImportance.unpacked(numbers, num_layers=num_layers, num_tokens=num_tokens)
     importance.check_integrity()
     return blocks, importance

@@ -79,7 +79,13 @@ class TieredReader:
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
         stored = {segment.place.hashes[0] for segment in store.segments()}
-        for blocks, importance in importance_files.load(store.folder, stored=stored):
+        learnt = importance_files.load(
+            store.folder,
+            stored=stored,
+            num_layers=store.layout.num_layers,
+            block_tokens=store.layout.block_tokens,
+        )
+        for blocks, importance in learnt:
             self._learnt.restore(blocks, importance)
         self._earlier: dict[Segment, list[dict[int, int]]] = {}
         """For each layer of a segment, how often the tokens of each chunk were read before it was made."""
@@ -281,6 +287,8 @@ class TieredReader:
         if _PROBE in held:
             carried[_PROBE] = held[_PROBE], (_PROBE,)
         for chunk, (content, made_of) in carried.items():
+            if (new, layer, chunk) in self._placement:  # a request was faster
+                continue
             num_uses = max(uses[source] for source in made_of)
             moved = self._placement.adopt(
                 (new, layer, chunk),

@@ -4,14 +4,16 @@
     description: JSON (block hashes, place in the tree), mapping lists (16 bits a token and layer), CRC of each chunk
     for each layer: the probed keys, one chunk; then chunks of `chunk_tokens` tokens with the other keys and all values
 
-A file is written whole under a temporary name, synced, and renamed: under its final name it is complete. A reader holds the file
-open, so one that is replaced meanwhile stays readable as it was. What is cut off or altered is noticed by length or CRC.
+A file is written whole, and under its name it is complete. What is cut off or altered is noticed by length or CRC, and a file that
+somebody else made is believed no further than it fits. A segment that is replaced stays readable as it was while its file is among
+those that are open; then it is `DamagedSegmentError`, and its reader computes.
 
 Callers: the store.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -19,17 +21,19 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError
+from model_server.tiers.files import ReadFile, write_whole
 from model_server.tiers.layout import TokenOrder
 
 SUFFIX = ".kv"
-UNFINISHED = ".unfinished"
+MAX_TOKENS = 1 << 16
+"""Of one node: a place in a mapping list has 16 bits."""
 _MAGIC = b"PGKVSEG1"
 _PREAMBLE = struct.Struct("<8sII")
 
@@ -58,6 +62,12 @@ class KvLayout:
     def data_bytes(self, num_tokens: int) -> int:
         return self.num_layers * num_tokens * (self.probe_bytes + self.rest_bytes)
 
+    def described_bytes(self, num_blocks: int) -> int:
+        """Not under what stands before the data of so many blocks."""
+        num_tokens = num_blocks * self.block_tokens
+        a_layer = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
+        return 2048 + 80 * num_blocks + self.num_layers * a_layer
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRecords:
@@ -85,59 +95,36 @@ class Place:
 
 def write(
     path: Path, layout: KvLayout, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder]
-) -> int:
-    """Write or replace the segment at once. Gives its size in bytes."""
+) -> None:
+    """Write or replace the segment at once. OSError: of the disk."""
     chunks = [
         chunk
         for records, order in zip(layers, orders, strict=True)
         for chunk in _chunks(layout, records, order)
     ]
     described = _describe(layout, place, orders, [zlib.crc32(chunk) for chunk in chunks])
-    unfinished = path.with_name(path.name + UNFINISHED)
-    try:
-        with unfinished.open("wb") as file:
-            file.write(_PREAMBLE.pack(_MAGIC, len(described), zlib.crc32(described)))
-            file.write(described)
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-            size_bytes = file.tell()
-        unfinished.rename(path)
-    except OSError:
-        with suppress(
-            OSError
-        ):  # a full disk needs the room back; what stays goes when the store is opened next
-            unfinished.unlink()
-        raise
-    sync_folder(path.parent)
-    return size_bytes
-
-
-def sync_folder(folder: Path) -> None:
-    """Names that were given or taken in it last."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    preamble = _PREAMBLE.pack(_MAGIC, len(described), zlib.crc32(described))
+    write_whole(path, (preamble, described, *chunks), synced=True)
 
 
 class Segment:
-    """A complete segment file, open for reading. Threads may read it together."""
+    """A complete segment file. Threads may read it together."""
 
     def __init__(self, path: Path, layout: KvLayout, disk: Disk) -> None:
-        """DamagedSegmentError: it is not what a writer of this layout leaves behind."""
+        """DamagedSegmentError: it is not what a writer of this layout leaves behind. OSError: of the disk."""
         self.path = path
         self._layout = layout
         self._disk = disk
-        self._file = os.open(path, os.O_RDONLY)
+        self._file = ReadFile(path, disk.files)
+        self.size_bytes = self._file.size_bytes
+        self.written_ns = self._file.written_ns
         try:
             self._read_description()
-        except (ValueError, KeyError, TypeError, AssertionError, struct.error) as error:
-            self.close()
+        except (ValueError, KeyError, TypeError, AssertionError, RecursionError, struct.error) as error:
             raise DamagedSegmentError(f"{path} is cut off or altered: {error}") from error
-        except BaseException:
-            self.close()
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise DamagedSegmentError(f"{path} cannot be read: {error}") from error
             raise
 
     def probe(self, layer: int) -> bytes:
@@ -165,13 +152,9 @@ class Segment:
         rest = self.orders[layer].unpack(stored, record_bytes=self._layout.rest_bytes)
         return LayerRecords(self.probe(layer), rest)
 
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
+    def is_there(self) -> bool:
+        """Whether its path still leads to it: nobody has replaced or removed it."""
+        return self._file.is_there()
 
     def check_integrity(self) -> None:
         """Reads everything. DamagedSegmentError where bytes are not those that were written."""
@@ -181,37 +164,58 @@ class Segment:
             self.layer(layer)
 
     def _read_description(self) -> None:
-        magic, length, checksum = _PREAMBLE.unpack(os.pread(self._file, _PREAMBLE.size, 0))
-        described = os.pread(self._file, length, _PREAMBLE.size)
-        if magic != _MAGIC or len(described) != length or zlib.crc32(described) != checksum:
+        """Nothing in it is believed but what fits the layout, the file's size and each other."""
+        number = self._file.handle().number
+        magic, length, checksum = _PREAMBLE.unpack(os.pread(number, _PREAMBLE.size, 0))
+        if magic != _MAGIC or length > min(
+            self.size_bytes, self._layout.described_bytes(MAX_TOKENS // self._layout.block_tokens)
+        ):
+            raise ValueError("it does not begin like a segment")
+        described = os.pread(number, length, _PREAMBLE.size)
+        if len(described) != length or zlib.crc32(described) != checksum:
             raise ValueError("its description does not fit its checksum")
         text, _, numbers = described.partition(b"\n")
-        told = json.loads(text)
-        parent = BlockHash(bytes.fromhex(told["parent"])) if told["parent"] else None
-        hashes = tuple(BlockHash(bytes.fromhex(block)) for block in told["hashes"])
-        self.place = Place(hashes, told["first_block"], parent)
-        layout = self._layout
-        if told["layout"] != asdict(layout):
-            raise ValueError("it has another layout than its store")
-        self.num_tokens = len(hashes) * layout.block_tokens
-        slots_bytes = 2 * layout.num_layers * self.num_tokens
-        slots = _from_little("H", numbers[:slots_bytes])
-        self.orders = [
-            TokenOrder(tuple(slots[layer * self.num_tokens : (layer + 1) * self.num_tokens]))
-            for layer in range(layout.num_layers)
-        ]
-        self._checksums = _from_little("I", numbers[slots_bytes:])
+        self.place = _place(json.loads(text), self._layout)
+        self.num_tokens = len(self.place.hashes) * self._layout.block_tokens
+        self._read_numbers(numbers)
         self._data = _PREAMBLE.size + length
-        self._layer_bytes = self.num_tokens * (layout.probe_bytes + layout.rest_bytes)
-        self.size_bytes = self._data + layout.data_bytes(self.num_tokens)
-        if os.fstat(self._file).st_size != self.size_bytes:
-            raise ValueError(f"{self.size_bytes} bytes are wanted")
+        self._layer_bytes = self.num_tokens * (self._layout.probe_bytes + self._layout.rest_bytes)
+        wanted = self._data + self._layout.data_bytes(self.num_tokens)
+        if self.size_bytes != wanted:
+            raise ValueError(f"{wanted} bytes are wanted")
+
+    def _read_numbers(self, numbers: bytes) -> None:
+        """The mapping lists, then the checksums. Layers whose order is the logical one share it: most nodes have no other."""
+        layout, logical = self._layout, TokenOrder.logical(self.num_tokens)
+        row = 2 * self.num_tokens
+        self.orders = []
+        for start in range(0, layout.num_layers * row, row):
+            order = TokenOrder(tuple(_from_little("H", numbers[start : start + row])))
+            order.check_integrity()
+            self.orders.append(logical if order == logical else order)
+        self._checksums = _from_little("I", numbers[layout.num_layers * row :])
+        if len(self._checksums) != layout.num_layers * (1 + layout.num_chunks(self.num_tokens)):
+            raise ValueError("it has another number of checksums than of chunks")
 
     def _checked(self, number: int, offset: int, num_bytes: int) -> bytes:
-        content = self._disk.read(self._file, offset=offset, num_bytes=num_bytes)
+        handle = self._file.handle()
+        content = self._disk.read(handle.number, offset=offset, num_bytes=num_bytes)
         if len(content) != num_bytes or zlib.crc32(content) != self._checksums[number]:
             raise DamagedSegmentError(f"{self.path}: chunk {number} does not fit its checksum")
         return content
+
+
+def _place(told: Any, layout: KvLayout) -> Place:
+    """ValueError, KeyError, TypeError: it is no place of a segment of this layout."""
+    if told["layout"] != asdict(layout):
+        raise ValueError("it has another layout than its store")
+    hashes = tuple(BlockHash(bytes.fromhex(block)) for block in told["hashes"])
+    first_block, parent = told["first_block"], told["parent"]
+    if not hashes or len(set(hashes)) != len(hashes) or not all(hashes):
+        raise ValueError("a segment has blocks, and each of them once")
+    if not isinstance(first_block, int) or (first_block > 0) != (parent is not None):
+        raise ValueError("blocks stand before it or none")
+    return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)))
 
 
 def _chunks(layout: KvLayout, records: LayerRecords, order: TokenOrder) -> list[bytes]:

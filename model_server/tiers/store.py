@@ -9,34 +9,32 @@ its two writes), is dropped when the folder is opened, and so is whatever is dam
 
 One process at a time has the folder (flock); its threads may read, put and reorder together. Writers wait for each other, and
 nobody who looks something up waits for a file to be written. A reader keeps the segment it was given, whatever replaces it.
-Where room is wanted the leaf goes that was used longest ago.
+Where room is wanted the node goes that was used longest ago. Who uses a node uses those before it, and of equals the deeper one
+goes first, so that is always a leaf. After a restart what was written first counts as used first.
 
-Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the limit.
+Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the limit; no node was
+used after one before it.
 Callers: the tiered reader, whoever computes prefixes, the background reordering.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from model_server.core.hashing import BlockHash, PrefixScope
-from model_server.tiers import segment
+from model_server.tiers import owned_folder, segment
 from model_server.tiers.disk import Disk
-from model_server.tiers.errors import DamagedSegmentError, LayoutMismatchError, StoreError
+from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import PLAIN, Tell, TierRemoved, TierStored, to_nobody
+from model_server.tiers.files import UNFINISHED
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.nodes import Match, Node, PrefixTree
+from model_server.tiers.nodes import Node, PrefixTree
 from model_server.tiers.segment import KvLayout, LayerRecords, Place, Segment
-
-_MANIFEST = "manifest.json"
-_FORMAT = 1
+from model_server.tiers.weakest_first import WeakestFirst
 
 
 class PrefixStore:
@@ -48,7 +46,7 @@ class PrefixStore:
         capacity_bytes: int,
         disk: Disk | None = None,
     ) -> None:
-        """LayoutMismatchError: the folder belongs to another model. StoreError: to another process, or cannot be read."""
+        """LayoutMismatchError: the folder belongs to another model. StoreError: to another process, or cannot be used."""
         self.layout = layout
         self.disk = disk or Disk()
         self.capacity_bytes = capacity_bytes
@@ -63,12 +61,19 @@ class PrefixStore:
         self._tree = PrefixTree()
         self._segments: dict[BlockHash, Segment] = {}
         self._last_use: dict[BlockHash, int] = {}
+        self._oldest = WeakestFirst[BlockHash, tuple[int, int]]()
         self._now = 0
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it says what prompts were
-        self._lock_file = _locked(folder / "lock")
+        self._lock_file = -1
         try:
-            _check_manifest(folder / _MANIFEST, layout)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it says what prompts were
+            self._lock_file = owned_folder.locked(folder)
+            owned_folder.check_manifest(folder, layout)
             self._open_segments()
+        except OSError as error:
+            self.close()
+            raise StoreError(
+                f"{folder} cannot be used for the KV store: {error}; mend or remove it, or give another folder"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -85,7 +90,8 @@ class PrefixStore:
         """What is stored of a prefix: segments from its beginning, and how many blocks of each are the prefix's."""
         with self._lock:
             found = self._tree.match(hashes)
-            self._touch(found)
+            if found:
+                self._touch(found[-1].node)
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
@@ -111,12 +117,14 @@ class PrefixStore:
         with self._writing:
             with self._lock:
                 found = self._tree.match(hashes)
-                self._touch(found)
+                if found:
+                    self._touch(found[-1].node)
                 covered = sum(match.num_blocks for match in found)
                 if covered == len(hashes) or covered < first_block:
                     return 0
-                num_tokens = (len(hashes) - covered) * self.layout.block_tokens
-                self._make_room(self._size_bytes(num_tokens), keep={match.node.name for match in found})
+                self._make_room(
+                    self._size_bytes(len(hashes) - covered), keep=[match.node.name for match in found]
+                )
             if found and found[-1].num_blocks < len(found[-1].node.hashes):
                 self._split(found[-1].node, found[-1].num_blocks)
             place = Place(tuple(hashes[covered:]), covered, hashes[covered - 1] if covered else None)
@@ -127,7 +135,7 @@ class PrefixStore:
                 added = self._tree.insert(hashes).added
                 assert added is not None
                 self._hold(added.name, written)
-                self._touch([Match(added, len(added.hashes))])
+                self._touch(added)
                 own_tokens = token_ids[start:end]
                 self.tell(TierStored("STORAGE", place.hashes, covered, place.parent, own_tokens, scope))
             return len(hashes) - covered
@@ -181,18 +189,21 @@ class PrefixStore:
         with self._lock:
             self._tree.check_integrity()
             names = {node.name for node in self._tree}
-            assert names == self._segments.keys() == self._last_use.keys()
+            assert names == self._segments.keys() == self._last_use.keys() == self._oldest.filed.keys()
+            self._oldest.check_integrity(self._age)
+            self.disk.files.check_integrity()
             files = {path.name for path in self.folder.glob(f"*{segment.SUFFIX}")}
             assert files == {_file_name(name) for name in names}
             for node in self._tree:
                 own = self._segments[node.name]
                 assert own.place == _place(node), "a segment says where it belongs"
-                assert own.size_bytes == self._path(node.name).stat().st_size
+                assert own.is_there()
+                assert node.parent is None or self._last_use[node.parent.name] >= self._last_use[node.name]
             assert self.used_bytes == sum(own.size_bytes for own in self._segments.values())
             assert self.used_bytes <= self.capacity_bytes
 
     def _open_segments(self) -> None:
-        for path in self.folder.glob(f"*{segment.UNFINISHED}"):
+        for path in self.folder.glob(f"*{UNFINISHED}"):
             path.unlink()
         opened: list[Segment] = []
         for path in self.folder.glob(f"*{segment.SUFFIX}"):
@@ -201,15 +212,20 @@ class PrefixStore:
             except DamagedSegmentError:
                 path.unlink()
         for own in sorted(opened, key=lambda own: own.place.first_block):
-            place = own.place
-            node = self._tree.attach(place.hashes, first_block=place.first_block, parent_hash=place.parent)
-            if node is None or own.path.name != _file_name(place.hashes[0]):
+            place, node = own.place, None
+            if own.path.name == _file_name(place.hashes[0]):
+                node = self._tree.attach(
+                    place.hashes, first_block=place.first_block, parent_hash=place.parent
+                )
+            if node is None:
                 own.path.unlink()
             else:
-                self._segments[node.name] = own
-                self._last_use[node.name] = 0
-                self.used_bytes += own.size_bytes
-        self._make_room(0, keep=set())
+                self._hold(node.name, own)
+        for own in sorted(self._segments.values(), key=lambda own: own.written_ns):
+            node = self._tree.find(own.place.hashes[0])
+            assert node is not None
+            self._touch(node)
+        self._make_room(0, keep=())
 
     def _check_shape(
         self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords], *, first_block: int
@@ -222,8 +238,8 @@ class PrefixStore:
         )
         if not fits or num_tokens <= 0:
             raise StoreError(f"records of {layout.num_layers} layers and {num_tokens} tokens are wanted")
-        if num_tokens > 1 << 16:
-            raise StoreError(f"a node has at most {1 << 16} tokens, not {num_tokens}")
+        if num_tokens > segment.MAX_TOKENS:
+            raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
     def _split(self, node: Node, num_blocks: int) -> None:
         """The tail first: were the head cut short before, the tail's blocks would be nowhere if the process died."""
@@ -242,64 +258,87 @@ class PrefixStore:
                 own = [records.part(self.layout, start, end) for records in layers]
                 written.append(self._write(place, own, orders))
         except BaseException:
-            with suppress(
-                OSError
-            ):  # the whole node is still there; a tail that stays goes when the store is opened next
+            with suppress(OSError):  # a tail that stays goes when the store is opened next
                 self._path(hashes[num_blocks]).unlink(missing_ok=True)
             raise
         with self._lock:
             tail = self._tree.split(node, num_blocks)
-            self._last_use[tail.name] = self._last_use[node.name]
             self._hold(tail.name, written[0])
             self._hold(node.name, written[1])
+            self._last_use[tail.name] = self._last_use[node.name]
 
     def _write(
         self, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder] | None
     ) -> Segment:
-        path = self._path(place.hashes[0])
+        """Where it fails there is what was there before; or nothing, if that is gone already."""
+        name = place.hashes[0]
+        path, before = self._path(name), self._segments.get(name)
         logical = [TokenOrder.logical(len(place.hashes) * self.layout.block_tokens)] * self.layout.num_layers
-        segment.write(path, self.layout, place, layers, orders or logical)
-        return Segment(path, self.layout, self.disk)
+        try:
+            segment.write(path, self.layout, place, layers, orders or logical)
+            return Segment(path, self.layout, self.disk)
+        except BaseException:
+            with suppress(OSError):  # what stays goes when the store is opened next
+                if before is None:
+                    path.unlink(missing_ok=True)
+                elif not before.is_there():
+                    self.drop_damaged(before)
+            raise
 
     def _hold(self, name: BlockHash, written: Segment) -> None:
         if (replaced := self._segments.get(name)) is not None:
             self.used_bytes -= replaced.size_bytes
         self._segments[name] = written
         self.used_bytes += written.size_bytes
+        if replaced is None:
+            self._last_use[name] = 0
+            self._oldest.file(name, self._age(name))
 
-    def _size_bytes(self, num_tokens: int) -> int:
-        """Not under what a segment of so many tokens takes, and the second description that a split adds."""
+    def _size_bytes(self, num_blocks: int) -> int:
+        """Not under what a segment of so many blocks takes, and the second description that a split adds."""
         layout = self.layout
-        blocks = num_tokens // layout.block_tokens
-        described = (
-            2048
-            + 80 * blocks
-            + layout.num_layers * (2 * num_tokens + 4 * (layout.num_chunks(num_tokens) + 1))
-        )
-        return layout.data_bytes(num_tokens) + described + 4096 + 8 * layout.num_layers
+        described = layout.described_bytes(num_blocks) + 4096 + 8 * layout.num_layers
+        return layout.data_bytes(num_blocks * layout.block_tokens) + described
 
-    def _make_room(self, num_bytes: int, *, keep: set[BlockHash]) -> None:
+    def _make_room(self, num_bytes: int, *, keep: Collection[BlockHash]) -> None:
+        """`keep`: the nodes that were just used. StoreError: it would not be enough if all others went; they stay."""
+        kept_bytes = sum(self._segments[name].size_bytes for name in keep)
+        if kept_bytes + num_bytes > self.capacity_bytes:
+            raise StoreError(
+                f"{num_bytes} bytes do not fit into a store of {self.capacity_bytes}, {kept_bytes} of which hold what stands "
+                "before them; raise its capacity"
+            )
         while self.used_bytes + num_bytes > self.capacity_bytes:
-            leaves = [node for node in self._tree if not node.children and node.name not in keep]
-            if not leaves:
-                raise StoreError(
-                    f"{num_bytes} bytes do not fit into a store of {self.capacity_bytes}; raise its capacity"
-                )
-            self._remove(min(leaves, key=lambda node: self._last_use[node.name]))
+            oldest = self._oldest.weakest(self._age)
+            assert oldest is not None
+            assert oldest not in keep
+            node = self._tree.find(oldest)
+            assert node is not None
+            self._remove(node)
 
     def _remove(self, node: Node) -> None:
         for child in list(node.children.values()):
             self._remove(child)
         self._tree.remove(node)
         self.used_bytes -= self._segments.pop(node.name).size_bytes
+        self._oldest.remove(node.name)
         del self._last_use[node.name]
         self.tell(TierRemoved("STORAGE", node.hashes))
         self._path(node.name).unlink(missing_ok=True)
 
-    def _touch(self, matches: Sequence[Match]) -> None:
+    def _touch(self, node: Node) -> None:
+        """It is used, and with it those before it."""
         self._now += 1
-        for match in matches:
-            self._last_use[match.node.name] = self._now
+        used: Node | None = node
+        while used is not None:
+            self._last_use[used.name] = self._now
+            used = used.parent
+
+    def _age(self, name: BlockHash) -> tuple[int, int]:
+        """Less is older."""
+        node = self._tree.find(name)
+        assert node is not None
+        return self._last_use[name], -node.first_block
 
     def _path(self, name: BlockHash) -> Path:
         return self.folder / _file_name(name)
@@ -316,41 +355,3 @@ def _place(node: Node) -> Place:
 def _order_of_part(order: TokenOrder, start: int, end: int) -> TokenOrder:
     """Tokens [start, end) in the sequence in which they were stored."""
     return TokenOrder.of_stored([token - start for token in order.stored() if start <= token < end])
-
-
-def _locked(path: Path) -> int:
-    number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(number)
-        raise StoreError(
-            f"{path.parent} is in use by another process; give each server a folder of its own"
-        ) from error
-    return number
-
-
-def _check_manifest(path: Path, layout: KvLayout) -> None:
-    wanted = {"format": _FORMAT, **asdict(layout)}
-    if not path.exists():
-        if any(path.parent.glob(f"*{segment.SUFFIX}")):
-            raise StoreError(f"{path.parent} has segments and no {_MANIFEST}; remove the folder")
-        unfinished = path.with_name(_MANIFEST + segment.UNFINISHED)
-        with unfinished.open("w") as file:
-            json.dump(wanted, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
-        segment.sync_folder(path.parent)
-        return
-    try:
-        there = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StoreError(f"{path} cannot be read; remove the folder, it is only a cache") from error
-    if there != wanted:
-        differing = {
-            name for name in wanted if not isinstance(there, dict) or there.get(name) != wanted[name]
-        }
-        raise LayoutMismatchError(
-            f"{path.parent} holds KV with another {', '.join(sorted(differing)) or 'manifest'}; give another folder"
-        )

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from model_server.core.hashing import BlockHash
 from model_server.tiers import importance_files
 from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.health import FIRST_PAUSE_S
-from model_server.tiers.learnt import Learnt
+from model_server.tiers.importance import NodeImportance
+from model_server.tiers.learnt import Blocks, Learnt
 from model_server.tiers.reordering import BackgroundReordering
 from model_server.tiers.residency import Residency
 from model_server.tiers.store import PrefixStore
@@ -106,6 +108,12 @@ def fresh() -> Learnt:
     return Learnt(num_layers=2, block_tokens=LAYOUT.block_tokens)
 
 
+def loaded(folder: Path, *stored: BlockHash) -> list[tuple[Blocks, NodeImportance]]:
+    return importance_files.load(
+        folder, stored=stored, num_layers=LAYOUT.num_layers, block_tokens=LAYOUT.block_tokens
+    )
+
+
 def test_a_node_is_due_after_two_requests_and_then_each_time_they_have_doubled() -> None:
     learnt, due_after = fresh(), []
     for request in range(1, 20):
@@ -164,7 +172,7 @@ def test_what_was_learnt_is_there_after_a_restart_unless_its_file_or_its_node_is
         importance_files.save(tmp_path, *saved)
     assert learnt.take_unsaved() == []
     restored = fresh()
-    for blocks, importance in importance_files.load(tmp_path, stored={BLOCKS[0], BLOCKS[1]}):
+    for blocks, importance in loaded(tmp_path, BLOCKS[0], BLOCKS[1]):
         restored.restore(blocks, importance)
     restored.check_integrity()
     for node in (BLOCKS[:1], BLOCKS[1:]):
@@ -174,12 +182,12 @@ def test_what_was_learnt_is_there_after_a_restart_unless_its_file_or_its_node_is
         assert after.num_requests == before.num_requests == 1
         assert list(after.means(1)) == list(before.means(1))
     assert restored.next_due() is None
-    assert len(importance_files.load(tmp_path, stored={BLOCKS[1]})) == 1, "the other node is gone"
+    assert len(loaded(tmp_path, BLOCKS[1])) == 1, "the other node is gone"
     [path] = tmp_path.iterdir()
     whole = path.read_bytes()
     for content in (whole[:-1], whole[:50], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
         path.write_bytes(content)
-        assert importance_files.load(tmp_path, stored={BLOCKS[1]}) == []
+        assert loaded(tmp_path, BLOCKS[1]) == []
         assert not path.exists()
     importance_files.remove(tmp_path, BLOCKS[1])
 

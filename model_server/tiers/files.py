@@ -1,0 +1,149 @@
+"""Files of a store's folder: written whole, readable by their owner alone, and read through a bounded number of handles.
+
+A store has more files than a process may have open. So `OpenFiles` keeps those open that were read last; another one is opened
+again when it is read, and has to be the file that it was: `DamagedSegmentError` where somebody replaced or removed it meanwhile.
+Who is reading holds the handle, which is closed when nobody does.
+
+Callers: segments, the store (its manifest), the importance files. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from model_server.tiers.errors import DamagedSegmentError
+
+UNFINISHED = ".unfinished"
+_MOST_OPEN = 256
+_LEAST_OPEN = 4
+_ONLY_OWNER = 0o600
+"""What is stored says what prompts were, whoever may look into the folder."""
+
+
+def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
+    """Write or replace the file at once: under its name it is complete. `synced`: after a crash of the machine too.
+
+    OSError of the disk. Where only the folder could not be synced, the file is there.
+    """
+    unfinished = path.with_name(path.name + UNFINISHED)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(unfinished, flags, _ONLY_OWNER), "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            if synced:
+                os.fsync(file.fileno())
+        unfinished.rename(path)
+    except BaseException:
+        with suppress(
+            OSError
+        ):  # a full disk needs the room back; what stays goes when the store is opened next
+            unfinished.unlink(missing_ok=True)
+        raise
+    if synced:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names that were given or taken in it last."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+class Handle:
+    """A file that is open for reading as long as somebody has this."""
+
+    def __init__(self, path: Path) -> None:
+        """A link or a pipe that somebody put there is neither followed nor waited for. DamagedSegmentError: it is a link."""
+        try:
+            self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise DamagedSegmentError(f"{path} is no file") from error
+            raise
+
+    def __del__(self) -> None:
+        if (number := getattr(self, "number", -1)) >= 0:
+            os.close(number)
+
+
+class OpenFiles:
+    def __init__(self, *, limit: int | None = None) -> None:
+        """None: what is left of what this process may have open, and not more than is of use."""
+        self.limit = limit or max(_LEAST_OPEN, min(_MOST_OPEN, _allowed() // 4))
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[int, weakref.ref[ReadFile]] = OrderedDict()
+        """By identity, read longest ago first; some of them nobody has any more."""
+
+    def read(self, file: ReadFile) -> None:
+        """It is open, and the one that was read last."""
+        with self._lock:
+            self._recent[id(file)] = weakref.ref(file)
+            self._recent.move_to_end(id(file))
+            closed = self._recent.popitem(last=False)[1]() if len(self._recent) > self.limit else None
+        if closed is not None:
+            closed.let_go()
+
+    def check_integrity(self) -> None:
+        with self._lock:
+            assert len(self._recent) <= self.limit
+
+
+class ReadFile:
+    """One file, which is open or can be opened again."""
+
+    def __init__(self, path: Path, files: OpenFiles) -> None:
+        """DamagedSegmentError: it is no file. OSError: of the disk."""
+        self.path = path
+        self._files = files
+        self._handle: Handle | None = Handle(path)
+        status = os.fstat(self._handle.number)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedSegmentError(f"{path} is no file")
+        self._identity = status.st_dev, status.st_ino
+        self.size_bytes = status.st_size
+        self.written_ns = status.st_mtime_ns
+        files.read(self)
+
+    def handle(self) -> Handle:
+        """To read from. DamagedSegmentError: it is another file by now, or none."""
+        handle = self._handle
+        if handle is None:
+            try:
+                handle = Handle(self.path)
+            except FileNotFoundError as error:
+                raise DamagedSegmentError(f"{self.path} was removed") from error
+            status = os.fstat(handle.number)
+            if (status.st_dev, status.st_ino) != self._identity:
+                raise DamagedSegmentError(f"{self.path} was replaced")
+            self._handle = handle
+        self._files.read(self)
+        return handle
+
+    def let_go(self) -> None:
+        self._handle = None
+
+    def is_there(self) -> bool:
+        """Whether its path still leads to it."""
+        try:
+            status = self.path.lstat()
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+
+def _allowed() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4 * _MOST_OPEN if soft == resource.RLIM_INFINITY else soft

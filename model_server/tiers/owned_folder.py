@@ -1,0 +1,58 @@
+"""Whose a store's folder is: one process's, by a lock, and one layout's, by a manifest. Caller: the store."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from model_server.tiers import segment
+from model_server.tiers.errors import LayoutMismatchError, StoreError
+from model_server.tiers.files import write_whole
+from model_server.tiers.segment import KvLayout
+
+_NAME = "manifest.json"
+_MOST_BYTES = 1 << 16
+"""No manifest of ours is longer."""
+_FORMAT = 1
+
+
+def locked(folder: Path) -> int:
+    """The lock, as long as this file number is open. StoreError: another process has it."""
+    number = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(number)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise StoreError(
+            f"{folder} is in use by another process; give each server a folder of its own"
+        ) from error
+    return number
+
+
+def check_manifest(folder: Path, layout: KvLayout) -> None:
+    """Write it where there is none. LayoutMismatchError: it is another model's folder. StoreError: it cannot be read."""
+    path = folder / _NAME
+    wanted = {"format": _FORMAT, **asdict(layout)}
+    if not path.exists():
+        if any(folder.glob(f"*{segment.SUFFIX}")):
+            raise StoreError(f"{folder} has segments and no {_NAME}; remove the folder")
+        write_whole(path, (json.dumps(wanted, indent=1).encode(),), synced=True)
+        return
+    try:
+        with path.open("rb") as file:
+            there = json.loads(file.read(_MOST_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read; remove the folder, it is only a cache") from error
+    if there != wanted:
+        differing = {
+            name for name in wanted if not isinstance(there, dict) or there.get(name) != wanted[name]
+        }
+        raise LayoutMismatchError(
+            f"{folder} holds KV with another {', '.join(sorted(differing)) or 'manifest'}; give another folder"
+        )

@@ -1,0 +1,387 @@
+"""The disk tier where more is wrong than a byte: failing system calls, folders that somebody else filled, too many files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import stat
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_server.core.hashing import BlockHash
+from model_server.tiers import importance_files
+from model_server.tiers.disk import Disk
+from model_server.tiers.errors import DamagedSegmentError, StoreError
+from model_server.tiers.importance import NodeImportance
+from model_server.tiers.layout import TokenOrder
+from model_server.tiers.store import PrefixStore
+from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check, records
+
+ONE = chain(range(12))
+OTHER = chain([0, 1, 2, 3, 9, 9, 9, 9])
+"""Leaves the first one after its first block."""
+
+
+def opened(folder: Path, *, capacity_bytes: int = CAPACITY, max_open_files: int | None = None) -> PrefixStore:
+    disk = Disk(max_open_files=max_open_files)
+    return PrefixStore(folder, LAYOUT, capacity_bytes=capacity_bytes, disk=disk)
+
+
+def put(store: PrefixStore, hashes: list[BlockHash]) -> int:
+    return store.put(hashes, records(hashes))
+
+
+def held(store: PrefixStore, hashes: list[BlockHash]) -> int:
+    return store.num_held(hashes)
+
+
+def open_in(folder: Path) -> int:
+    """How many files of the folder this process has open, the lock left out."""
+    found = 0
+    for number in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(number.readlink())
+        except OSError:
+            continue
+        found += target.startswith(f"{folder}/") and not target.endswith("/lock")
+    return found
+
+
+@contextmanager
+def few_files() -> Iterator[None]:
+    """As many as the process has open, and 40 more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (max(int(number.name) for number in Path("/proc/self/fd").iterdir()) + 40, before[1]),
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_store_has_more_segments_than_its_process_may_have_open_files(tmp_path: Path) -> None:
+    prefixes = [chain(range(start, start + 8)) for start in range(0, 800, 8)]
+    with few_files():
+        store = opened(tmp_path, capacity_bytes=1_000_000)
+        for hashes in prefixes:
+            put(store, hashes)
+        store.close()
+        store = opened(tmp_path, capacity_bytes=1_000_000)
+        for own in store.segments():
+            check(own)
+        store.check_integrity()
+    assert [held(store, hashes) for hashes in prefixes] == [2] * 100
+
+
+def test_files_that_were_read_longest_ago_are_closed_and_opened_again(tmp_path: Path) -> None:
+    store = opened(tmp_path, capacity_bytes=1_000_000, max_open_files=4)
+    for start in range(0, 160, 8):
+        put(store, chain(range(start, start + 8)))
+        assert open_in(tmp_path) <= 4
+    for own in store.segments():
+        check(own)
+    assert open_in(tmp_path) == 4
+    store.close()
+    del own
+    assert open_in(tmp_path) == 0
+
+
+def test_a_segment_that_was_replaced_or_removed_is_read_while_it_is_open_and_damaged_then(
+    tmp_path: Path,
+) -> None:
+    store = opened(tmp_path, max_open_files=1)
+    put(store, ONE)
+    [(before, _)] = store.match(ONE)
+    order = TokenOrder.by_importance([float(token % 3 == 0) for token in range(12)])
+    assert store.reorder(before, [order, order]) is not None
+    put(store, chain(range(100, 108)))
+    with pytest.raises(DamagedSegmentError, match="replaced"):
+        before.layer(0)
+    store.drop_unreadable([before])
+    assert held(store, ONE) == 3, "the new one is whole"
+    [(after, _)] = store.match(ONE)
+    after.path.unlink()
+    put(store, chain(range(200, 208)))
+    with pytest.raises(DamagedSegmentError, match="removed"):
+        after.layer(0)
+    store.drop_unreadable([after])
+    store.check_integrity()
+    assert held(store, ONE) == 0
+
+
+def test_a_prefix_that_can_never_fit_drives_nothing_out(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put(store, ONE)
+    long = chain([0, 1, 2, 3, *range(5000)])
+    with pytest.raises(StoreError, match="do not fit"):
+        put(store, long)
+    with pytest.raises(StoreError, match="do not fit"):
+        put(store, chain(range(1, 5001)))
+    assert held(store, ONE) == 3
+    store.check_integrity()
+
+
+def test_what_was_used_longest_ago_goes_leaf_first_and_a_restart_remembers_what_was_written_first(
+    tmp_path: Path,
+) -> None:
+    def prefix(start: int) -> list[BlockHash]:
+        return chain(range(start, start + 80))
+
+    tall = [prefix(1000)[:10], prefix(1000)]
+    store = opened(tmp_path)
+    for hashes in (*tall, prefix(2000), prefix(3000)):
+        put(store, hashes)
+    newest = store.find(prefix(3000)[0])
+    assert newest is not None
+    store.close()
+    for age, hashes in enumerate((prefix(1000), prefix(1000)[10:], prefix(2000), prefix(3000)), 1):
+        os.utime(tmp_path / f"{hashes[0].hex()}.kv", ns=(0, 1_000_000_000 * age))
+    room = 2 * newest.size_bytes + 10
+    store = opened(tmp_path, capacity_bytes=room)
+    store.check_integrity()
+    assert [held(store, hashes) for hashes in (tall[1], prefix(2000), prefix(3000))] == [0, 20, 20]
+    store.close()
+    store = opened(tmp_path)
+    store.match(prefix(2000))
+    for start in count(4000, 1000):
+        put(store, prefix(start))
+        store.check_integrity()
+        if not held(store, prefix(3000)):
+            break
+        assert start < 20_000
+    assert held(store, prefix(2000)) == 20, "it was used last"
+    store.close()
+
+
+@pytest.mark.parametrize("good_calls", range(7))
+def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good_calls: int
+) -> None:
+    """File and folder are synced for the tail, the head and the new node: six calls."""
+    store = opened(tmp_path)
+    put(store, ONE)
+    put(store, chain([*range(12), 7, 7, 7, 7]))
+    real, calls = os.fsync, count()
+
+    def fails_once(number: int) -> None:
+        if next(calls) == good_calls:
+            raise OSError(errno.EIO, "input/output error")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    if good_calls < 6:
+        with pytest.raises(OSError, match="input/output"):
+            put(store, OTHER)
+    else:
+        assert put(store, OTHER) == 1
+    monkeypatch.undo()
+    store.check_integrity()
+    left = [held(store, hashes) for hashes in (ONE, OTHER)]
+    assert left[0] in (0, 3)
+    for own in store.segments():
+        check(own)
+    store.close()
+    store = opened(tmp_path)
+    store.check_integrity()
+    assert [held(store, hashes) for hashes in (ONE, OTHER)] == left
+    put(store, ONE)
+    put(store, OTHER)
+    assert [held(store, hashes) for hashes in (ONE, OTHER)] == [3, 2]
+    store.check_integrity()
+    store.close()
+
+
+def test_only_its_owner_can_read_what_is_stored(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = opened(tmp_path / "new")
+        put(store, ONE)
+        importance_files.save(tmp_path / "new", tuple(ONE), importance_of(ONE))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    names = sorted(path.suffix for path in (tmp_path / "new").iterdir())
+    assert names == ["", ".importance", ".json", ".kv"]
+    for path in (tmp_path / "new").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def importance_of(hashes: list[BlockHash]) -> NodeImportance:
+    made = NodeImportance(num_layers=LAYOUT.num_layers, num_tokens=len(hashes) * LAYOUT.block_tokens)
+    made.record([[1.0] * made.num_tokens for _ in range(LAYOUT.num_layers)])
+    return made
+
+
+def segment_of(
+    *, told: dict[str, Any] | None = None, slots: list[int] | None = None, checksums: int | None = None
+) -> bytes:
+    """A segment of the first prefix whose own CRC is right, whatever else is not."""
+    described: dict[str, Any] = {
+        "layout": asdict(LAYOUT),
+        "hashes": [block.hex() for block in ONE],
+        "first_block": 0,
+        "parent": None,
+    } | (told or {})
+    num_tokens = (
+        len(described["hashes"]) * LAYOUT.block_tokens if isinstance(described["hashes"], list) else 12
+    )
+    order = slots if slots is not None else list(range(num_tokens))
+    num_checksums = 2 * (1 + LAYOUT.num_chunks(num_tokens)) if checksums is None else checksums
+    text = (
+        json.dumps(described).encode()
+        + b"\n"
+        + struct.pack(f"<{2 * len(order)}H", *order, *order)
+        + struct.pack(f"<{num_checksums}I", *range(num_checksums))
+    )
+    preamble = struct.pack("<8sII", b"PGKVSEG1", len(text), zlib.crc32(text))
+    return preamble + text + bytes(LAYOUT.data_bytes(num_tokens))
+
+
+def deep() -> bytes:
+    text = b"[" * 60_000
+    return struct.pack("<8sII", b"PGKVSEG1", len(text), zlib.crc32(text)) + text
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "no blocks": lambda: segment_of(told={"hashes": []}),
+    "blocks twice": lambda: segment_of(told={"hashes": [ONE[0].hex()] * 2}),
+    "numbers for blocks": lambda: segment_of(told={"hashes": [1, 2, 3]}),
+    "a text for a place": lambda: segment_of(told={"first_block": "0"}),
+    "a place before the first": lambda: segment_of(told={"first_block": -1}),
+    "a list for a parent": lambda: segment_of(told={"first_block": 1, "parent": []}),
+    "slots outside": lambda: segment_of(slots=[*range(11), 65_535]),
+    "slots twice": lambda: segment_of(slots=[0] * 12),
+    "too few checksums": lambda: segment_of(checksums=1),
+    "too many checksums": lambda: segment_of(checksums=50),
+    "another layout": lambda: segment_of(told={"layout": {}}),
+    "nested too deep": deep,
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_segment_that_somebody_made_up_is_dropped_at_the_start(tmp_path: Path, how: str) -> None:
+    whole = chain(range(100, 108))
+    store = opened(tmp_path)
+    put(store, whole)
+    store.close()
+    path = tmp_path / f"{ONE[0].hex()}.kv"
+    path.write_bytes(HOSTILE[how]())
+    store = opened(tmp_path)
+    store.check_integrity()
+    assert [held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
+    assert not path.exists()
+    store.close()
+
+
+def test_the_segments_made_up_above_are_wrong_in_nothing_else(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.close()
+    (tmp_path / f"{ONE[0].hex()}.kv").write_bytes(segment_of())
+    store = opened(tmp_path)
+    assert held(store, ONE) == 3
+    with pytest.raises(DamagedSegmentError):
+        store.segments()[0].layer(0)
+    store.close()
+
+
+def test_a_length_that_somebody_made_up_reserves_no_memory(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    for name, size_bytes in (("aa", 100), ("bb", 1 << 32)):
+        with (tmp_path / f"{name}.kv").open("wb") as file:
+            file.write(struct.pack("<8sII", b"PGKVSEG1", 0xFFFFFF00, 0))
+            file.truncate(size_bytes)
+    numbers = (
+        json.dumps(
+            {"blocks": ["aa"], "num_layers": 1 << 40, "num_tokens": 0, "byte_order": "little"}
+        ).encode()
+        + b"\n"
+    )
+    (tmp_path / "aa.importance").write_bytes(zlib.crc32(numbers).to_bytes(4, "big") + numbers)
+    with (tmp_path / "bb.importance").open("wb") as file:
+        file.truncate(1 << 32)
+    tracemalloc.start()
+    store = opened(tmp_path)
+    learnt = importance_files.load(
+        tmp_path, stored=[BlockHash(b"\xaa")], num_layers=LAYOUT.num_layers, block_tokens=LAYOUT.block_tokens
+    )
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2_000_000
+    assert (store.segments(), learnt) == ([], [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "manifest.json"]
+    store.close()
+
+
+def test_a_link_or_a_pipe_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store")
+    put(store, ONE)
+    store.close()
+    real = tmp_path / "store" / f"{ONE[0].hex()}.kv"
+    real.rename(tmp_path / "elsewhere")
+    real.symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "store" / "ff.kv")
+    store = opened(tmp_path / "store")
+    assert store.segments() == []
+    assert (tmp_path / "elsewhere").exists()
+    assert not real.is_symlink()
+    store.close()
+
+
+def test_what_cannot_be_used_is_one_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "store"
+    opened(folder).close()
+    (folder / "aa.kv").mkdir()
+    with pytest.raises(StoreError, match="mend or remove it, or give another folder"):
+        opened(folder)
+    (folder / "aa.kv").rmdir()
+    (folder / "manifest.json").write_text("[" * 60_000)
+    with pytest.raises(StoreError, match="remove the folder"):
+        opened(folder)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="give another folder"):
+        opened(tmp_path / "file")
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuses)
+    with pytest.raises(StoreError, match="no locks available"):
+        opened(tmp_path / "other")
+
+
+def test_a_description_that_the_disk_cannot_give_costs_its_node_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    whole = chain(range(100, 108))
+    put(store, ONE)
+    put(store, whole)
+    store.close()
+    bad = (tmp_path / f"{ONE[0].hex()}.kv").stat().st_ino
+    real = os.pread
+
+    def pread(number: int, num_bytes: int, offset: int) -> bytes:
+        if os.fstat(number).st_ino == bad:
+            raise OSError(errno.EIO, "input/output error")
+        return real(number, num_bytes, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    store = opened(tmp_path)
+    assert [held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
+    store.check_integrity()
+    store.close()
