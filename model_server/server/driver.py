@@ -151,6 +151,8 @@ class EngineDriver:
             if self._engine.abort(request.request_id) is not None:
                 del self._receivers[request.request_id]
                 self._metrics.request_aborted()
+        if self._staging is not None:
+            self._staging.aborted()
         self._metrics.lora_activity(self._engine.scheduler)
 
     def reset_prefix_cache(self) -> None:

@@ -59,9 +59,10 @@ class Staging:
         self._staged_bytes = staged_bytes
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
         tiers.start_reordering(is_idle=lambda: not engine.num_unfinished)
-        self._waiting: deque[tuple[Request, int]] = deque()
+        self._waiting: deque[Request] = deque()
         self._fetching: Request | None = None
-        self._tell: Tell | None = None
+        self._log: tuple[KvEventLog, Callable[[], None]] | None = None
+        self._num_resets = 0
         self._closed = False
         self.on_ready: Callable[[], None] = _nobody
         """Called when a request may be admitted that might not before."""
@@ -74,8 +75,12 @@ class Staging:
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
         if self._tiers.num_held(request.block_hashes[:usable]) > len(cached.blocks):
             request.loading = True
-            self._waiting.append((request, len(cached.blocks)))
+            self._waiting.append(request)
             self._fetch_next()
+
+    def aborted(self) -> None:
+        """Requests have ended before their time. What was fetched for one of them makes room, and no step may come."""
+        self._fetch_next()
 
     def stepped(self, plan: StepPlan) -> None:
         """A step is finished: requests that ended with it are stored, and there may be room for the next fetch."""
@@ -93,24 +98,30 @@ class Staging:
         self._fetch_next()
 
     def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
-        """From now on the log hears of what the store holds, and `publish` is called for it."""
-        loop = asyncio.get_running_loop()
+        """From now on the log hears of what the store holds, and `publish` is called for it. Before the first request."""
+        self._log = log, publish
+        self._tiers.listen(self._teller(log, publish))
+
+    def cache_was_reset(self) -> None:
+        """Subscribers have dropped everything: what the store holds they have to hear again, and each block once."""
+        if self._log is not None:
+            self._num_resets += 1
+            _leave(self._loader, partial(self._tiers.listen, self._teller(*self._log)))
+
+    def _teller(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
+        """What it tells arrives until the cache is reset the next time: then it is told again."""
+        loop, num_resets = asyncio.get_running_loop(), self._num_resets
 
         def told(event: TierEvent) -> None:
-            log.tier_changed(event)
-            publish()
+            if num_resets == self._num_resets:
+                log.tier_changed(event)
+                publish()
 
         def tell(event: TierEvent) -> None:
             with suppress(RuntimeError):  # the loop has ended, and with it the subscriptions
                 loop.call_soon_threadsafe(told, event)
 
-        self._tell = tell
-        self._tiers.listen(tell)
-
-    def cache_was_reset(self) -> None:
-        """Subscribers have dropped everything: what the store holds they have to hear again."""
-        if self._tell is not None:
-            self._tiers.listen(self._tell)
+        return tell
 
     def status(self) -> StoreStatus:
         return self._tiers.status()
@@ -127,7 +138,7 @@ class Staging:
 
     def _fetch_next(self) -> None:
         while self._waiting and self._fetching is None:
-            request, first_block = self._waiting[0]
+            request = self._waiting[0]
             if request.finish_reason is not None:
                 self._waiting.popleft()
                 continue
@@ -137,6 +148,8 @@ class Staging:
                 return
             self._waiting.popleft()
             self._fetching = request
+            # By now the cache may hold more of it, or less, than when it was submitted.
+            first_block = len(self._engine.kv_cache.get_computed(request).blocks)
             usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
             fetch = partial(self._tiers.fetch, tuple(request.block_hashes[:usable]), first_block=first_block)
             fetched = asyncio.get_running_loop().run_in_executor(self._loader, fetch)

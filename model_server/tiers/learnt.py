@@ -35,8 +35,9 @@ class Learnt:
         if len(found[0]) > len(blocks):
             head, tail = found[1].split(len(blocks) * self._block_tokens)
             rest = found[0][len(blocks) :]
-            self._importance[rest[0]] = rest, tail
+            self._importance.setdefault(rest[0], (rest, tail))  # after a restart it may know more of itself
             self._importance[blocks[0]] = blocks, head
+            self._unsaved.update((blocks[0], rest[0]))
         return self._importance[blocks[0]][1]
 
     def record(

@@ -1,7 +1,7 @@
 """When nodes are reordered in the background: while the engine is idle, and otherwise for a bounded share of the time.
 
 One thread, one node after the other; a node is at most `writer.NODE_TOKENS` tokens, so a request that comes meanwhile waits
-for one node's share of the interpreter at most. After a failure of the disk nothing is tried for a while.
+for one node's share of the interpreter at most. After a failure, of the disk or any other, nothing is tried for a while.
 Caller: the served tiers.
 """
 
@@ -72,11 +72,16 @@ class BackgroundReordering:
         try:
             done = self._reorder_next()
         except (StoreError, OSError) as error:
-            self.failures += 1
-            pause_s = self._health.failed(now=self._clock())
-            _log.warning("a node is not reordered: %s; the next one in %.0f s", error, pause_s)
+            _log.warning("a node is not reordered: %s; the next one in %.0f s", error, self._failed())
+            return False
+        except Exception:  # noqa: BLE001 # it is logged and counted, and the thread has to live
+            _log.exception("a node is not reordered; the next one in %.0f s", self._failed())
             return False
         if done:
             self.reordered_nodes += 1
             self._health.worked()
         return done
+
+    def _failed(self) -> float:
+        self.failures += 1
+        return self._health.failed(now=self._clock())

@@ -191,8 +191,11 @@ class Segment:
         self.orders = []
         for start in range(0, layout.num_layers * row, row):
             order = TokenOrder(tuple(_from_little("H", numbers[start : start + row])))
-            order.check_integrity()
-            self.orders.append(logical if order == logical else order)
+            if order == logical:
+                order = logical
+            else:
+                order.check_integrity()
+            self.orders.append(order)
         self._checksums = _from_little("I", numbers[layout.num_layers * row :])
         if len(self._checksums) != layout.num_layers * (1 + layout.num_chunks(self.num_tokens)):
             raise ValueError("it has another number of checksums than of chunks")

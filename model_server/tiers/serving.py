@@ -1,7 +1,7 @@
 """The tiers under a running engine: what its blocks no longer hold is loaded back, and what it computes is stored.
 
 Three threads come here, each for its own part:
-- the loader (`fetch`): the prefix of a request that waits is read and checked before the request is admitted, so neither the
+- the loader's (`fetch`, `learn_from`, `listen`, `close`), which may wait for the disk: the prefix of a request that waits is read and checked before the request is admitted, so neither the
   engine nor another request waits for a disk, and a damaged file only means that the prefix is computed;
 - the step's (`execute`, `save`): what was loaded is copied into blocks, then the step is computed, then finished prompts are
   copied out of the blocks, which nobody can overwrite before the next step, and left to the writer;
@@ -52,6 +52,9 @@ from model_server.tiers.writer import BackgroundWriter, Written
 
 _RECOMPUTED_AT_ONCE = 512
 """Tokens, where a prefix has to be computed after all in the middle of a step."""
+
+_LAST_NODE_S = 10.0
+"""For the node that is being written or reordered when nothing else is waited for any more."""
 
 _log = logging.getLogger(__name__)
 
@@ -138,12 +141,6 @@ class ServedTiers:
     def bytes_per_block(self) -> int:
         return self._records.shape.bytes_per_token * self.store.layout.block_tokens
 
-    def listen(self, tell: Tell) -> None:
-        """From now on `tell`, by any thread, hears what comes and goes; and first of what is there."""
-        self.store.tell = tell
-        self.store.tell_all()
-        self.reader.listen(tell)
-
     def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
         """In the background. Where everything is loaded nothing is learnt that nodes could be reordered by."""
         if self._selection is None or not self.settings.reorder_share:
@@ -182,6 +179,11 @@ class ServedTiers:
 
     # The loader's thread.
 
+    def listen(self, tell: Tell) -> None:
+        """From now on `tell`, by any thread, hears what comes and goes; and first of what is there. Waits for reads."""
+        self.store.listen(tell)
+        self.reader.listen(tell)
+
     def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
         """What the store has of a prefix of which `first_block` blocks are known already. None: no more than these."""
         prefix: TieredPrefix | None = None
@@ -190,7 +192,6 @@ class ServedTiers:
             if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
                 return None
             found = self._open(prefix) if self._selection else self._load(prefix, first_block)
-            self._health.worked()
         except (StoreError, OSError) as error:
             self._failed(prefix, error)
             return None
@@ -201,6 +202,7 @@ class ServedTiers:
         tokens = torch.arange(first_block * size, prefix.num_tokens)
         prefix.foresee(tokens)
         content = [prefix.read(layer, tokens) for layer in range(self._records.shape.num_layers)]
+        self._health.worked()
         self._counts.exact_loads += 1
         size_bytes = len(tokens) * self._records.shape.bytes_per_token
         return LoadedPrefix(first_block, prefix.num_tokens // size, size_bytes, content)
@@ -225,6 +227,7 @@ class ServedTiers:
     def learn_from(self, request: Request) -> None:
         """Its prompt is computed: what its first tokens looked at in a selective load counts for later requests."""
         if isinstance(request.stored, OutsidePrefix):
+            self._health.worked()  # it has been read, which was still to come when it was fetched
             view = _view_of(request)
             self.reader.finish(view.prefix, view.view.choices.items())
 
@@ -301,12 +304,18 @@ class ServedTiers:
             self._model.forward(StepPlan((Chunk(request, start, count, False, table),)))
 
     def close(self, *, timeout_s: float) -> None:
-        """What waits to be written is, as far as the time allows."""
+        """What waits to be written is, as far as the time allows. Who still writes then keeps the folder until the process ends."""
         if not self.writer.drain(timeout_s=timeout_s):
             _log.warning("not all prefixes were stored within %.0f s", timeout_s)
-        self.writer.close()
-        if self._reordering is not None and not self._reordering.stop(timeout_s=timeout_s):
-            _log.warning("a node is still being reordered")
+        last_s = min(timeout_s, _LAST_NODE_S)
+        ended = self.writer.close(timeout_s=last_s)
+        if self._reordering is not None:
+            ended = self._reordering.stop(timeout_s=last_s) and ended
+        if not ended:
+            _log.warning(
+                "a node is still being written; %s is in use until the process ends", self.store.folder
+            )
+            return
         try:
             self.reader.save_importance()
         except OSError as error:

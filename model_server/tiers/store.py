@@ -178,12 +178,13 @@ class PrefixStore:
         with self._lock:
             return list(self._segments.values())
 
-    def tell_all(self) -> None:
-        """Tell of everything that is stored, as if it were stored now."""
+    def listen(self, tell: Tell) -> None:
+        """From now on `tell` hears of what comes and goes; and first of what is there, each block once."""
         with self._lock:
+            self.tell = tell
             for node in sorted(self._tree, key=lambda node: node.first_block):
                 place = _place(node)
-                self.tell(TierStored("STORAGE", place.hashes, place.first_block, place.parent))
+                tell(TierStored("STORAGE", place.hashes, place.first_block, place.parent))
 
     def check_integrity(self) -> None:
         with self._lock:

@@ -1,8 +1,9 @@
 """Prefixes on their way to the store: one thread writes them, and nobody waits for it.
 
 What waits is bounded in bytes; what does not fit is not stored, and counted. A disk that fails is left alone for a while
-(`health`), and what comes meanwhile is not stored either: a request never notices. The thread is a daemon, since a disk that
-hangs must not keep a process from ending: the store survives a write that is cut off.
+(`health`), and what comes meanwhile is not stored either: a request never notices. Whatever else goes wrong with one prefix is
+logged, and the thread goes on. It is a daemon, since a disk that hangs must not keep a process from ending: the store survives a
+write that is cut off.
 
 Invariants (`check_integrity`): what waits adds up to `waiting_bytes`, and is at most `capacity_bytes`.
 Callers: the served tiers (offer, from the step thread), the server (drain).
@@ -98,13 +99,15 @@ class BackgroundWriter:
         with self._changed:
             return self._changed.wait_for(lambda: not self.waiting_bytes, timeout_s)
 
-    def close(self) -> None:
-        """What waits is not stored any more; what is being written is, if the process lives so long."""
+    def close(self, *, timeout_s: float) -> bool:
+        """What waits is not stored any more; what is being written is, if the process lives so long. False: it still is."""
         with self._changed:
             self._closed = True
             while self._waiting:
                 self._ended(self._waiting.popleft())
             self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def check_integrity(self) -> None:
         with self._changed:
@@ -123,30 +126,36 @@ class BackgroundWriter:
                 written = self._waiting.popleft()
             try:
                 self._write(written)
-            finally:
-                with self._changed:
-                    self._ended(written)
-                    self._changed.notify_all()
+            except Exception:  # noqa: BLE001 # it is logged and counted, and the thread has to live
+                self._health.failed(now=self._clock())
+                self.counts.failures += 1
+                _log.exception("a prefix of %d blocks is not stored", len(written.hashes))
+            self._count_dropped(written)
+            with self._changed:
+                self._ended(written)
+                self._changed.notify_all()
 
     def _ended(self, written: Written) -> None:
         self.waiting_bytes -= written.size_bytes
         self._on_the_way -= Counter(written.own)
 
+    def _count_dropped(self, written: Written) -> None:
+        """Whatever the reason: those that are not there now."""
+        held = max(written.first_block, self._store.num_held(written.hashes))
+        self.counts.dropped_blocks += len(written.hashes) - held
+
     def _write(self, written: Written) -> None:
         if not self.usable:
-            self.counts.dropped_blocks += len(written.own)
             return
         try:
             self._put(written)
             self._health.worked()
         except StoreError as error:
-            self.counts.dropped_blocks += len(written.own)
             _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
             if isinstance(error, DamagedSegmentError):  # of the node that it would have split
                 self._store.drop_unreadable(segment for segment, _ in self._store.match(written.hashes))
         except OSError as error:
             self.counts.failures += 1
-            self.counts.dropped_blocks += len(written.own)
             pause_s = self._health.failed(now=self._clock())
             _log.error(
                 "the KV store cannot be written: %s; nothing is stored for %.0f s, requests go on",

@@ -54,6 +54,12 @@ class Stored(Running):
         self.tiers.writer.check_integrity()
         return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
+    async def loader_idle(self) -> None:
+        """What was left to the loader's thread is done, and what it told has arrived."""
+        assert self.server.staging is not None
+        await asyncio.wrap_future(self.server.staging._loader.submit(int))
+        await asyncio.sleep(0)
+
     def listen(self) -> KvEventLog:
         """What a subscriber would be sent, without the socket."""
         assert self.server.staging is not None
@@ -142,7 +148,7 @@ async def test_kv_events_tell_what_the_disk_holds_and_again_after_a_reset_or_a_r
         await server.ask(SECOND)
         assert ("BlockRemoved", "STORAGE", tokens // 16) in told(log), "the folder holds one of them"
         await server.http.post("/reset_prefix_cache")
-        await asyncio.sleep(0)
+        await server.loader_idle()
         cleared, *stored = told(log)
         assert cleared == ("AllBlocksCleared", None, 0)
         assert {event[:2] for event in stored} == {("BlockStored", "STORAGE")}

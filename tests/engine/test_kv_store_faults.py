@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +22,8 @@ from typing import Any
 import pytest
 
 from model_server.cli import main
+from model_server.tiers.errors import StoreError
+from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.segment import KvLayout
 from model_server.tiers.store import PrefixStore
 from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, folder, serve
@@ -66,6 +71,59 @@ async def test_a_full_disk_is_left_alone_and_requests_go_on(serve: Serve, tmp_pa
         assert await server.metric("vllm:kv_offload_tiering_cascade_job_failures_total") == 1
         assert await server.metric("kv_store:usable") == 0
         assert not list((tmp_path / "store").glob("*.kv*")), "the room is given back"
+
+
+async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_selective_loads_too(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read in the middle of a step, after the fetch."""
+    async with serve() as server:
+        expected, _ = await server.ask(FIRST)
+    async with serve(ratio=0.5, cpu_bytes=0, reorder_share=0) as server:
+        now = 0.0
+        server.tiers._clock = lambda: now
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "pread", unreadable)
+            for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
+                await server.http.post("/reset_prefix_cache")
+                assert await server.text(FIRST) == expected
+                assert await server.metric("kv_store:usable") == 0
+                now += pause_s - 0.1
+                assert await server.metric("kv_store:usable") == 0
+                now += 0.1
+                assert await server.metric("kv_store:usable") == 1
+        await server.http.post("/reset_prefix_cache")
+        await server.text(FIRST)
+        await server.loader_idle()
+        assert server.tiers._health.failed(now=now) == FIRST_PAUSE_S, "it was read in between"
+
+
+def unreadable(_: int, __: int, ___: int) -> bytes:
+    raise OSError(errno.EIO, "input/output error")
+
+
+async def test_a_folder_stays_locked_while_a_write_hangs(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, goes_on, real = threading.Event(), threading.Event(), os.fsync
+
+    def fsync(number: int) -> None:
+        hangs.set()
+        assert goes_on.wait(timeout=60)
+        real(number)
+
+    async with serve() as server:
+        tiers = server.tiers
+        monkeypatch.setattr(os, "fsync", fsync)
+        await server.text(FIRST)
+        assert await asyncio.to_thread(hangs.wait, 60)
+        tiers.close(timeout_s=0)
+        with pytest.raises(StoreError, match="in use"):
+            PrefixStore(tmp_path / "store", tiers.store.layout, capacity_bytes=1 << 30)
+        goes_on.set()
+        assert tiers.writer.close(timeout_s=60)
+    async with serve() as server:
+        assert (await server.ask(FIRST))[1] > 300
 
 
 async def test_a_folder_that_vanishes_costs_only_what_was_stored(serve: Serve, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,8 +16,10 @@ from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
+from model_server.tiers.layout import TokenOrder
 from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
+from model_server.tiers.segment import Segment
 from model_server.tiers.selection import Choice, Seen, choose, in_few_chunks, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.similarity import threshold
@@ -44,12 +46,18 @@ def chain(token_ids: list[int]) -> list[BlockHash]:
 class Tiny:
     """A small model with 6 query heads on 2 KV heads, a store, and a reader over it."""
 
-    def __init__(self, folder: Path, settings: SelectionSettings, capacities: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: SelectionSettings,
+        capacities: tuple[int, int],
+        store: type[PrefixStore] = PrefixStore,
+    ) -> None:
         self.sequencer = Sequencer(tiny("llama"), max_tokens=80, block_size_tokens=BLOCK)
         self.memory = self.sequencer.model.memory
         records = Records(shape=self.memory.shape, probe_kv_heads=1)
         layout = records.layout("tiny", block_tokens=BLOCK, chunk_tokens=4)
-        self.store = PrefixStore(folder, layout, capacity_bytes=10_000_000)
+        self.store = store(folder, layout, capacity_bytes=10_000_000)
         self.reader = TieredReader(self.store, records, settings, capacities_bytes=capacities)
         self.settings = settings
 
@@ -78,8 +86,12 @@ class Tiny:
 def make(tmp_path: Path) -> Iterator[Any]:
     made: list[Tiny] = []
 
-    def make_tiny(settings: SelectionSettings, capacities: tuple[int, int] = (2000, 6000)) -> Tiny:
-        made.append(Tiny(tmp_path / str(len(made)), settings, capacities))
+    def make_tiny(
+        settings: SelectionSettings,
+        capacities: tuple[int, int] = (2000, 6000),
+        store: type[PrefixStore] = PrefixStore,
+    ) -> Tiny:
+        made.append(Tiny(tmp_path / str(len(made)), settings, capacities, store))
         return made[-1]
 
     yield make_tiny
@@ -215,6 +227,25 @@ def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert system.store.disk.counts.bytes == read
     assert system.reader.resident_bytes(0) == held > 0
+
+
+def test_a_request_may_read_a_reordered_node_before_its_chunks_are_carried_over(make: Any) -> None:
+    class Hasty(PrefixStore):
+        def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
+            new = super().reorder(old, orders)
+            asked.append(system.ask(token_ids)[0])
+            return new
+
+    asked: list[torch.Tensor] = []
+    system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20), store=Hasty)
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    expected, _ = system.ask(token_ids)
+    system.ask(token_ids)
+    assert system.reader.reorder_next()
+    system.reader.check_integrity()
+    for logits in (*asked, system.ask(token_ids)[0]):
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_chunks_that_cannot_be_made_of_what_is_held_are_read_again(make: Any) -> None:

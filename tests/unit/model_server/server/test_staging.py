@@ -17,12 +17,13 @@ from model_server.core.request import NO_TOKEN, Adapter, Request, RequestId, Tok
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.driver import EngineDriver, Mailbox
+from model_server.server.kv_events import KvEventLog, decode_batch
 from model_server.server.metrics import Metrics
 from model_server.server.staging import Staging
 from model_server.text.answers import Answers
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
-from model_server.tiers.events import Tell
+from model_server.tiers.events import Tell, TierStored
 from model_server.tiers.status import StoreStatus
 
 STATUS = StoreStatus(
@@ -44,6 +45,7 @@ class Tiers:
         self.found: Callable[[Sequence[BlockHash], int], LoadedPrefix | OutsidePrefix | None] = loaded
         self.fetched: list[int] = []
         self.saved: list[tuple[RequestId, int]] = []
+        self.tells: list[Tell] = []
         self.closed = False
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
@@ -61,7 +63,8 @@ class Tiers:
         raise OSError("what is learnt is nobody's business")
 
     def listen(self, tell: Tell) -> None:
-        raise AssertionError("nobody asks for events")
+        assert self.gate.wait(timeout=60)
+        self.tells.append(tell)
 
     def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
         assert is_idle()
@@ -189,6 +192,58 @@ async def test_a_request_that_goes_away_while_it_loads_leaves_nothing(serving: S
     assert (await serving.answer("next", first=200)).num_stored_tokens == 20
     assert gone.stored is None
     assert len(serving.tiers.fetched) == 2, "the second was not even begun"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.001)
+
+
+async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:
+    """No step comes that could notice it: everybody else waits for that fetch."""
+    serving = Serving()
+    gone, _ = serving.submit("gone")
+    later, _ = serving.submit("later", first=100)
+    await until(lambda: gone.stored is not None)
+    assert later.loading
+    serving.driver.abort([gone])
+    await until(lambda: not later.loading)
+    assert later.stored is not None
+    serving.driver.abort([later])
+    await serving.staging.close(timeout_s=60)
+    serving.thread.shutdown()
+
+
+async def test_after_a_reset_everything_is_told_again_once_and_the_loop_waits_for_no_disk(
+    serving: Serving,
+) -> None:
+    def stored(name: bytes) -> TierStored:
+        return TierStored("STORAGE", (BlockHash(name * 8),), 0, None)
+
+    def told() -> list[str]:
+        message = log.take(wall_time_s=0.0)
+        return (
+            []
+            if message is None
+            else [type(event).__name__ for event in decode_batch(message.payload).events]
+        )
+
+    log = serving.engine.kv_cache.observer = KvEventLog(block_size_tokens=4)
+    serving.staging.tell(log, lambda: None)
+    [before] = serving.tiers.tells
+    before(stored(b"a"))
+    serving.tiers.gate.clear()
+    serving.driver.reset_prefix_cache()
+    before(stored(b"b"))
+    await asyncio.sleep(0)
+    assert told() == ["AllBlocksCleared"], "it will be told of with everything else"
+    serving.tiers.gate.set()
+    await until(lambda: len(serving.tiers.tells) == 2)
+    for name in (b"a", b"b"):
+        serving.tiers.tells[1](stored(name))
+    await asyncio.sleep(0)
+    assert told() == ["BlockStored", "BlockStored"]
 
 
 async def test_what_is_fetched_ahead_is_bounded(serving: Serving) -> None:

@@ -75,8 +75,10 @@ def test_with_nothing_due_it_looks_again_from_time_to_time() -> None:
     assert simulated.now >= 100
 
 
-@pytest.mark.parametrize("error", [OSError("no space"), DamagedSegmentError("altered")])
-def test_a_disk_that_fails_is_left_alone_for_a_while(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError("no space"), DamagedSegmentError("altered"), RuntimeError("what nobody thought of")]
+)
+def test_after_any_failure_the_disk_is_left_alone_for_a_while(error: Exception) -> None:
     simulated = Simulated(busy_share=1.0, is_idle=lambda _: True, until_s=3 * FIRST_PAUSE_S)
     simulated.fails = error
     simulated.reordering.run()
