@@ -107,6 +107,20 @@ VALUE_SETS: Final = (
         },
     ),
     ValueSet("servers-simulated", MODEL_SERVER, {"engine": "simulated", "replicas": 3}),
+    ValueSet(
+        "servers-kv-store",
+        MODEL_SERVER,
+        {
+            "engine": "simulated",
+            "replicas": 1,
+            "profile": {"model": "smollm2"},
+            "simulated": {
+                "args": ["--runner", "hf"],
+                "kvStore": {"enabled": True, "sizeGB": 50, "ratio": 0.5, "claimName": "prefixes"},
+                "resources": {"limits": {"memory": "8Gi"}},
+            },
+        },
+    ),
 )
 
 

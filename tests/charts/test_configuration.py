@@ -222,6 +222,39 @@ def test_the_simulated_server_takes_the_same_profile(helm: Helm, name: str) -> N
         assert [a.name for a in settings.adapters] == [a.name for a in profile.lora.adapters]
 
 
+@pytest.mark.parametrize("claim", ["", "prefixes"])
+def test_a_simulated_server_keeps_prefixes_where_the_values_say(helm: Helm, claim: str) -> None:
+    values = {
+        "engine": "simulated",
+        "replicas": 1,
+        "profile": {"pools": [{"name": "a"}, {"name": "b"}]},
+        "simulated": {
+            "args": ["--runner", "hf", "--kv-store-chunk-share", 1],
+            "kvStore": {"enabled": True, "sizeGB": 2.5, "ratio": 0.25, "claimName": claim},
+        },
+    }
+    for pool in ("a", "b"):
+        objects = helm.render(MODEL_SERVER, values, release="servers")
+        deployment = of_kind(objects, "Deployment", f"servers-model-server-{pool}")
+        container = server_of(deployment)
+        store = serve_flags.settings(_parser().parse_args(["serve", *container["args"]])).kv_store
+        assert store is not None
+        assert (store.size_bytes, store.ratio, store.chunk_share) == (2_500_000_000, 0.25, 1.0)
+        [mount] = [each for each in container["volumeMounts"] if each["name"] == "kv-store"]
+        assert store.folder == Path(mount["mountPath"]) / pool, (
+            "pools that share a claim do not share a store"
+        )
+        [volume] = [
+            each for each in deployment["spec"]["template"]["spec"]["volumes"] if each["name"] == "kv-store"
+        ]
+        kept = (
+            {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": "3125M"}}
+        )
+        assert volume == {"name": "kv-store", **kept}
+        strategy = deployment["spec"]["strategy"]
+        assert (strategy.get("type") == "Recreate") == bool(claim), "one server at a time has the folder"
+
+
 def test_the_lora_sidecar_takes_its_flags_and_its_file(helm: Helm, tmp_path: Path) -> None:
     objects = helm.render_set(value_set("servers-vllm"))
     path = tmp_path / "adapters.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, of_ki
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
+
+
+def kv_store(args: Sequence[str] = ("--runner", "hf"), **said: Any) -> dict[str, Any]:
+    return {"engine": "simulated", "simulated": {"args": list(args), "kvStore": {"enabled": True, **said}}}
+
 
 CHARTS = pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=lambda chart: chart.name)
 
@@ -101,6 +107,19 @@ def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> 
         ({"loraSync": {"enabled": True}}, "loraSync.enabled: needs profile.lora.runtimeUpdates"),
         ({"profile": {"pools": [{"name": "Big"}]}}, "/profile/pools/0/name"),
         ({"simulated": {"args": "--num-blocks 4"}}, "/simulated/args"),
+        (kv_store(ratio=0), "/simulated/kvStore/ratio"),
+        (kv_store(sizeGB=0), "/simulated/kvStore/sizeGB"),
+        (kv_store(claimName="My Claim"), "/simulated/kvStore/claimName"),
+        (kv_store() | {"engine": "vllm"}, "profile.kvOffload"),
+        (kv_store(args=[]), "write args: [--runner, hf]"),
+        (kv_store(args=["--runner", "cost"]), "write args: [--runner, hf]"),
+        (kv_store(args=["--runner=hf", "--kv-store-ratio=1"]), "use its field"),
+        (kv_store(claimName="prefixes"), "write replicas: 1"),
+        (
+            kv_store(claimName="prefixes")
+            | {"replicas": 1, "profile": {"pools": [{"name": "a"}]}, "pools": {"a": {"replicas": 2}}},
+            "write replicas: 1",
+        ),
     ],
 )
 def test_the_model_servers_refuse(helm: Helm, values: dict[str, Any], field: str) -> None:

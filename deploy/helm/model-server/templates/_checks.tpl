@@ -68,6 +68,22 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- range $name, $_ := .Values.pools }}
 {{- if not (hasKey $seen $name) }}{{ fail (printf "pools.%s: profile.pools has no pool of that name" $name) }}{{ end }}
 {{- end }}
+{{- with .Values.simulated.kvStore }}
+{{- if .enabled }}
+{{- if eq $.Values.engine "vllm" }}{{ fail "simulated.kvStore.enabled: is of this repository's model server, and engine is vllm; profile.kvOffload keeps vLLM's KV in main memory" }}{{ end }}
+{{- $words := list }}{{ range $.Values.simulated.args }}{{ $words = append $words (toString .) }}{{ end }}
+{{- if not (regexMatch "(^| )--runner[ =]hf( |$)" (join " " $words)) }}{{ fail "simulated.kvStore.enabled: keeps the KV of a real model, and this one is made up; write args: [--runner, hf]" }}{{ end }}
+{{- range $word := $words }}
+{{- if regexMatch "^--kv-store(-size|-ratio)?(=|$)" $word }}{{ fail (printf "simulated.args: %s is what simulated.kvStore writes; use its field" $word) }}{{ end }}
+{{- end }}
+{{- if .claimName }}
+{{- range $pool := $pools }}
+{{- $own := get $.Values.pools $pool.name | default dict }}
+{{- if gt (int (ternary $own.replicas $.Values.replicas (hasKey $own "replicas"))) 1 }}{{ fail "simulated.kvStore.claimName: a store serves one server, and there are more; write replicas: 1, or leave the claim out" }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if .Values.loraSync.enabled }}
 {{- if not (and $profile.lora $profile.lora.runtimeUpdates) }}{{ fail "loraSync.enabled: needs profile.lora.runtimeUpdates: true, without which the server loads nothing while it runs" }}{{ end }}
 {{- end }}
