@@ -113,7 +113,6 @@ def _ask_all(
         Served(
             system,
             stores,
-            compute,
             ratio=cell.ratio,
             capacities_bytes=(int(cell.gpu_share * total), int(cell.cpu_share * total)),
             new_tokens=args.new_tokens,
@@ -121,19 +120,20 @@ def _ask_all(
         )
         for system in (COUNTED if args.disk == "counted" else SYSTEMS)
     ]
-    # Warm-up fills the tiers; where its bytes come from does not matter.
+    # Warm-up fills the tiers; where its bytes come from does not matter, and nobody waits for an accelerator that is not there.
     stores.disk.now = Disk()
+    without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
     warm_up = list(traffic.asked(args.warm_up))
     for each in served:
         each.teach(traffic)
         for ask in warm_up if each.system is not RECOMPUTE else []:
-            each.ask(ask)
+            each.ask(ask, without_waiting)
         each.warmed()
     stores.disk.now = disk_of(args)
     rng = random.Random(9)
     for ask in traffic.asked(args.requests):
         for each in rng.sample(served, len(served)):
-            each.ask(ask)
+            each.ask(ask, compute)
     for each in served:
         each.close()
     return served

@@ -237,7 +237,6 @@ class Served:
         self,
         system: System,
         stores: Stores,
-        compute: Compute,
         *,
         ratio: float,
         capacities_bytes: Sequence[int],
@@ -245,7 +244,7 @@ class Served:
         device: torch.device,
     ) -> None:
         self.system, self.measured = system, Measured()
-        self._stores, self._compute, self._new_tokens = stores, compute, new_tokens
+        self._stores, self._new_tokens = stores, new_tokens
         self._layers = stores.shape.num_layers
         self._settings = SelectionSettings(ratio=ratio, chunk_share=system.chunk_share)
         self.reader = (
@@ -258,12 +257,12 @@ class Served:
         if self.reader:
             teach(self.reader, self.system, self._settings, self._stores.weights, traffic)
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: Ask, compute: Compute) -> None:
         """One request, timed to its first token."""
         counts, found = self._stores.disk.counts, sum(self.reader.found_in) if self.reader else 0
         bytes_before, reads_before = counts.bytes, counts.reads
         started = time.monotonic()
-        prefix, choices = self._computed(ask)
+        prefix, choices = self._computed(ask, compute)
         self.measured.ttft_s.append(time.monotonic() - started)
         self.measured.bytes_read.append(counts.bytes - bytes_before)
         self.measured.reads.append(counts.reads - reads_before)
@@ -284,12 +283,12 @@ class Served:
             self.reader.check_integrity()
             self.reader.close()
 
-    def _computed(self, ask: Ask) -> tuple[TieredPrefix | None, list[Choice]]:
+    def _computed(self, ask: Ask, compute: Compute) -> tuple[TieredPrefix | None, list[Choice]]:
         total = self._stores.weights.num_tokens
         if self.reader is None:
             for _ in range(self._layers):
-                self._compute.layer(total + self._new_tokens, None, None)
-            self._compute.finish()
+                compute.layer(total + self._new_tokens, None, None)
+            compute.finish()
             return None, []
         prefix = self.reader.open(name_of(ask.prefix, total))
         assert prefix is not None
@@ -300,9 +299,9 @@ class Served:
         choices = []
         for layer in range(self._layers):
             if self.system.looks in ("probe", "all heads"):
-                self._compute.look(self._new_tokens, prefix.probe_keys(layer))
+                compute.look(self._new_tokens, prefix.probe_keys(layer))
             choice = self._stores.weights.choice(self.system, ask, layer, self._settings, prefix)
-            self._compute.layer(self._new_tokens, *prefix.read(layer, choice.tokens))
+            compute.layer(self._new_tokens, *prefix.read(layer, choice.tokens))
             choices.append(choice)
-        self._compute.finish()
+        compute.finish()
         return prefix, choices
