@@ -17,7 +17,7 @@ from model_server.server.backends import DEFAULT_COST_BLOCKS, DEFAULT_HF_BLOCKS,
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.serve import ServerSettings
-from model_server.tiers.settings import KvStoreSettings
+from model_server.tiers.settings import FEW_CHUNKS, KvStoreSettings
 from model_server.weights.known import SMOLLM2
 
 
@@ -246,6 +246,14 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         "request, answers are approximate (default %(default)s)",
     )
     group.add_argument(
+        "--kv-store-chunk-share",
+        type=float,
+        default=FEW_CHUNKS,
+        metavar="S",
+        help="with a ratio under 1, read only the chunks on disk that hold this share of the chosen tokens' weight, and as many tokens "
+        "from them; 1 reads each chunk that holds a chosen token (default %(default)s)",
+    )
+    group.add_argument(
         "--kv-store-reorder-share",
         type=float,
         default=0.05,
@@ -264,6 +272,7 @@ def _kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
         cpu_bytes=int(args.kv_store_cpu_size * 1e9),
         device_bytes=int(args.kv_store_device_size * 1e9),
         ratio=args.kv_store_ratio,
+        chunk_share=args.kv_store_chunk_share,
         reorder_share=args.kv_store_reorder_share,
     )
 

@@ -2,7 +2,7 @@
 
 The keys of the first heads are read for all tokens. The softmax weights of the new queries on them give each head its top-k
 set; where these sets are alike enough their sum picks the layer's tokens, and where they are not the layer gets everything, so
-that its output is exact. Under grouped queries the keys are those of the KV heads which the first query heads use.
+that its output is exact. Chosen tokens that stand alone in a chunk may be swapped for others of chunks that are read anyway. Under grouped queries the keys are those of the KV heads which the first query heads use.
 
 Callers: the selective view; the accuracy benchmark, which compares other choices.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from model_server.runners.hf.views import attention_weights
-from model_server.tiers.settings import SelectionSettings
+from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import mean_jaccard, threshold
 
 
@@ -88,7 +88,7 @@ def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Te
     if similarity < threshold(kept, num_tokens, alpha=settings.alpha):
         return Choice(None, importance, similarity)
     chosen = importance.topk(kept).indices
-    if chunks is not None and settings.chunk_share < 1:
+    if chunks is not None and settings.chunk_share < EVERY_CHUNK:
         chosen = in_few_chunks(importance, chosen, chunks=chunks, share=settings.chunk_share)
     return Choice(chosen.sort().values, importance, similarity)
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from model_server.tiers.similarity import DEFAULT_ALPHA
 
+FEW_CHUNKS = 0.98
+EVERY_CHUNK = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionSettings:
@@ -18,9 +21,9 @@ class SelectionSettings:
     """The share of a prefix's tokens that attention gets, in layers whose heads agree."""
     probe_heads: int = 3
     alpha: float = DEFAULT_ALPHA
-    chunk_share: float = 1.0
-    """Of the chosen tokens' weight, what the chunks that are read have to hold. At 1 a chunk is read for one chosen token; under 1
-    the chunks that hold least are left out, and their tokens replaced by the best ones of chunks that are read."""
+    chunk_share: float = FEW_CHUNKS
+    """Of the chosen tokens' weight, what the chunks that are read have to hold. Under 1 the chunks that hold least are left out, and their
+    tokens replaced by the best ones of chunks that are read. At 1, the document's rule, a chunk is read for one chosen token."""
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -35,8 +38,8 @@ class SelectionSettings:
     @property
     def cache_key(self) -> str:
         """What the hashes of blocks cover that were computed after such a load: they are no exact ones."""
-        whole_chunks = f":{self.chunk_share:g}" if self.chunk_share < 1 else ""
-        return f"sel:{self.ratio:g}{whole_chunks}"
+        few_chunks = f":{self.chunk_share:g}" if self.chunk_share < EVERY_CHUNK else ""
+        return f"sel:{self.ratio:g}{few_chunks}"
 
     def kept(self, num_tokens: int) -> int:
         return max(1, round(self.ratio * num_tokens))
@@ -56,6 +59,8 @@ class KvStoreSettings:
     ratio: float = 1.0
     """1: stored prefixes are loaded whole, and answers are exact. Less: only so much of their tokens is read."""
     chunk_tokens: int = 16
+    chunk_share: float = FEW_CHUNKS
+    """With a ratio under 1, as in `SelectionSettings`."""
     pending_bytes: int = 512_000_000
     """What may wait to be written; prefixes beyond that are not stored."""
     reorder_share: float = 0.05
@@ -76,9 +81,11 @@ class KvStoreSettings:
             )
         if not 0 <= self.reorder_share <= 1:
             raise ValueError(f"the share of time for reordering is between 0 and 1, not {self.reorder_share}")
-        SelectionSettings(ratio=self.ratio)
+        SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)
 
     @property
     def selection(self) -> SelectionSettings | None:
         """None: everything is loaded."""
-        return SelectionSettings(ratio=self.ratio) if self.ratio < 1 else None
+        if self.ratio == 1:
+            return None
+        return SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)

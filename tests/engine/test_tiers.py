@@ -21,7 +21,7 @@ from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.segment import Segment
 from model_server.tiers.selection import Choice, Seen, choose, in_few_chunks, probe
-from model_server.tiers.settings import SelectionSettings
+from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import threshold
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.view import MemorySource, SelectiveView
@@ -113,7 +113,7 @@ def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: A
 
 def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any) -> None:
     """What the tiers give is what attention over the same tokens in memory gives, before and after reordering."""
-    system = make(SelectionSettings(ratio=0.25, alpha=1.0))
+    system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=EVERY_CHUNK))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
     source = MemorySource(system.memory, system.sequencer.blocks, PREFIX, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.settings import SelectionSettings
+from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import by_chance, jaccard, mean_jaccard, threshold
 
 
@@ -100,8 +100,8 @@ def test_002_4_how_often_each_token_was_read_is_kept_with_the_node() -> None:
 
 
 def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None:
-    assert SelectionSettings(ratio=0.25).cache_key == "sel:0.25"
-    assert SelectionSettings(ratio=0.25, chunk_share=0.98).cache_key == "sel:0.25:0.98"
+    assert SelectionSettings(ratio=0.25, chunk_share=EVERY_CHUNK).cache_key == "sel:0.25"
+    assert SelectionSettings(ratio=0.25).cache_key == "sel:0.25:0.98"
     for share in (0.0, 1.01):
         with pytest.raises(ValueError, match="chunk_share"):
             SelectionSettings(chunk_share=share)
