@@ -2,7 +2,8 @@
 
 For each sample a prefix is computed exactly, then the tokens after it once with all of the prefix and once with each choice of
 its tokens. Compared with the exact run: the same next token, KL divergence, negative log-likelihood of the text itself.
-`few chunks` chooses after eight other requests, which went on with later passages, have decided how tokens are packed (row 002-3).
+`few chunks`, the server's default, chooses after eight other requests, which went on with later passages, have decided how tokens are
+packed (row 002-3); `not packed` does so of a prefix that nobody has used yet. The other choices know of no chunks.
 `python -m tests.engine_env run tests.bench.tiers.bench_accuracy`
 """
 
@@ -25,7 +26,7 @@ from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.selection import Choice, Chooser, Seen, choose, head_weights, probe
+from model_server.tiers.selection import Choice, Chooser, Seen, head_weights, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.similarity import threshold
 from model_server.tiers.view import MemorySource, SelectiveView
@@ -35,10 +36,11 @@ from tests.bench.tiers.samples import Sequencer, documents, in_order
 
 _NUM_SINKS = 4
 EVERYTHING = "everything"
-_OTHERS, _CHUNK_TOKENS, _CHUNK_SHARE = 8, 16, 0.98
-PROBE, FEW, UNION, ORACLE, SINKS, RANDOM = (
+_OTHERS, _CHUNK_TOKENS = 8, 16
+PROBE, FEW, UNPACKED, UNION, ORACLE, SINKS, RANDOM = (
     "probe, 3 heads",
     "probe, few chunks",
+    "few, not packed",
     "probe + window",
     "oracle, all heads",
     "sinks + recent",
@@ -103,11 +105,13 @@ def choosers(
         return Choice(torch.randperm(seen.num_prefix_tokens, generator=rng)[: kept_of(seen)].sort().values)
 
     def few_chunks(seen: Seen) -> Choice:
-        heads = head_weights(seen, num_heads=settings.probe_heads, group=group)
-        return choose(heads, settings=replace(settings, chunk_share=_CHUNK_SHARE), chunks=packed[seen.layer])
+        return by_probe(replace(seen, chunks=packed[seen.layer]))
+
+    def not_packed(seen: Seen) -> Choice:
+        return by_probe(replace(seen, chunks=torch.arange(seen.num_prefix_tokens) // _CHUNK_TOKENS))
 
     by_probe = partial(probe, settings=settings, group=group)
-    few = {FEW: few_chunks} if packed else {}
+    few = {FEW: few_chunks, UNPACKED: not_packed} if packed else {}
     return {PROBE: by_probe, **few, UNION: union, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
 
 
