@@ -95,7 +95,8 @@ Finding = Held | Checked | Account
 class RoutedQueue:
     """Prompts on their way from the picker to exact mode, bounded in number and bytes; what is over a bound is dropped and counted.
 
-    The picker calls `keep` with each pick, then `put` or `let_go` once; the other thread calls `take`.
+    The picker calls `keep` with each pick, then `put` or `let_go` once; the other thread calls `take`. Once nobody takes any more, the
+    picker's thread closes it.
     """
 
     def __init__(self, *, max_prompts: int, max_bytes: int) -> None:
@@ -106,6 +107,7 @@ class RoutedQueue:
         """Ever kept, less what was let go: written by the picker's thread alone."""
         self._taken_bytes = 0
         """Ever taken: written by the other."""
+        self._closed = False
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -113,7 +115,9 @@ class RoutedQueue:
 
     def keep(self, inference: InferenceRequest) -> InferenceRequest | None:
         """The request, if its prompt may be held until the answer begins."""
-        size = len(inference.prompt)
+        size = inference.held_bytes
+        if self._closed:
+            return None
         if self._kept_bytes - self._taken_bytes + size > self._max_bytes:
             self.dropped += 1
             return None
@@ -122,15 +126,17 @@ class RoutedQueue:
 
     def put(self, routed: Routed) -> None:
         """The answer begins."""
-        if len(self._queue) >= self._max_prompts:
+        if self._closed:
+            self._kept_bytes -= routed.inference.held_bytes
+        elif len(self._queue) >= self._max_prompts:
             self.dropped += 1
-            self._kept_bytes -= len(routed.inference.prompt)
+            self._kept_bytes -= routed.inference.held_bytes
         else:
             self._queue.append(routed)
 
     def let_go(self, inference: InferenceRequest) -> None:
         """No answer comes of it."""
-        self._kept_bytes -= len(inference.prompt)
+        self._kept_bytes -= inference.held_bytes
 
     def take(self) -> Routed | None:
         """The oldest, if there is any."""
@@ -138,8 +144,14 @@ class RoutedQueue:
             routed = self._queue.popleft()
         except IndexError:
             return None
-        self._taken_bytes += len(routed.inference.prompt)
+        self._taken_bytes += routed.inference.held_bytes
         return routed
+
+    def close(self) -> None:
+        """Nobody takes any more: what waits is let go, and nothing more is kept."""
+        self._closed = True
+        while self.take() is not None:
+            pass
 
     @property
     def held_bytes(self) -> int:

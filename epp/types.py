@@ -97,6 +97,14 @@ class InferenceRequest(Struct, frozen=True):
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
+    shaping: bytes = b""
+    """The body's fields, as a JSON object, that change what the server makes of the prompt (arguments of the chat template and
+    the like); empty in nearly every request. Read by exact mode alone."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of whoever holds on to it."""
+        return len(self.prompt) + len(self.shaping)
 
 
 class PromptSize(Struct, frozen=True):

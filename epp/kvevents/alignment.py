@@ -37,14 +37,20 @@ def aligned_blocks(
     token_ends: Sequence[int],
     block_tokens: int,
     blocks: int,
+    to_char: int,
 ) -> list[int]:
-    """The same, of text: `token_ends` says where in `rendered` each token ends, never going back; `texts` are those of the prompt."""
+    """The same, of text: `token_ends` says where in `rendered` each token ends, never going back; `texts` are those of the prompt.
+
+    Of the chunks that end within the first `to_char` characters of `rendered`.
+    """
     anchors = _anchors(prompt_bytes, rendered, texts)
     found, at = [], 0
     for end in ends_bytes:
         while anchors[at + 1].prompt_end < end:
             at += 1
         chars = anchors[at + 1].place(end, after=anchors[at])
+        if chars > to_char:
+            break
         found.append(min(bisect_right(token_ends, chars) // block_tokens, blocks))
     return found
 

@@ -85,10 +85,12 @@ class ChunkTree:
                 changed.append(node)
             elif node.parent is not parent:
                 break  # two prefixes of one hash: what was there first keeps the name
-            elif node.blocks != own:
+            elif node.blocks != own or node.known != (end > 0):
                 self._release(node)
                 node.blocks, node.known, node.seen = own, end > 0, False
                 self._use(node)
+                if node.known:
+                    _make_known(node.children)
                 changed.append(node)
             path.append(node)
             parent, start_bytes, start = node, end_bytes, end
@@ -142,3 +144,12 @@ class ChunkTree:
                 assert node.known or not parent.known
             assert all(child in self and child.parent is node for child in node.children)
         assert {block: set(nodes) for block, nodes in self._users.items()} == used
+
+
+def _make_known(nodes: Sequence[Node]) -> None:
+    """A whole block ends before them, it turns out: another prompt with the same chunks has other tokens."""
+    waiting = [node for node in nodes if not node.known]
+    while waiting:
+        node = waiting.pop()
+        node.known = True
+        waiting += [child for child in node.children if not child.known]

@@ -29,6 +29,8 @@ _MISSES_TO_DISTRUST: Final = 8
 _MAX_CHECKS: Final = 256
 _MAX_WAITING: Final = 256
 """Prompts that wait for the first event of their model."""
+_MAX_WAITING_BYTES: Final = 16 << 20
+_NO_EVENT_YET: Final = "no event that tells tokens has come yet"
 _LOOK_AGAIN: Final = 16
 """Of the prompts of a model that is off, one in so many is still tried: what was wrong may have been put right."""
 
@@ -46,6 +48,11 @@ class ModelSettings:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Name -> the path that servers load it from."""
 
+    @property
+    def algorithms(self) -> Sequence[Algorithm]:
+        """Those that servers may name blocks by."""
+        return [self.algorithm] if self.algorithm else ALGORITHMS
+
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
@@ -58,6 +65,7 @@ class ModelStatus:
     missed: int
     """Prompts whose blocks were looked for at their server, by whether they turned up."""
     skipped: Mapping[str, int]
+    last_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +85,11 @@ class _Model:
     name: str
     settings: ModelSettings | None
     state: ModelState = "waiting"
-    reason: str = "no event that tells tokens has come yet"
+    reason: str = _NO_EVENT_YET
     hasher: BlockHasher | None = None
     block_tokens: int = 0
-    waiting: deque[Routed] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
+    waiting: deque[Routed] = field(default_factory=deque)
+    waiting_bytes: int = 0
     checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_CHECKS)
     )
@@ -89,6 +98,33 @@ class _Model:
     missed: int = 0
     misses_in_a_row: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    last_error: str = ""
+    """Of a prompt, one that nobody foresaw."""
+
+    def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
+        """A server has shown how it names blocks."""
+        self.hasher, self.block_tokens = hasher, block_tokens
+        self.state, self.reason = "checking", "no prompt has turned up yet"
+
+    def unlearned(self) -> None:
+        """No server is left that names blocks so: the others may show how they do."""
+        self.hasher, self.block_tokens = None, 0
+        self.state, self.reason = "waiting", _NO_EVENT_YET
+        self.checks.clear()
+        self.misses_in_a_row = 0
+
+    def wait(self, routed: Routed) -> None:
+        """Until it is known how blocks are named; the oldest are passed over where too many wait, or too much."""
+        self.waiting.append(routed)
+        self.waiting_bytes += routed.inference.held_bytes
+        while len(self.waiting) > _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
+            self.skipped["waiting"] += 1
+            self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
+
+    def waited(self) -> Sequence[Routed]:
+        """The waiting is over."""
+        waiting, self.waiting, self.waiting_bytes = self.waiting, deque(), 0
+        return waiting
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +147,8 @@ class Exact:
         self._knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _Server] = {}
+        self._relearning: set[EndpointName] = set()
+        """Servers that were off for how others named blocks, which have gone."""
         self.malformed = 0
         """Messages that were no KV events."""
 
@@ -128,9 +166,20 @@ class Exact:
         gone = self._servers.pop(server, None)
         if gone is None:
             return
+        self._relearning.discard(server)
         self._knowledge.drop(server)
-        if not any(known.model is gone.model for known in self._servers.values()):
-            del self._models[gone.model.name]
+        model = gone.model
+        left = {name: known for name, known in self._servers.items() if known.model is model}
+        if not left:
+            del self._models[model.name]
+        elif model.hasher is not None and not any(known.agreed for known in left.values()):
+            model.unlearned()
+            self._relearning |= {name for name, known in left.items() if known.off}
+
+    def take_relearning(self) -> list[EndpointName]:
+        """Servers whose messages should be heard from the first one again, as of another process: they may now be believed."""
+        found, self._relearning = sorted(self._relearning), set()
+        return found
 
     def heard(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
         """What a server's messages come to, in order. complete: none of this process is missing."""
@@ -185,38 +234,28 @@ class Exact:
     def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
         """Does the server name blocks as we do? Told by a prompt's first block, where nothing else is in its name."""
         model, settings = known.model, known.model.settings
-        if settings is None or not event.token_ids or not event.blocks:
+        if settings is None or not event.token_ids or not event.blocks or event.partial_attention:
             return
-        size = len(event.token_ids) // len(event.blocks)
-        if not model.block_tokens:
-            model.block_tokens = size
-        if size != model.block_tokens:
+        size, odd = divmod(len(event.token_ids), len(event.blocks))
+        if odd or not size:
+            return  # tokens of whole blocks tell how they are named
+        if model.hasher is not None and size != model.block_tokens:
             self._switch_off(
                 server, known, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
             )
             return
         if event.parent is not None or event.adapter or event.extra:
             return
-        wanted = (
-            [model.hasher.algorithm]
-            if model.hasher
-            else [settings.algorithm]
-            if settings.algorithm
-            else ALGORITHMS
-        )
-        for algorithm in wanted:
+        tried = [model.hasher.algorithm] if model.hasher else settings.algorithms
+        for algorithm in tried:
             hasher = BlockHasher(algorithm, seed=settings.seed)
             if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:
                 known.agreed = True
                 if model.hasher is None:
-                    model.hasher, model.state, model.reason = (
-                        hasher,
-                        "checking",
-                        "no prompt has turned up yet",
-                    )
+                    model.learned(hasher, block_tokens=size)
                 return
-        tried = ", ".join(wanted)
-        self._switch_off(server, known, f"its blocks are not named by {tried} from the configured hash seed")
+        named = ", ".join(tried)
+        self._switch_off(server, known, f"its blocks are not named by {named} from the configured hash seed")
         if model.hasher is None:
             model.state, model.reason = "off", known.off
 
@@ -233,9 +272,7 @@ class Exact:
         if model.settings is None:
             model.skipped["model"] += 1
         elif model.hasher is None or not model.block_tokens:
-            if len(model.waiting) == _MAX_WAITING:
-                model.skipped["waiting"] += 1
-            model.waiting.append(routed)
+            model.wait(routed)
         elif model.state == "off" and (model.skipped["off"] + 1) % _LOOK_AGAIN:
             model.skipped["off"] += 1
         else:
@@ -258,9 +295,13 @@ class Exact:
             if error.reason == "tokenizer" and not model.mapped:
                 model.reason = str(error)
             return
+        except Exception as error:  # noqa: BLE001 - a client's words: whatever comes of them, they cost only their own prompt
+            model.skipped["error"] += 1
+            model.last_error = repr(error)
+            return
         model.mapped += 1
         self._knowledge.map(
-            routed.chain,
+            routed.chain[: len(mapped.ends_bytes)],
             ends_bytes=mapped.ends_bytes,
             blocks=mapped.blocks,
             ends_blocks=mapped.ends_blocks,
@@ -299,8 +340,7 @@ class Exact:
         """What the picker should know, since the last call."""
         for model in self._models.values():
             if model.waiting and model.hasher is not None:
-                waiting, model.waiting = model.waiting, deque(maxlen=_MAX_WAITING)
-                for routed in waiting:
+                for routed in model.waited():
                     self._map(model, routed, now=now)
             self._check(model, now=now)
         for name, known in self._servers.items():
@@ -320,6 +360,7 @@ class Exact:
                 matched=m.matched,
                 missed=m.missed,
                 skipped=dict(m.skipped),
+                last_error=m.last_error,
             )
             for name, m in self._models.items()
         }
@@ -346,4 +387,6 @@ class Exact:
             assert self._models.get(known.model.name) is known.model
         for model in self._models.values():
             assert len(model.checks) <= _MAX_CHECKS
+            assert model.waiting_bytes == sum(r.inference.held_bytes for r in model.waiting)
+            assert (model.hasher is None) == (model.block_tokens == 0)
             assert model.state != "on" or model.matched

@@ -13,7 +13,7 @@ Pure: times are monotonic seconds of the caller. Caller: `exact`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,8 +62,8 @@ class Knowledge:
         self._servers: dict[EndpointName, _Server] = {}
         self._num_blocks = 0
         self._found: list[Finding] = []
-        self._again: deque[tuple[float, _Server, Node]] = deque()
-        """Losses that are said a second time: what was under way then has come or will not."""
+        self._again: OrderedDict[tuple[_Server, Node], float] = OrderedDict()
+        """The last loss of each is said a second time, and when: what was under way then has come or will not. Soonest first."""
 
     def __len__(self) -> int:
         """Chunks in the tree."""
@@ -95,7 +95,7 @@ class Knowledge:
         gone = self._servers.pop(server, None)
         if gone is not None:
             self._num_blocks -= len(gone.blocks)
-            self._again = deque(entry for entry in self._again if entry[1] is not gone)
+            self._again = OrderedDict(entry for entry in self._again.items() if entry[0][0] is not gone)
 
     def set_complete(self, server: EndpointName, *, complete: bool) -> None:
         self._servers[server].complete = complete
@@ -216,8 +216,8 @@ class Knowledge:
             lost = [node for node in known.due if node in self._tree and node not in known.held]
             found += [_loss(known, node, at=now) for node in lost if node not in known.awaited]
             known.due.clear()
-        while self._again and self._again[0][0] <= now:
-            _, known, node = self._again.popleft()
+        while self._again and next(iter(self._again.values())) <= now:
+            (known, node), _ = self._again.popitem(last=False)
             if node in self._tree and node not in known.held and node not in known.awaited:
                 found.append(_loss(known, node, at=now - UNDER_WAY_S))
         found += [account for known in self._servers.values() if (account := self._account(known))]
@@ -238,7 +238,8 @@ class Knowledge:
                 if node in known.awaited:
                     known.awaited.hush(node)
                     continue
-                self._again.append((at + UNDER_WAY_S, known, node))
+                self._again[known, node] = at + UNDER_WAY_S
+                self._again.move_to_end((known, node))
                 yield _loss(known, node, at=at)
             elif own and self._above(known, node):
                 for end in self._gain(known, node):
@@ -317,6 +318,7 @@ class Knowledge:
         """Every invariant, from scratch; for tests."""
         self._tree.check_integrity()
         assert self._num_blocks == sum(len(known.blocks) for known in self._servers.values())
+        assert {known for known, _ in self._again} <= set(self._servers.values())
         for known in self._servers.values():
             known.blocks.check_integrity()
             known.awaited.check_integrity()

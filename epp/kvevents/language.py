@@ -55,26 +55,45 @@ class FolderLanguage:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with what the tokenizer itself puts around a text."""
+        """special: with what the tokenizer itself puts around a text. UntemplatedError."""
         # A batch of one: only batches let go of the interpreter, and picks would wait for the whole of a long prompt.
-        encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
+        try:
+            encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise UntemplatedError(f"the tokenizer refuses it: {error}") from error
+            raise
         ends, latest = [], 0
         for _, end in encoded.offsets:  # tokens that stand for no text have an empty place at the beginning
             latest = max(latest, end)
             ends.append(latest)
         return Tokens(encoded.ids, ends)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as the model reads it, ready for its answer. UntemplatedError."""
         if self._render is None:
             raise UntemplatedError("the model has no chat template")
         try:
             return self._render(
-                messages=[self._message(message) for message in messages],
-                tools=[_tool(tool) for tool in tools] if tools else None,
-                add_generation_prompt=True,
-                **self._special,
-                **self._arguments,
+                {
+                    "documents": None,
+                    **self._special,
+                    **self._arguments,
+                    **{
+                        name: value
+                        for name, value in (arguments or {}).items()
+                        if value not in (None, "auto")
+                    },
+                    "messages": [self._message(message) for message in messages],
+                    "tools": [_tool(tool) for tool in tools] if tools else None,
+                    "add_generation_prompt": True,
+                }
             )
         except Exception as error:
             # A client's words run through somebody's program: whatever comes of it, a recursion too deep included, is its refusal.

@@ -14,14 +14,15 @@ from typing import Any, Final, Protocol
 from epp.kvevents.alignment import aligned_blocks, chunk_ends, whole_blocks
 from epp.kvevents.conversation import Text, UnreadableError, read_conversation
 from epp.kvevents.hashing import BlockHasher, BlockName
+from epp.kvevents.shaping import Shaping, ShapingError, read_shaping
 from epp.residency import Routed
-from epp.types import ApiKind
+from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4
 
 
 class UntemplatedError(Exception):
-    """The model's template does not take this conversation, or there is none."""
+    """The model's template or tokenizer does not take this conversation, or there is none."""
 
 
 class UnmappedError(Exception):
@@ -43,11 +44,17 @@ class Language(Protocol):
     """One model's tokenizer and chat template."""
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts."""
+        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts. UntemplatedError."""
         ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
-        """UntemplatedError."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """arguments: the request's own, for the template. UntemplatedError."""
         ...
 
 
@@ -56,6 +63,7 @@ class Mapped:
     """What `Knowledge.map` takes, and the size of it."""
 
     ends_bytes: Sequence[int]
+    """Of as many chunks as the prompt's blocks are those of every request with these chunks."""
     blocks: Sequence[BlockName]
     ends_blocks: Sequence[int]
     tokens: int
@@ -73,6 +81,10 @@ def map_prompt(
     inference = routed.inference
     if routed.adapter and adapter_path is None:
         raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
+    try:
+        shaping = read_shaping(inference.shaping)
+    except ShapingError as error:
+        raise UnmappedError(f"{error}: not followed", reason="arguments") from error
     ends_bytes = chunk_ends(routed.schedule, len(routed.chain))
     adapter = (routed.adapter, adapter_path) if adapter_path is not None else None
     if inference.token_ids:
@@ -86,41 +98,68 @@ def map_prompt(
         return Mapped(ends_bytes, blocks, ends, len(ids))
     if language is None:
         raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
-    rendered, texts, special = _read(routed, language)
-    tokens = language.tokens(rendered, special=special)
-    blocks = hasher.names(
-        tokens.ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt
-    )
+    read = _read(inference, language, shaping)
+    ids = read.tokens.ids
+    blocks = hasher.names(ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt)
     ends = aligned_blocks(
         ends_bytes,
         prompt_bytes=len(inference.prompt),
-        rendered=rendered,
-        texts=texts,
-        token_ends=tokens.ends,
+        rendered=read.rendered,
+        texts=read.texts,
+        token_ends=read.tokens.ends,
         block_tokens=block_tokens,
         blocks=len(blocks),
+        to_char=read.plain_chars,
     )
-    return Mapped(ends_bytes, blocks, ends, len(tokens.ids))
+    if not ends:
+        raise UnmappedError("its template arguments change the prompt from the start", reason="arguments")
+    return Mapped(ends_bytes[: len(ends)], blocks, ends, len(ids))
 
 
-def _read(routed: Routed, language: Language) -> tuple[str, Sequence[Text], bool]:
-    """What the server makes tokens of, the texts in it, and whether its tokenizer adds its own tokens."""
-    inference = routed.inference
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the server makes of a prompt."""
+
+    rendered: str
+    tokens: Tokens
+    texts: Sequence[Text]
+    plain_chars: int
+    """So much is as it would be without the request's own arguments, of which the chunks say nothing."""
+
+
+def _read(inference: InferenceRequest, language: Language, shaping: Shaping) -> _Read:
     followed = inference.kind in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES)
     if not followed or inference.opaque:
         what = "media or embeddings" if followed else f"the {inference.kind} API"
         raise UnmappedError(f"{what}: not followed", reason="content")
-    if inference.kind is ApiKind.COMPLETIONS:
-        text = inference.prompt.decode()
-        return text, (Text(0, text, len(inference.prompt)),), True
     try:
-        conversation = read_conversation(inference.prompt)
-        rendered = language.render(conversation.messages, tools=conversation.tools)
+        if inference.kind is ApiKind.COMPLETIONS:
+            text = inference.prompt.decode()
+            tokens = language.tokens(text, special=shaping.special_tokens is not False)
+            return _Read(text, tokens, (Text(0, text, len(inference.prompt)),), len(text))
+        said = read_conversation(inference.prompt)
+        rendered = language.render(said.messages, tools=said.tools, arguments=shaping.arguments)
+        plain = language.render(said.messages, tools=said.tools) if shaping.arguments else rendered
+        tokens = language.tokens(rendered, special=shaping.special_tokens is True)
     except UnreadableError as error:
         raise UnmappedError(f"{error}: not followed", reason="content") from error
     except UntemplatedError as error:
         raise UnmappedError(str(error), reason="template") from error
-    return rendered, conversation.texts, False
+    return _Read(rendered, tokens, said.texts, _alike(plain, rendered))
+
+
+def _alike(one: str, other: str) -> int:
+    """Characters until they part."""
+    if one == other:
+        return len(one)
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _unpacked(prompt: bytes) -> Sequence[int]:

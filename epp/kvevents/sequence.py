@@ -18,6 +18,7 @@ import xxhash
 
 _MAX_HELD_BACK: Final = 10_000
 """Messages that wait for a replay; with more, the replay is not worth waiting for."""
+_MAX_HELD_BACK_BYTES: Final = 64 << 20
 _KNOWN: Final = 256
 """Of the delivered messages so many are known by their content: a replay and what is published overlap by less."""
 
@@ -50,6 +51,7 @@ class Sequence:
         """Digests of the last delivered messages."""
         self._newest_live = -1
         self._held_back: deque[tuple[int, bytes]] = deque()
+        self._held_back_bytes = 0
         self._asked_from: int | None = 0 if replays else None
         self.asked = 1 if replays else 0
         """Counts the replays that became due: what comes of an earlier one is void."""
@@ -74,8 +76,9 @@ class Sequence:
         self._newest_live = number
         if self._asked_from is None:
             return self._continue(number, payload)
-        self._held_back.append((number, payload))
-        return self.replay_over() if len(self._held_back) > _MAX_HELD_BACK else []
+        self._hold_back(number, payload)
+        too_much = len(self._held_back) > _MAX_HELD_BACK or self._held_back_bytes > _MAX_HELD_BACK_BYTES
+        return self.replay_over() if too_much else []
 
     def replayed(self, number: int, payload: bytes) -> list[Step]:
         """A message that was asked for."""
@@ -92,11 +95,12 @@ class Sequence:
     def replay_over(self) -> list[Step]:
         """All was replayed that the server keeps, or no answer came in time: go on with what is published."""
         self._asked_from = None
-        held_back, self._held_back = self._held_back, deque()
+        held_back, self._held_back, self._held_back_bytes = self._held_back, deque(), 0
         steps: list[Step] = []
         for n, (number, payload) in enumerate(held_back):
             if self._asked_from is not None:  # another process after all
-                self._held_back.extend(list(held_back)[n:])
+                for later in list(held_back)[n:]:
+                    self._hold_back(*later)
                 break
             if self._next is not None and number > self._next:
                 steps += [self._lose(), self._deliver(number, payload)]
@@ -128,8 +132,12 @@ class Sequence:
             if not self._replays:
                 return [self._lose(), self._deliver(number, payload)]
             self._ask(self._next - 1)
-        self._held_back.append((number, payload))
+        self._hold_back(number, payload)
         return []
+
+    def _hold_back(self, number: int, payload: bytes) -> None:
+        self._held_back.append((number, payload))
+        self._held_back_bytes += len(payload)
 
     def _deliver(self, number: int, payload: bytes) -> Deliver:
         self._next = number + 1
@@ -146,6 +154,7 @@ class Sequence:
         self._next, self.complete, self._newest_live = None, False, -1
         self._known.clear()
         self._held_back.clear()
+        self._held_back_bytes = 0
         if self._replays:
             self._ask(0)
         return Forget("restart")
@@ -158,6 +167,7 @@ class Sequence:
 
     def check_integrity(self) -> None:
         assert len(self._held_back) <= _MAX_HELD_BACK + 1
+        assert self._held_back_bytes == sum(len(payload) for _, payload in self._held_back)
         assert not self._held_back or self._asked_from is not None, "held back with nothing to wait for"
         assert self._next is not None or not self.complete
         assert len(self._known) <= _KNOWN

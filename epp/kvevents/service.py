@@ -4,7 +4,8 @@ Owns the sockets: for each server a SUB socket, and a DEALER socket while a repl
 nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The picker belongs to the event loop: findings are
 handed over there, in portions. The thread touches nothing of the loop's but the queue of prompts, which is made for that.
 
-An error in the thread ends `run`, and with it the process. Called by the composition root.
+Exact mode makes the table better and the picker does not need it: an error that nobody foresaw, in the thread or in what it found, turns
+it off for good, with the reason in the log and in the states. The picker goes on by what its table believes. Called by the composition root.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import zmq
@@ -24,7 +25,7 @@ from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
 from epp.picker import Picker
-from epp.residency import Finding, RoutedQueue
+from epp.residency import Account, Finding, RoutedQueue
 from epp.types import Endpoint, EndpointName
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,16 @@ _PROMPTS_A_TURN: Final = 4
 _FINDINGS_A_TURN: Final = 64
 """Applied to the table before requests get their turn, some 5 us each."""
 _STATUS_EVERY_S: Final = 0.5
-_RECEIVE_HIGH_WATER_MARK: Final = 20_000
+_RECEIVE_HIGH_WATER_MARK: Final = 2_000
+"""Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
+_MOST_FOUND: Final = 20_000
+"""Findings that wait for the event loop; with more the thread waits, too, and what servers say waits in the sockets."""
+_MOST_SOCKETS: Final = 8_192
+"""Two for each server that is followed and a few of ZeroMQ's own."""
+_STOP_S: Final = 10.0
+"""The longest that the end of the process waits for a prompt to become tokens."""
+_TRY_AGAIN_S: Final = 5.0
+"""After a server could not be listened to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,15 @@ class _Followed:
     give_up_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Deaf:
+    """A server that cannot be listened to."""
+
+    source: Source
+    reason: str
+    again_at: float
+
+
 class ExactService:
     def __init__(
         self,
@@ -103,7 +122,9 @@ class ExactService:
         """Replaced as a whole by the loop, read by the thread."""
         self._found: deque[Finding] = deque()
         self._stopping = threading.Event()
-        self._thread_error: BaseException | None = None
+        self._failure: BaseException | None = None
+        """What ended the thread."""
+        self._deaf: dict[EndpointName, _Deaf] = {}
         self._told: dict[str, str] = {}
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
@@ -131,15 +152,38 @@ class ExactService:
         )
         thread.start()
         try:
-            while self._thread_error is None:
+            while self._failure is None:
                 await news.wait()
                 news.clear()
                 await self._apply()
-            raise self._thread_error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the table goes on without corrections
+            self._failure = error
         finally:
             self._stopping.set()
-            while thread.is_alive():  # it looks every few milliseconds
-                thread.join(timeout=1.0)
+            thread.join(_STOP_S)  # it looks every few milliseconds, but not while it makes tokens of a prompt
+        self._turn_off(self._failure)
+        await loop.create_future()  # until cancelled
+
+    def _turn_off(self, failure: BaseException) -> None:
+        """For good: nothing is followed, nothing is asked of the picker any more, and nothing that it was told is believed on."""
+        _log.error("exact mode is off until the picker starts again: %r", failure, exc_info=failure)
+        self._queue.close()
+        self._found.clear()
+        reason = f"failed: {type(failure).__name__}: {failure}"
+        status = self.status
+        off = ModelStatus("off", reason, "", 0, 0, 0, 0, {})
+        self.status = replace(
+            status,
+            models={name: replace(m, state="off", reason=reason) for name, m in status.models.items()}
+            or {"": off},
+            servers={
+                name: replace(s, state="off", reason=reason, blocks=0, chunks=0)
+                for name, s in status.servers.items()
+            },
+        )
+        self._picker.take_in(
+            [Account(server=name, live=False) for name in {**self._wanted, **status.servers}]
+        )
 
     async def _apply(self) -> None:
         """Correct the table, in portions."""
@@ -153,11 +197,12 @@ class ExactService:
 
     def _run_thread(self, wake: Callable[[], object]) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         followed: dict[EndpointName, _Followed] = {}
         try:
             self._follow(followed, context, wake)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, `run` raises it
-            self._thread_error = error
+        except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
+            self._failure = error
             if not self._stopping.is_set():
                 wake()
         finally:
@@ -175,7 +220,10 @@ class ExactService:
     ) -> None:
         poller, status_at = zmq.Poller(), 0.0
         while not self._stopping.is_set():
-            self._reconcile(followed, poller, context)
+            if len(self._found) > _MOST_FOUND:
+                self._stopping.wait(_POLL_MS / 1000)
+                continue
+            self._reconcile(followed, poller, context, now=self._clock())
             readable = {socket for socket, _ in poller.poll(_POLL_MS if not len(self._queue) else 0)}
             now = self._clock()
             for one in followed.values():
@@ -198,6 +246,8 @@ class ExactService:
         followed: dict[EndpointName, _Followed],
         poller: zmq.Poller,
         context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        now: float,
     ) -> None:
         """Open and close sockets as the endpoints come and go."""
         wanted = self._wanted
@@ -208,20 +258,35 @@ class ExactService:
             poller.unregister(gone.sub)
             gone.sub.close(linger=0)
             self._exact.drop(name)
+        for name in self._exact.take_relearning():
+            self._heard(followed[name], followed[name].messages.restarted(), now=now)
+        self._deaf = {name: deaf for name, deaf in self._deaf.items() if wanted.get(name) == deaf.source}
         for name, source in wanted.items():
-            if name not in followed:
-                sub = _socket(context, zmq.SUB, source.events)
-                sub.setsockopt_string(zmq.SUBSCRIBE, self._topic)
-                poller.register(sub, zmq.POLLIN)
-                followed[name] = _Followed(name, source, Messages(replays=bool(source.replay)), sub)
-                self._exact.add(name, model=source.model)
+            deaf = self._deaf.get(name)
+            if name in followed or (deaf is not None and now < deaf.again_at):
+                continue
+            try:
+                sub = _socket(context, zmq.SUB, source.events, topic=self._topic)
+            except zmq.ZMQError as error:  # no file descriptor is left, or the address is none
+                self._deaf[name] = _Deaf(
+                    source, f"{source.events}: {zmq.strerror(error.errno or 0)}", now + _TRY_AGAIN_S
+                )
+                continue
+            self._deaf.pop(name, None)
+            poller.register(sub, zmq.POLLIN)
+            followed[name] = _Followed(name, source, Messages(replays=bool(source.replay)), sub)
+            self._exact.add(name, model=source.model)
 
     def _read_live(self, one: _Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
             frames = _receive(one.sub)
             if frames is None:
                 return
-            if len(frames) == 3 and len(frames[1]) == 8:
+            if len(frames) != 3 or len(frames[1]) != 8:
+                self._exact.malformed += 1
+            elif (
+                not self._topic or frames[0] == self._topic.encode()
+            ):  # what begins with it is somebody else's
                 self._heard(one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now)
 
     def _read_replay(self, one: _Followed, *, now: float) -> None:
@@ -252,7 +317,11 @@ class ExactService:
         elif one.asked != messages.asked:
             _close(one, poller)
             one.asked, one.give_up_at = messages.asked, now + _REPLAY_TIMEOUT_S
-            one.replay = _socket(context, zmq.DEALER, one.source.replay)
+            try:
+                one.replay = _socket(context, zmq.DEALER, one.source.replay)
+            except zmq.ZMQError:
+                one.give_up_at = now
+                return
             poller.register(one.replay, zmq.POLLIN)
             one.replay.send_multipart([b"", messages.due.to_bytes(8, "big")], zmq.NOBLOCK)
 
@@ -267,9 +336,13 @@ class ExactService:
 
     def _tell(self, followed: Mapping[EndpointName, _Followed]) -> None:
         gaps, lost = self._counted
+        deaf = {
+            name: ServerStatus(one.source.model, "off", f"cannot listen to {one.reason}", 0, 0, 0, 0)
+            for name, one in self._deaf.items()
+        }
         self.status = ExactStatus(
             models=self._exact.models(),
-            servers=self._exact.servers(),
+            servers={**self._exact.servers(), **deaf},
             gaps=gaps + sum(one.messages.gaps for one in followed.values()),
             lost=lost + sum(one.messages.lost for one in followed.values()),
             malformed=self._exact.malformed,
@@ -277,10 +350,15 @@ class ExactService:
         said = {
             f"model {name or '(any)'}": _words(m.state, m.reason) for name, m in self.status.models.items()
         }
+        said |= {
+            f"a prompt of model {name or '(any)'}": f"passed over: {m.last_error}"
+            for name, m in self.status.models.items()
+            if m.last_error
+        }
         said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
         for what, words in said.items():
             if self._told.get(what) != words:
-                level = logging.WARNING if words.startswith("off") else logging.INFO
+                level = logging.WARNING if words.startswith(("off", "passed over")) else logging.INFO
                 _log.log(level, "exact mode, %s: %s", what, words)
         self._told = said
 
@@ -289,12 +367,21 @@ def _words(state: str, reason: str) -> str:
     return f"{state}: {reason}" if reason else state
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+def _socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *, topic: str | None = None
+) -> zmq.Socket[bytes]:
+    """topic: to subscribe to. ZMQError."""
     socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
-    socket.setsockopt(zmq.IPV6, int("[" in address))
-    socket.connect(address)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        if topic is not None:
+            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+        socket.connect(address)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
     return socket
 
 

@@ -55,6 +55,12 @@ class _Message(Struct, gc=False):
 class _Chat(_Body, gc=False):
     messages: list[_Message] | None = None
     tools: Raw = _NO_RAW
+    chat_template: Raw = _NO_RAW
+    chat_template_kwargs: Raw = _NO_RAW
+    documents: Raw = _NO_RAW
+    reasoning_effort: Raw = _NO_RAW
+    add_special_tokens: Raw = _NO_RAW
+    truncate_prompt_tokens: Raw = _NO_RAW
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
@@ -62,6 +68,8 @@ class _Chat(_Body, gc=False):
 class _Completions(_Body, gc=False):
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: Raw = _NO_RAW
+    add_special_tokens: Raw = _NO_RAW
+    truncate_prompt_tokens: Raw = _NO_RAW
     max_tokens: int | None = None
 
 
@@ -96,6 +104,10 @@ def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
     # Not strict: 16.0 and "16" are 16 and 1 is true to the model servers; a string field still takes only strings.
     return msgspec.json.Decoder(body, strict=False)
 
+
+_SHAPING = ("add_special_tokens", "truncate_prompt_tokens")
+_SHAPING_CHAT = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", *_SHAPING)
+"""Fields that change what the server makes of the prompt, but for what they do at its end."""
 
 _DECODE_CHAT = _decoder(_Chat)
 _DECODE_COMPLETIONS = _decoder(_Completions)
@@ -162,7 +174,12 @@ def _parse_chat(body: Body) -> InferenceRequest:
     if limit is None:
         limit, name = chat.max_tokens, "max_tokens"
     return _request(
-        ApiKind.CHAT, chat, model=model, prompt=b"".join(sections), max_tokens=_limit(limit, name=name)
+        ApiKind.CHAT,
+        chat,
+        model=model,
+        prompt=b"".join(sections),
+        max_tokens=_limit(limit, name=name),
+        shaping=_shaping(chat, _SHAPING_CHAT),
     )
 
 
@@ -220,6 +237,7 @@ def _parse_completions(body: Body) -> InferenceRequest:
         more_prompt_bytes=more_bytes,
         token_ids=token_ids,
         max_tokens=max_tokens,
+        shaping=_shaping(asked, _SHAPING),
     )
 
 
@@ -262,6 +280,7 @@ def _request(
     more_prompt_bytes: int = 0,
     token_ids: bool = False,
     max_tokens: int | None = None,
+    shaping: bytes = b"",
 ) -> InferenceRequest:
     options = body.stream_options
     return InferenceRequest(
@@ -275,7 +294,14 @@ def _request(
         stream=body.stream is True,
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
+        shaping=shaping,
     )
+
+
+def _shaping(body: _Body, names: tuple[str, ...]) -> bytes:
+    """Those of the fields that are there, as they were sent."""
+    sent = {name: raw for name in names if (raw := getattr(body, name)) is not _NO_RAW}
+    return msgspec.json.encode(sent) if sent else b""
 
 
 def _model(body: _Body) -> str:

@@ -276,14 +276,15 @@ SHARING: Final = (
 EXACT_MODEL: Final = Spec(
     "epp_exact_model",
     "gauge",
-    "1, for the state of exact mode for a base model: waiting (for the first event), checking (whether its prompts turn up), on, off.",
+    "1, for the state of exact mode for a base model: waiting (for the first event), checking (whether its prompts turn up), on, off. Off "
+    "for every model after an error that nobody foresaw, which is in the log.",
     ("model", "state"),
 )
 EXACT_PROMPTS: Final = Spec(
     "epp_exact_prompts_total",
     "counter",
     "Routed prompts by what exact mode made of them: mapped to blocks; of those, matched (their blocks turned up at their server) or "
-    "missed; or why they were not mapped: adapter, content, template, tokenizer, waiting, model, off.",
+    "missed; or why they were not mapped: adapter, arguments, content, error, template, tokenizer, waiting, model, off.",
     ("model", "result"),
 )
 EXACT_DROPPED: Final = Spec(

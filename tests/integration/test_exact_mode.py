@@ -58,7 +58,13 @@ class StandInLanguage:
     def tokens(self, text: str, *, special: bool) -> Tokens:
         return Tokens(self._tokenizer.encode(text), [piece.end() for piece in _PIECES.finditer(text)])
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         return render_chat([ChatMessage(m["role"], m["content"]) for m in messages])
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.hashing import Algorithm, BlockHasher
+from epp.kvevents.mapping import Tokens
 from epp.kvevents.sequence import Deliver, Forget
 from epp.mirrors import Mirrors
 from epp.policy import PolicySpec
@@ -260,3 +262,85 @@ def test_a_dropped_server_takes_its_model_with_it() -> None:
     fleet.exact.drop(B)
     assert fleet.exact.models() == {}
     fleet.exact.check_integrity()
+
+
+def test_tokens_of_no_whole_blocks_and_layers_that_see_a_part_tell_nothing_of_names() -> None:
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, {**stored(tokens), "token_ids": [1]})
+    fleet.tell(A, {**stored(tokens), "token_ids": tokens[:-1]})
+    fleet.tell(
+        A,
+        {**stored(prompt_of(2, blocks=20)), "block_hashes": [1] * 40, "kv_cache_spec_kind": "sliding_window"},
+    )
+    assert fleet.exact.models()[""].state == "waiting"
+    fleet.tell(A, stored(tokens))
+    assert (fleet.exact.models()[""].state, fleet.exact.models()[""].block_tokens) == ("checking", BLOCK)
+    assert fleet.exact.servers()[A].state == "following"
+
+
+def test_once_the_last_server_that_named_blocks_so_has_gone_the_others_are_heard_anew() -> None:
+    """A rolling upgrade to servers that name blocks in another way."""
+    fleet, tokens = Fleet(), prompt_of(1)
+    fleet.tell(A, stored(prompt_of(0)))
+    fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
+    assert fleet.exact.take_relearning() == []
+    fleet.exact.drop(A)
+    assert fleet.exact.take_relearning() == [B]
+    assert fleet.exact.take_relearning() == []
+    fleet.exact.heard(B, [Forget("restart")], complete=False, now=next(fleet.clock))
+    fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
+    fleet.route(B, tokens)
+    assert fleet.held(tokens).keys() == {B}
+    assert fleet.exact.models()[""].algorithm == "sha256_cbor"
+
+
+def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes() -> None:
+    fleet = Fleet()
+    for n in range(300):
+        fleet.route(A, prompt_of(n, blocks=1))
+    assert fleet.exact.models()[""].skipped == {"waiting": 44}
+    for _ in range(6):
+        fleet.route(A, [7] * (1 << 20))  # 4 MiB each
+    fleet.exact.check_integrity()
+    fleet.tell(A, stored(prompt_of(0)))
+    fleet.exact.findings(now=1000.0)
+    assert fleet.exact.models()[""].mapped == 4
+    fleet.exact.check_integrity()
+
+
+class Brittle:
+    """A language that fails as nobody foresaw."""
+
+    def tokens(self, text: str, *, special: bool) -> Tokens:
+        raise ZeroDivisionError(text)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        return "never asked"
+
+
+def test_an_error_that_nobody_foresaw_costs_only_the_prompt_that_it_came_of() -> None:
+    fleet, tokens = Fleet(ModelSettings(language=Brittle())), prompt_of(1)
+    fleet.tell(A, stored(tokens))
+    text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)
+    routed = Routed(
+        server=A,
+        process=0,
+        model="",
+        adapter="",
+        inference=text,
+        chain=hash_chain(text.prompt, seed=1, schedule=SCHEDULE),
+        schedule=SCHEDULE,
+        at=0.0,
+    )
+    fleet.exact.routed(routed, now=next(fleet.clock))
+    fleet.route(A, tokens)
+    assert fleet.held(tokens).keys() == {A}
+    status = fleet.exact.models()[""]
+    assert (status.state, dict(status.skipped)) == ("on", {"error": 1})
+    assert status.last_error.startswith("ZeroDivisionError")

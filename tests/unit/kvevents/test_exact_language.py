@@ -245,5 +245,83 @@ def test_a_text_that_the_template_dropped_does_not_shift_what_follows() -> None:
         token_ends=range(1, 14),
         block_tokens=1,
         blocks=99,
+        to_char=13,
     )
     assert ends == [13]
+
+
+THINKS_FIRST = "{% if thinking %}think hard {% endif %}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+TALK = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+THINKS_LAST = "{% if enable_thinking is false %}no thoughts{% endif %}{{ effort or '' }}"
+
+
+def test_template_arguments_of_the_request_reach_the_template(tmp_path: Path) -> None:
+    language = FolderLanguage(
+        write_language(tmp_path, template=TALK + THINKS_LAST), arguments={"effort": "some", "messages": []}
+    )
+    said_so = [said("user", "hi")]
+    assert language.render(said_so, tools=None) == "<|user|>hi</s>some"
+    assert language.render(said_so, tools=None, arguments={"effort": "much"}) == "<|user|>hi</s>much"
+    assert language.render(said_so, tools=None, arguments={"effort": None}) == "<|user|>hi</s>some"
+    assert language.render(said_so, tools=None, arguments={"enable_thinking": False}).endswith(
+        "no thoughtssome"
+    )
+
+
+def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_path: Path) -> None:
+    language = FolderLanguage(write_language(tmp_path, template=TALK + THINKS_LAST))
+    text = said("user", "the quick brown fox " * 20)
+    plain, plain_ends = blocks_at(chat(text), language)
+    blocks, ends = blocks_at(chat(text, chat_template_kwargs={"enable_thinking": False}), language)
+    assert ends == plain_ends
+    assert blocks[: ends[-1]] == plain[: ends[-1]]
+    assert len(blocks) > len(plain)
+    assert blocks_at(chat(text, reasoning_effort="none"), language) == (blocks, ends)
+    assert blocks_at(chat(text, chat_template_kwargs={"unknown": 1}), language) == (plain, plain_ends)
+
+
+def test_only_the_chunks_before_what_arguments_change_are_mapped(tmp_path: Path) -> None:
+    hint = "{% if thinking and loop.last %}think hard {% endif %}"
+    template = TALK.replace("<|{{", hint + "<|{{")
+    language = FolderLanguage(write_language(tmp_path, template=template))
+    talk = chat(said("user", "the quick brown fox " * 10), said("user", "jumps over " * 20))
+    told = chat(*read_conversation(talk.inference.prompt).messages, chat_template_kwargs={"thinking": True})
+    plain, plain_ends = blocks_at(talk, language)
+    blocks, ends = blocks_at(told, language)
+    assert 0 < len(ends) < len(plain_ends)
+    assert list(ends) == list(plain_ends[: len(ends)])
+    assert blocks[: ends[-1]] == plain[: ends[-1]]
+    assert blocks[-1] not in plain
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template_kwargs": {"thinking": True}},
+        {"documents": [{"text": "read this first"}]},
+        {"chat_template": "{{ messages }}"},
+        {"chat_template_kwargs": {"tools": []}},
+        {"chat_template_kwargs": 7},
+        {"truncate_prompt_tokens": 8},
+    ],
+)
+def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    language = FolderLanguage(write_language(tmp_path, template=THINKS_FIRST + TALK))
+    with pytest.raises(UnmappedError) as caught:
+        blocks_at(chat(said("user", "the quick brown fox " * 20), **fields), language)
+    assert caught.value.reason == "arguments"
+
+
+def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) -> None:
+    def ids(prompt: Routed) -> int:
+        return map_prompt(
+            prompt, language=language, hasher=BlockHasher("sha256"), block_tokens=4, adapter_path=None
+        ).tokens
+
+    text = "the quick brown fox " * 5
+    plain = ids(routed("/v1/completions", prompt=text))
+    assert ids(routed("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
+    talk = ids(chat(said("user", text)))
+    assert ids(chat(said("user", text), add_special_tokens=True)) == talk + 1

@@ -84,6 +84,11 @@ def test_events_that_are_not_known_are_left_out() -> None:
         batch({"type": "BlockStored", "block_hashes": ["x"], "token_ids": [1]}),
         batch({"type": "BlockStored", "block_hashes": [1], "token_ids": 7}),
         batch({"type": "BlockRemoved", "block_hashes": 3}),
+        batch({"type": "BlockStored", "block_hashes": [1], "token_ids": [float("nan")]}),
+        batch({"type": "BlockStored", "block_hashes": [1], "token_ids": [-1]}),
+        batch({"type": "BlockRemoved", "block_hashes": [1]}, {"type": "BlockRemoved", "block_hashes": [[1]]}),
+        b"\x93\x00" + b"\x91" * 100_000,  # nested without end
+        b"\x93\x00\xdd\xff\xff\xff\xff",  # an array of four billion events
     ],
 )
 def test_what_is_no_batch_of_events_is_refused(payload: bytes) -> None:

@@ -1,0 +1,62 @@
+"""A request's own fields that change what the server makes of its prompt: arguments for the chat template, and the like.
+
+They are not part of the canonical prompt, so two requests with the same chunks may have different ones. What they mean is vLLM's rule.
+Pure. Caller: `mapping`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+_UNSET: Final = (None, "auto")
+_OWN_MEANING: Final = frozenset(
+    {"chat_template", "tokenize", "messages", "conversation", "tools", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+"""What these would do as template arguments is the server's own affair, or its reason to refuse the request."""
+_AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+"""They change what follows the last text, which no chunk holds; the request's fields of these names count, with a default."""
+
+
+class ShapingError(Exception):
+    """What the server makes of the prompt is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """For the chat template."""
+    special_tokens: bool | None = None
+    """Whether the tokenizer puts its own around the text; None: as usual."""
+
+
+_NONE: Final = Shaping()
+
+
+def read_shaping(sent: bytes) -> Shaping:
+    """Of `InferenceRequest.shaping`. ShapingError."""
+    if not sent:
+        return _NONE
+    try:
+        fields = msgspec.json.decode(sent)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ShapingError("fields that cannot be read") from error
+    if fields.get("chat_template") is not None:
+        raise ShapingError("a chat template of its own")
+    if fields.get("truncate_prompt_tokens") is not None:
+        raise ShapingError("a truncated prompt")
+    arguments = fields.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, dict) or arguments.keys() & _OWN_MEANING:
+        raise ShapingError("template arguments that are the server's own")
+    arguments = {name: value for name, value in arguments.items() if name not in _AT_THE_END}
+    effort = fields.get("reasoning_effort")
+    if effort is not None and "enable_thinking" not in arguments:
+        arguments["enable_thinking"] = effort != "none"
+    own = {"documents": fields.get("documents"), "reasoning_effort": effort}
+    arguments |= {name: value for name, value in own.items() if value not in _UNSET}
+    special = fields.get("add_special_tokens")
+    return Shaping(arguments, special if isinstance(special, bool) else None)

@@ -1,0 +1,223 @@
+"""What goes wrong around exact mode costs exact mode, in part or as a whole, and never the picker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import msgspec
+import pytest
+import zmq
+
+from epp.decision import PickRequest
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.sequence import Step
+from epp.kvevents.service import ExactService, Source
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY
+from epp.request.parse import parse_request
+from epp.residency import Account, Finding, RoutedQueue
+from epp.types import Address, Endpoint, EndpointName
+from tests.harness.processes import wait_until
+
+A, B = EndpointName("a"), EndpointName("b")
+
+
+class Publisher:
+    """A server's events, written frame by frame."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._socket = context.socket(zmq.PUB)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._number = 0
+
+    def send(self, *events: object, topic: bytes = b"kv") -> None:
+        payload = msgspec.msgpack.encode([0.0, list(events), 0])
+        self.send_frames(topic, self._number.to_bytes(8, "big"), payload)
+        self._number += 1
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher = Publisher(context)
+    yield publisher
+    publisher.close()
+    context.term()
+
+
+def removed(block: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU"}
+
+
+class Following:
+    """A picker, and the service that follows servers for it at these addresses."""
+
+    def __init__(self, exact: Exact, *, topic: str, **addresses: str) -> None:
+        self.queue = RoutedQueue(max_prompts=10, max_bytes=10**6)
+        self.picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=self.queue)
+        endpoints = [
+            Endpoint(EndpointName(name), Address("127.0.0.1", n), kv_events=address)
+            for n, (name, address) in enumerate(addresses.items(), 1)
+        ]
+        self.picker.set_endpoints(endpoints, now=0.0)
+        self.service = ExactService(
+            self.picker, self.queue, exact, topic=topic, source=lambda e: Source("", "", e.kv_events, "")
+        )
+        self.service.set_endpoints(endpoints)
+
+    def pick(self, text: str) -> EndpointName:
+        """A request that is answered at once."""
+        body = json.dumps({"model": "m", "prompt": text}).encode()
+        request = PickRequest(
+            request_id="x",
+            inference=parse_request("/v1/completions", body),
+            body_bytes=len(body),
+            subset=None,
+        )
+        pick = self.picker.pick(request, now=1.0)
+        self.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.0)
+        self.picker.end(pick, outcome="ended", now=1.0)
+        return pick.decision.chosen
+
+    def state(self, name: EndpointName) -> str:
+        status = self.service.status.servers.get(name)
+        return status.state if status is not None else ""
+
+    def events(self, name: EndpointName) -> int:
+        status = self.service.status.servers.get(name)
+        return status.events if status is not None else 0
+
+
+@contextlib.asynccontextmanager
+async def following(exact: Exact, *, topic: str = "kv", **addresses: str) -> AsyncIterator[Following]:
+    parts = Following(exact, topic=topic, **addresses)
+    task = asyncio.create_task(parts.service.run())
+    try:
+        yield parts
+        assert not task.done(), "the process would end"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def an_exact() -> Exact:
+    return Exact({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
+
+
+class Panic(BaseException):
+    """As pyo3 raises it: no Exception."""
+
+
+class Failing(Exact):
+    """Fails at the first message as nobody foresaw."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
+        self._error = error
+
+    def heard(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
+        if steps:
+            raise self._error
+        super().heard(server, steps, complete=complete, now=now)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero"), RecursionError(), MemoryError(), Panic("panicked")]
+)
+async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    async with following(Failing(error), a=publisher.address) as parts:
+        parts.pick("kept until the thread looks at it " * 20)
+
+        def is_off() -> bool:
+            publisher.send(removed(1))
+            return any(model.state == "off" for model in parts.service.status.models.values())
+
+        await wait_until(is_off, what="exact mode is off")
+        (model,) = parts.service.status.models.values()
+        assert model.reason.startswith(f"failed: {type(error).__name__}")
+        assert all(server.state == "off" for server in parts.service.status.servers.values())
+        logged = [r for r in caplog.records if r.levelname == "ERROR"]
+        assert ["exact mode is off" in r.getMessage() for r in logged] == [True]
+        assert logged[0].exc_info is not None
+
+        for n in range(20):  # the picker goes on, and holds no prompts for nobody
+            parts.pick(f"{n} and so on " * 40)
+        assert (len(parts.queue), parts.queue.held_bytes, parts.service.dropped) == (0, 0, 0)
+        assert parts.picker.table.match(
+            parts.picker._mirrors.chain(
+                parse_request(
+                    "/v1/completions", json.dumps({"model": "m", "prompt": "0 and so on " * 40}).encode()
+                )
+            )
+        ).keys() == {A}
+        parts.picker.check_integrity()
+
+
+class Lying(Exact):
+    """Finds what no picker can take in."""
+
+    def findings(self, *, now: float) -> list[Finding]:
+        return [Account(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # that is what is wrong with it
+
+
+async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(publisher: Publisher) -> None:
+    exact = Lying({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
+    async with following(exact, a=publisher.address) as parts:
+        await wait_until(
+            lambda: any(m.reason.startswith("failed") for m in parts.service.status.models.values()),
+            what="exact mode is off",
+        )
+        assert parts.pick("goes on " * 50) == A
+
+
+async def test_a_server_that_cannot_be_listened_to_is_off_alone_with_the_reason(publisher: Publisher) -> None:
+    async with following(an_exact(), a=publisher.address, b="tcp://127.0.0.1") as parts:
+
+        def a_is_heard() -> bool:
+            publisher.send(removed(1))
+            return parts.events(A) > 0
+
+        await wait_until(a_is_heard, what="the other one is followed")
+        assert parts.state(B) == "off"
+        reason = parts.service.status.servers[B].reason
+        assert reason == "cannot listen to tcp://127.0.0.1: Invalid argument"
+        parts.service.set_endpoints([])
+        await wait_until(lambda: parts.service.status.servers == {}, what="both have gone")
+
+
+async def test_frames_of_another_topic_or_of_no_message_are_let_pass(publisher: Publisher) -> None:
+    async with following(an_exact(), a=publisher.address) as parts:
+
+        def a_is_heard() -> bool:
+            publisher.send(removed(1))
+            return parts.events(A) > 0
+
+        await wait_until(a_is_heard, what="it is followed")
+        for _ in range(3):
+            publisher.send_frames(b"kv-other", bytes(8), b"of a process with numbers of its own")
+        publisher.send_frames(b"kv")
+        publisher.send_frames(b"kv", b"short", b"")
+        publisher.send_frames(b"kv", bytes(8), b"", b"one too many")
+        heard = parts.events(A)
+
+        def more_is_heard() -> bool:
+            publisher.send(removed(1))
+            return parts.events(A) > heard + 1 and parts.service.status.malformed >= 3
+
+        await wait_until(more_is_heard, what="what follows is heard")
+        assert parts.service.status.malformed == 3
+        assert (parts.service.status.gaps, parts.service.status.lost) == (0, 0)

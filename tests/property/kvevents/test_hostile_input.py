@@ -1,0 +1,240 @@
+"""Whatever clients, servers and sockets send, exact mode's thread goes on and its books stay right."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import BadRequestError
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.hashing import BlockHasher
+from epp.kvevents.language import FolderLanguage
+from epp.kvevents.sequence import Deliver, Forget, Sequence
+from epp.prefix.hashing import ChunkSchedule, hash_chain
+from epp.request.parse import parse_request
+from epp.residency import Routed
+from epp.types import EndpointName
+from tests.unit.kvevents.a_language import write_language
+
+SERVERS = (EndpointName("a"), EndpointName("b"))
+SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=64, later_from_bytes=256)
+BLOCK = 4
+TEMPLATE = (
+    "{{ bos_token }}{% if think %}think{% endif %}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}</s>{% endfor %}"
+)
+
+WORDS = st.sampled_from(
+    [
+        "",
+        "a",
+        " hello ",
+        "漢字" * 20,
+        "x" * 300,
+        "\ud800",
+        "é\n\n",
+        "<|user|>",
+        "the quick brown fox " * 30,
+        "\x00",
+        "[1",
+        "null",
+    ]
+)
+KEYS = st.sampled_from(
+    [
+        "type",
+        "text",
+        "name",
+        "function",
+        "arguments",
+        "parameters",
+        "id",
+        "role",
+        "content",
+        "messages",
+        "think",
+    ]
+)
+VALUES = st.recursive(
+    WORDS | st.sampled_from([None, True, 0, -1, 1.5, 10**30]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+PARTS = VALUES | WORDS.map(lambda text: {"type": "text", "text": text})
+MESSAGES = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "system", "assistant", "tool", "", "odd"]),
+        "content": WORDS | st.lists(PARTS, max_size=3),
+    },
+    optional={
+        "name": WORDS,
+        "tool_call_id": WORDS,
+        "tool_calls": VALUES
+        | st.lists(
+            st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": WORDS, "arguments": VALUES})})
+        ),
+    },
+)
+SHAPING = {
+    "tools": VALUES,
+    "chat_template": VALUES,
+    "chat_template_kwargs": VALUES | st.just({"think": True}),
+    "documents": VALUES | st.just([{"text": "one"}]),
+    "reasoning_effort": VALUES,
+    "add_special_tokens": VALUES,
+    "truncate_prompt_tokens": VALUES,
+    "cache_salt": WORDS,
+}
+BODIES = st.one_of(
+    st.tuples(
+        st.sampled_from(["/v1/chat/completions", "/v1/messages"]),
+        st.fixed_dictionaries({"messages": st.lists(MESSAGES, min_size=1, max_size=4)}, optional=SHAPING),
+    ),
+    st.tuples(
+        st.just("/v1/completions"),
+        st.fixed_dictionaries(
+            {"prompt": WORDS | st.lists(st.integers(0, 2**32 - 1), max_size=99) | VALUES}, optional=SHAPING
+        ),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> FolderLanguage:
+    return FolderLanguage(write_language(Path(tmp_path_factory.mktemp("model")), template=TEMPLATE))
+
+
+def routed(path: str, raw: bytes, *, server: EndpointName) -> Routed | None:
+    """None: the picker would have refused it, or it has no whole chunk."""
+    try:
+        inference = parse_request(path, raw)
+    except BadRequestError:
+        return None
+    chain = hash_chain(inference.prompt, seed=1, schedule=SCHEDULE)
+    if not chain:
+        return None
+    return Routed(
+        server=server,
+        process=0,
+        model="",
+        adapter="",
+        inference=inference,
+        chain=chain,
+        schedule=SCHEDULE,
+        at=0.0,
+    )
+
+
+def spoiled(data: bytes, rng: random.Random) -> bytes:
+    """Some bytes changed, or the end cut off."""
+    changed = bytearray(data)
+    for _ in range(rng.randrange(6)):
+        changed[rng.randrange(len(changed))] = rng.choice([0xFF, 0xFC, 0x80, 0x22, 0x5C, rng.randrange(256)])
+    return bytes(changed if rng.random() < 0.8 else changed[: rng.randrange(len(changed))])
+
+
+def events_of(rng: random.Random) -> list[Any]:
+    """Some events, most of them right, the others with a field that is not what it should be."""
+    odd: list[Any] = [
+        None,
+        True,
+        -1,
+        2**64 - 1,
+        1.5,
+        float("nan"),
+        "GPU",
+        b"",
+        b"x" * 40,
+        [],
+        {},
+        [[]],
+        [None],
+        [1, "x"],
+        2**32,
+    ]
+    found: list[Any] = []
+    for _ in range(rng.randrange(4)):
+        tokens = [rng.randrange(9) for _ in range(BLOCK * rng.randrange(5))]
+        event: dict[str, Any] = {
+            "type": rng.choice(["BlockStored", "BlockStored", "BlockRemoved", "AllBlocksCleared"]),
+            "block_hashes": BlockHasher("sha256").names(tokens, block_tokens=BLOCK),
+            "parent_block_hash": rng.choice([None, 1]),
+            "token_ids": tokens,
+            "block_size": BLOCK,
+            "lora_id": None,
+            "medium": rng.choice(["GPU", "CPU", None]),
+            "group_idx": 0,
+            "extra_keys": None,
+            "kv_cache_spec_kind": rng.choice(["full_attention", "sliding_window"]),
+        }
+        for _ in range(rng.randrange(3)):
+            key = rng.choice([*event, "new"])
+            event[key] = (
+                event[key][: rng.randrange(4)] if isinstance(event.get(key), list) else rng.choice(odd)
+            )
+        found.append(event if rng.random() < 0.8 else [event["type"], *list(event.values())[1:]])
+    return found if rng.random() < 0.95 else [rng.choice(odd)]
+
+
+@given(prompts=st.lists(BODIES, min_size=1, max_size=4), seed=st.integers(0, 2**32))
+def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
+    language: FolderLanguage, prompts: list[tuple[str, dict[str, Any]]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    exact = Exact({"": ModelSettings(language=language)}, max_blocks=60, max_chunks=30)
+    for name in SERVERS:
+        exact.add(name, model="")
+    good = list(range(BLOCK))
+    names = BlockHasher("sha256").names(good, block_tokens=BLOCK)
+    stored = {"type": "BlockStored", "block_hashes": names, "token_ids": good, "block_size": BLOCK}
+    exact.heard(SERVERS[0], [Deliver(msgspec.msgpack.encode([0.0, [stored], 0]))], complete=True, now=0.0)
+    errors = 0
+    for now, (path, body) in enumerate(prompts, 1):
+        raw = json.dumps({"model": "m", **body}).encode()
+        prompt = routed(path, spoiled(raw, rng) if rng.random() < 0.2 else raw, server=rng.choice(SERVERS))
+        if prompt is not None:
+            exact.routed(prompt, now=float(now))
+        payload = msgspec.msgpack.encode([0.0, events_of(rng), 0])
+        step = (
+            Forget("gap")
+            if rng.random() < 0.1
+            else Deliver(spoiled(payload, rng) if rng.random() < 0.3 else payload)
+        )
+        exact.heard(rng.choice(SERVERS), [step], complete=rng.random() < 0.8, now=float(now))
+        exact.findings(now=now * 40.0)
+        exact.check_integrity()
+        errors = exact.models()[""].skipped.get("error", 0)
+    assert not errors, exact.models()[""].last_error
+
+
+@given(
+    replays=st.booleans(),
+    heard=st.lists(
+        st.tuples(
+            st.sampled_from(["live", "replayed", "over", "restarted"]),
+            st.integers(0, 6) | st.just(2**64 - 1),
+            st.binary(max_size=1),
+        )
+    ),
+)
+def test_no_order_of_numbers_ends_the_thread(*, replays: bool, heard: list[tuple[str, int, bytes]]) -> None:
+    messages = Sequence(replays=replays)
+    for kind, number, payload in heard:
+        if kind == "live":
+            messages.live(number, payload)
+        elif kind == "replayed":
+            messages.replayed(number, payload)
+        elif kind == "over":
+            messages.replay_over()
+        else:
+            messages.restarted()
+        messages.check_integrity()
+        assert messages.due is None or len(messages.due.to_bytes(8, "big")) == 8
