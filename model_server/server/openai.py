@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -62,9 +62,21 @@ class Message(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
+class _Conversation(Protocol):
+    """What the chat template is given beside the messages, whichever body it stands in."""
+
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
 class ChatBody(_Body, kw_only=True):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
@@ -75,6 +87,9 @@ class TokenizeBody(msgspec.Struct):
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct):
@@ -169,7 +184,7 @@ class RequestReader:
         body = read_body(raw, ChatBody)
         if body.top_logprobs and not body.logprobs:
             raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
-        prompt = self._conversation(body.messages, body.tools)
+        prompt = self._conversation(body.messages, body)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         told = (body.top_logprobs or 0) if body.logprobs else None
         return self._job(body, [prompt], chat=True, max_tokens=asked, num_logprobs=told)
@@ -181,7 +196,7 @@ class RequestReader:
             raise ApiError("Give either prompt or messages.", param="prompt")
         if body.prompt is not None:
             return self._language.encode(body.prompt)
-        return self._conversation(body.messages or [], body.tools)
+        return self._conversation(body.messages or [], body)
 
     def detokenize(self, raw: bytes) -> str:
         body = read_body(raw, DetokenizeBody)
@@ -191,13 +206,13 @@ class RequestReader:
         except UnknownTokenError as error:
             raise ApiError(str(error), param="tokens") from error
 
-    def _conversation(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[TokenId]:
+    def _conversation(self, messages: Sequence[Message], body: _Conversation) -> list[TokenId]:
         if not messages:
             raise ApiError("messages must not be empty.", param="messages")
         plain = [_chat_message(message) for message in messages]
         self._check_characters(sum(len(message.content) for message in plain))
         try:
-            return self._language.encode_chat(plain, tools=tools)
+            return self._language.encode_chat(plain, tools=body.tools, variables=_variables(body))
         except ChatTemplateError as error:
             raise ApiError(str(error), param="messages") from error
 
@@ -292,6 +307,14 @@ class RequestReader:
         if not tokens:
             raise ApiError("prompt must not be empty.", param="prompt")
         return tokens
+
+
+def _variables(body: _Conversation) -> dict[str, Any]:
+    named = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
+    return {
+        **(body.chat_template_kwargs or {}),
+        **{name: value for name, value in named.items() if value is not None},
+    }
 
 
 def _chat_message(message: Message) -> ChatMessage:

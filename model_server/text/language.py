@@ -6,11 +6,14 @@ real one. Callers: the request reader, the driver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from model_server.core.request import TokenId
+
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,16 @@ class Language(Protocol):
     def encode(self, text: str) -> list[TokenId]: ...
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> list[TokenId]:
-        """The conversation as the model reads it, ready for its answer. ChatTemplateError."""
+        """The conversation as the model reads it, ready for its answer. ChatTemplateError.
+
+        `variables`: what the client sets in the model's own template, `enable_thinking` for example.
+        """
         ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:

@@ -7,7 +7,8 @@ together with a few before them, because in many tokenizers a token's text depen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, GenerationConfig
 
 from model_server.core.request import TokenId
-from model_server.text.language import ChatMessage, ChatTemplateError, UnknownTokenError
+from model_server.text.language import NO_VARIABLES, ChatMessage, ChatTemplateError, UnknownTokenError
 
 _CONTEXT_TOKENS = 5
 _UNFINISHED = "\ufffd"
@@ -34,16 +35,23 @@ class PretrainedLanguage:
         return tokens
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> list[TokenId]:
         if not self._tokenizer.chat_template:
             raise ChatTemplateError("This model has no chat template; ask /v1/completions.")
         plain = [_as_template_reads(message) for message in messages]
+        settings = {"add_generation_prompt": True, **variables}
+        if taken := sorted(_not_variables(self._tokenizer) & settings.keys()):
+            raise ChatTemplateError(f"{', '.join(taken)} cannot be set for the model's chat template.")
         try:
             tokens: list[TokenId] = self._tokenizer.apply_chat_template(
-                plain, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=False
+                plain, tools=tools or None, tokenize=True, return_dict=False, **settings
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, RecursionError) as error:
             raise ChatTemplateError(f"The model's chat template refuses these messages: {error}") from error
         return tokens
 
@@ -103,6 +111,12 @@ def _eos(folder: Path, tokenizer: Any) -> list[int]:
         listed = more if isinstance(more, list) else [more]
         found += [token for token in listed if token is not None and token not in found]
     return found
+
+
+def _not_variables(tokenizer: Any) -> set[str]:
+    """How the template is applied, by which file and to what, is not for clients to say."""
+    ours = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+    return ours - {"add_generation_prompt", "continue_final_message"}
 
 
 def _as_template_reads(message: ChatMessage) -> dict[str, Any]:

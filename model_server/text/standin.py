@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from model_server.core.request import TokenId
 from model_server.text.chat import render_chat
-from model_server.text.language import ChatMessage, UnknownTokenError
+from model_server.text.language import NO_VARIABLES, ChatMessage, UnknownTokenError
 from model_server.text.tokenizer import LONGEST_PIECE_CHARACTERS, Tokenizer
 
 
@@ -37,7 +37,11 @@ class StandInLanguage:
         return self._tokenizer.encode(text)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,  # noqa: ARG002 - its template has none
     ) -> list[TokenId]:
         plain = [
             ChatMessage(message.role, message.content + _as_json(message.tool_calls)) for message in messages

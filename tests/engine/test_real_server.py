@@ -136,6 +136,26 @@ async def test_a_repeated_prompt_is_a_hit_and_says_the_same(running: Running) ->
     assert cached == [0, (answers[0]["usage"]["prompt_tokens"] - 1) // size * size]
 
 
+async def test_a_client_sets_the_templates_variables_and_not_the_template(running: Running) -> None:
+    hi, ok = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}
+
+    async def read(*messages: dict[str, str], **body: Any) -> str:
+        tokens = (await running.post("/tokenize", messages=messages, **body))["tokens"]
+        text: str = (await running.post("/detokenize", tokens=tokens))["prompt"]
+        return text
+
+    assert await read(hi) == "<s><|user|>Hi</s><|assistant|>"
+    assert await read(hi, add_generation_prompt=False) == "<s><|user|>Hi</s>"
+    assert await read(hi, chat_template_kwargs={"add_generation_prompt": False}) == "<s><|user|>Hi</s>"
+    half = {"add_generation_prompt": False, "continue_final_message": True}
+    assert await read(hi, ok, **half) == "<s><|user|>Hi</s><|assistant|>ok"
+    assert await read(hi, chat_template_kwargs={"enable_thinking": False}) == await read(hi)
+    for kwargs in ({"chat_template": "{{ 1 }}"}, {"tokenize": False}):
+        refused = await running.refused("/v1/chat/completions", messages=[hi], chat_template_kwargs=kwargs)
+        assert refused["param"] == "messages"
+        assert "cannot be set" in refused["message"]
+
+
 async def test_equal_seeds_say_the_same_whatever_else_runs_and_no_seed_says_something_new(
     running: Running,
 ) -> None:
