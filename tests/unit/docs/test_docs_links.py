@@ -1,0 +1,111 @@
+"""README and docs lead somewhere: links, files, Make targets, and the layers as the linter has them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.unit.docs.pages import PAGES, REPOSITORY, Page
+
+MAKEFILE: Final = (REPOSITORY / "Makefile").read_text()
+TARGETS: Final = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+_PATH: Final = re.compile(r"(?<![\w/.$-])((?:docs|deploy|tests|epp|model_server)/[\w./*{},-]*[\w*}/])")
+_MAKE: Final = re.compile(r"(?:^|\s)make ([a-z][a-z-]*)")
+
+
+@EACH
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Page) -> None:
+    for target in page.links:
+        file, _, anchor = target.partition("#")
+        found = (page.path.parent / file).resolve() if file else page.path
+        assert found.exists(), target
+        if anchor:
+            assert anchor in Page(found).anchors, target
+
+
+@EACH
+def test_every_file_that_is_named_exists(page: Page) -> None:
+    for found in _PATH.findall(page.text):
+        for path in braces(found):
+            numbered = f"{path}-*" if re.fullmatch(r"docs/decisions/\d{4}", path) else path
+            assert list(REPOSITORY.glob(numbered.rstrip("/"))), path
+
+
+@EACH
+def test_every_make_target_that_is_named_exists(page: Page) -> None:
+    for target in _MAKE.findall("\n".join(page.commands)):
+        assert target in TARGETS, target
+
+
+def test_every_page_is_listed_in_the_readme() -> None:
+    readme = (
+        (REPOSITORY / "README.md")
+        .read_text()
+        .replace(", -", ", docs/reference-")
+        .replace(", bench-", ", docs/bench-")
+    )
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        named = {f"docs/{page.name}", f"docs/{page.stem}"}
+        assert any(name in readme for name in named) or page.stem == "kubernetes-policy", page.name
+
+
+def test_the_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) < 150
+
+
+def test_every_target_is_explained_by_make_help() -> None:
+    phony = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
+    assert phony is not None
+    explained = set(re.findall(r"^([a-z][a-z-]*):.*## ", MAKEFILE, re.MULTILINE))
+    assert set(phony[1].split()) - explained == {"test-rest", "fetch-model"}, "parts of others"
+
+
+def test_the_layers_on_the_page_are_those_that_the_linter_proves() -> None:
+    page = next(each for each in PAGES if each.name == "docs/architecture.md")
+    block = next(text for _, text in page.blocks if text.startswith("cli\n"))
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    proved = next(each["layers"] for each in contracts if each["name"].startswith("epp layers"))
+    for line, layer in zip(block.splitlines(), proved, strict=True):
+        wanted = {part.strip().removeprefix("epp.") for part in layer.split("|")}
+        assert wanted <= set(re.findall(r"[a-z_]+", line)), layer
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    text = next(each for each in PAGES if each.name == "docs/architecture.md").text
+    modules = {path.stem for top in ("epp", "model_server") for path in (REPOSITORY / top).rglob("*.py")}
+    for file in re.findall(r"`(?:\w+/)*(\w+)\.py`", text):
+        assert file in modules, file
+
+
+def test_modules_that_the_architecture_names_beside_their_package_exist() -> None:
+    text = next(each for each in PAGES if each.name == "docs/architecture.md").text
+    for package in ("kvevents", "kube", "sharing"):
+        paragraph = re.search(rf"^`epp/{package}/`.*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)
+        assert paragraph is not None, package
+        folder = REPOSITORY / "epp" / package
+        named = set(re.findall(r"`([a-z_]+)`", paragraph[0])) - {"kubernetes", "redis"}
+        for name in named:
+            assert (folder / f"{name}.py").exists(), f"epp/{package}/{name}.py"
+        unnamed = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
+        assert len(unnamed) < len(named), f"of epp/{package} most modules are on no page: {sorted(unnamed)}"
+
+
+def braces(path: str) -> list[str]:
+    """`a/{b,c}.py` is two paths."""
+    inside = re.search(r"\{([^}]*)\}", path)
+    if inside is None:
+        return [path]
+    return [path.replace(inside[0], each) for each in inside[1].split(",")]
+
+
+def test_braces_are_paths_of_their_own() -> None:
+    assert braces("a/{b,c}.py") == ["a/b.py", "a/c.py"]
+    assert Path(braces("a/b")[0]) == Path("a/b")

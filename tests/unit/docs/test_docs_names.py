@@ -1,0 +1,231 @@
+"""What README and docs call things is what they are called: flags, metrics, fields of configuration and policy, figures."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from typing import Final
+
+import msgspec
+import pytest
+import yaml
+
+from epp import cli as picker
+from epp.config import Config
+from epp.files.endpoints_file import load_endpoints
+from epp.policy import PolicySpec, load_policy
+from epp.telemetry import catalog
+from model_server import cli as server
+from model_server.vllm.profile import Profile
+from tests.unit.docs.pages import PAGES, REPOSITORY, Page
+
+EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+NAMED: Final = {page.name: page for page in PAGES}
+
+OTHER_DOTS: Final = (".py", ".yaml", ".md", ".json", "kubernetes.aio", "envoy.lb", ".subset_hint")
+"""Ends of names with dots that are no fields: files, modules, metadata namespaces."""
+
+OF_OTHERS: Final = {"helm", "kubectl", "docker", "git", "curl", "envoy", "vllm", "go", "uv", "pip"}
+"""Programs whose flags are not ours to check."""
+
+
+# -- flags ----------------------------------------------------------------------------------------------------------------
+
+
+def flags_of(parser: argparse.ArgumentParser) -> dict[str, set[str]]:
+    """Flags of each command; those without a command under the empty name."""
+    found: dict[str, set[str]] = {"": set()}
+    for action in parser._actions:
+        found[""] |= set(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                found[name] = flags_of(command)[""]
+    return found
+
+
+PROGRAMS: Final = {"epp": flags_of(picker._parser()), "model-server": flags_of(server._parser())}
+
+
+@cache
+def spoken() -> str:
+    """All text of the repository in which a flag may be defined: programs, charts, Makefile."""
+    files = [
+        path
+        for top in ("epp", "model_server", "tests", "deploy")
+        for end in ("*.py", "*.yaml", "*.tpl", "*.sh", "*.Dockerfile")
+        for path in (REPOSITORY / top).rglob(end)
+        if "tests/unit/docs" not in str(path)
+    ]
+    return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+@EACH
+def test_commands_of_ours_take_the_flags_that_are_given(page: Page) -> None:
+    for line in page.commands:
+        program, *words = words_of(line)
+        if program not in PROGRAMS:
+            continue
+        known = PROGRAMS[program]
+        command = words[0] if words and not words[0].startswith("-") else ""
+        if not re.fullmatch(r"[a-z-]*", command):  # a drawing
+            continue
+        assert command in known, line
+        for word in words:
+            if re.match(r"--[a-z]", word):
+                assert word.split("=")[0] in known.get(command, set()) | known[""], f"{word} in: {line}"
+
+
+@EACH
+def test_every_flag_that_is_named_is_one_of_some_program_here(page: Page) -> None:
+    for line in page.commands:
+        if set(words_of(line)) & OF_OTHERS:
+            continue
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+\w", line):
+            assert re.search(rf"{flag}(?![a-z0-9-])", spoken()), f"{flag} in: {line}"
+
+
+def words_of(line: str) -> list[str]:
+    try:
+        words = shlex.split(line.removeprefix("$ "))
+    except ValueError:
+        words = line.split()
+    return words or [""]
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------------
+
+
+def metrics() -> set[str]:
+    found: set[str] = set()
+    for spec in (each for each in vars(catalog).values() if isinstance(each, catalog.Spec)):
+        found |= {spec.name, *(f"{spec.name}_{end}" for end in ("bucket", "sum", "count"))}
+    return found
+
+
+@EACH
+def test_every_metric_of_the_picker_that_is_named_exists(page: Page) -> None:
+    known = metrics()
+    for name in re.findall(r"(?<![\w/.])epp_[a-z0-9_]+\*?", page.text):
+        if name.endswith(("*", "_")):
+            assert any(each.startswith(name.rstrip("*")) for each in known), name
+        else:
+            assert name in known, name
+
+
+@EACH
+def test_every_metric_of_vllm_that_is_named_is_read_or_written_here(page: Page) -> None:
+    for name in re.findall(r"vllm:[a-z_]+[a-z]", page.text):
+        assert name in spoken(), name
+
+
+# -- fields ---------------------------------------------------------------------------------------------------------------
+
+
+def fields_of(struct: type[msgspec.Struct]) -> dict[str, object]:
+    """Names as they are written; of sections what is in them, of everything else None."""
+    return _fields(msgspec.inspect.type_info(struct))
+
+
+def _fields(node: msgspec.inspect.Type) -> dict[str, object]:
+    while isinstance(node, msgspec.inspect.Metadata):
+        node = node.type
+    if isinstance(node, msgspec.inspect.UnionType):
+        return {name: inner for each in node.types for name, inner in _fields(each).items()}
+    if not isinstance(node, msgspec.inspect.StructType):
+        return {}
+    return {each.encode_name: _fields(each.type) or None for each in node.fields}
+
+
+def trees() -> Iterator[dict[str, object]]:
+    """Whatever a dotted name on a page may start in."""
+    config, spec = fields_of(Config), fields_of(PolicySpec)
+    yield config
+    yield spec
+    yield {"spec": spec, "config": config}
+    yield fields_of(Profile)
+    for chart in ("prefix-gateway", "model-server"):
+        values = yaml.safe_load((REPOSITORY / "deploy" / "helm" / chart / "values.yaml").read_text())
+        yield {**values, "config": config, "policy": spec, "profile": fields_of(Profile)}
+
+
+def leads_to_something(dotted: str) -> bool:
+    return any(_leads(tree, dotted.split(".")) for tree in trees())
+
+
+def _leads(node: object, parts: list[str]) -> bool:
+    if (
+        not parts or not node
+    ):  # found; or a list, or a map of anything, or a plain value that a later part indexes
+        return not parts or node == {}
+    return isinstance(node, dict) and parts[0] in node and _leads(node[parts[0]], parts[1:])
+
+
+@EACH
+def test_every_field_that_is_named_is_one_of_configuration_policy_or_chart(page: Page) -> None:
+    tops = {name for tree in trees() for name, inner in tree.items() if isinstance(inner, dict)}
+    for span in page.spans:
+        dotted = re.fullmatch(r"([a-z]\w*(?:\.[a-z]\w*)+)(?:: .*)?", span)
+        if dotted and dotted[1].split(".")[0] in tops and not dotted[1].endswith(OTHER_DOTS):
+            assert leads_to_something(dotted[1]), span
+
+
+def test_a_field_that_does_not_exist_is_noticed() -> None:
+    assert leads_to_something("load.whenSaturated")
+    assert leads_to_something("config.envoy.maxBodyBytes")
+    assert not leads_to_something("load.whenSaturate")
+    assert not leads_to_something("config.envoy.bodyBytes")
+
+
+# -- examples that are files ----------------------------------------------------------------------------------------------
+
+
+def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None:
+    blocks = [text for language, text in NAMED["docs/operations.md"].blocks if language == "yaml"]
+    assert len(blocks) == 3
+    config, endpoints, policy = blocks
+    msgspec.yaml.decode(config, type=Config).validate()
+    assert [each.name for each in load_endpoints(endpoints, source="page")] == ["a", "b"]
+    assert load_policy(policy, source="page").spec.rule == "least-cost"
+
+
+# -- figures --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_and_the_cluster_page_have_the_cost_pages_figures() -> None:
+    """CPU of a request, as docs/bench-dataplane.md measured it last."""
+    measured: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for row in (
+        NAMED["docs/bench-dataplane.md"]
+        .text.split("**Cold: every prompt differs, 4 endpoints**")[1]
+        .splitlines()
+    ):
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if len(cells) > 5 and cells[2].startswith("Envoy"):
+            key = (cells[0], cells[1], cells[2])
+            measured.setdefault(key, (number(cells[3]), number(cells[5])))
+    table = NAMED["README.md"].text.split("| prompt | chunks of the answer |")[1].splitlines()[2:6]
+    for row in table:
+        prompt, chunks, floor, ours, _, envoy = [cell.strip() for cell in row.strip("|").split("|")]
+        without, with_it = envoy.removesuffix(" ms").split(" / ")
+        picker_ms, envoy_ms = measured[prompt, chunks, "Envoy, our picker"]
+        assert number(floor) == measured[prompt, chunks, "Envoy, floor"][0]
+        assert number(ours) == picker_ms
+        assert number(without) == measured[prompt, chunks, "Envoy without ext_proc"][1]
+        assert number(with_it) == pytest.approx(envoy_ms, abs=0.05)
+    rows = re.findall(
+        r"(\d+ KB) prompt, ([\d,]+) chunks? \| ([\d.]+) / ([\d.]+) ms", NAMED["docs/kubernetes.md"].text
+    )
+    assert len(rows) == 3
+    for prompt, chunks, ours, envoy in rows:
+        picker_ms, envoy_ms = measured[prompt, chunks, "Envoy, our picker"]
+        assert float(ours) == pytest.approx(picker_ms, abs=0.05)
+        assert float(envoy) == pytest.approx(envoy_ms, abs=0.05)
+
+
+def number(cell: str) -> float:
+    """The first number of a cell; 0 where it has none."""
+    found = re.search(r"\d+(?:\.\d+)?", cell)
+    return float(found[0]) if found else 0.0
