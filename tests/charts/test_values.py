@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, of_kind
+from epp.config import Config
+from epp.policy import PolicySpec
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, of_kind, pod_specs
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -40,9 +43,14 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
     text = (chart / "values.yaml").read_text()
     assert len(text.splitlines()) < 200
     schema = json.loads((chart / "values.schema.json").read_text())
-    schema["properties"].pop("profile", None)  # its fields are optional, and shown in comments
     values = yaml.safe_load(text)
-    values.pop("profile", None)
+    for optional in (
+        "profile",
+        "config",
+        "policy",
+    ):  # their fields have places of their own: docs/reference-*.md
+        schema["properties"].pop(optional, None)
+        values.pop(optional, None)
     assert differences(values, schema) == []
 
 
@@ -69,6 +77,13 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"autoscaling": {"pickerCpu": "lots"}}, "/autoscaling/pickerCpu"),
         ({"bindAddress": "localhost"}, "/bindAddress"),
         ({"config": {"workers": 0}}, "/config/workers"),
+        ({"config": {"lisen": {}}}, "'/config': additional properties 'lisen'"),
+        ({"policy": {"rul": "affinity"}}, "'/policy': additional properties 'rul'"),
+        ({"service": {"loadBalancerClass": "internal"}}, "service.type: is ClusterIP"),
+        (
+            {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["office"]}},
+            "/service/loadBalancerSourceRanges",
+        ),
         (
             {"config": {"endpointsFile": "/e.yaml"}},
             "config.endpointsFile: the chart's pods take endpoints from `pool`",
@@ -120,6 +135,12 @@ def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> 
             | {"replicas": 1, "profile": {"pools": [{"name": "a"}]}, "pools": {"a": {"replicas": 2}}},
             "write replicas: 1",
         ),
+        (
+            {"extraEnv": [{"name": "PYTHONHASHSEED", "value": "0"}]},
+            "extraEnv: PYTHONHASHSEED is what the profile",
+        ),
+        ({"extraEnv": {"A": "b"}}, "/extraEnv"),
+        ({"initContainers": [{"name": "fetch"}]}, "/initContainers"),
     ],
 )
 def test_the_model_servers_refuse(helm: Helm, values: dict[str, Any], field: str) -> None:
@@ -145,3 +166,80 @@ def test_digests_win_over_tags(helm: Helm) -> None:
     objects = helm.render(GATEWAY, {"image": {"repository": "r/picker", "tag": "v9", "digest": digest}})
     spec = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
     assert {c["image"] for c in spec["initContainers"]} == {f"r/picker@{digest}"}
+
+
+def test_the_schema_has_the_pickers_own_names_of_configuration_and_policy() -> None:
+    properties = json.loads((GATEWAY / "values.schema.json").read_text())["properties"]
+    assert set(properties["config"]["properties"]) == names_of(Config)
+    assert set(properties["policy"]["properties"]) == names_of(PolicySpec) - {"targetRef"}
+
+
+def names_of(struct: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(struct)}
+
+
+def test_users_and_groups_can_be_left_to_the_cluster_in_every_pod(helm: Helm) -> None:
+    unset = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
+    load = {"enabled": True, "image": {"repository": "r/load"}}
+    objects = helm.render(GATEWAY, {"podSecurityContext": unset, "loadTest": load})
+    objects += helm.render(MODEL_SERVER, {"engine": "simulated", "simulated": {"podSecurityContext": unset}})
+    specs = dict(pod_specs(objects))
+    assert len(specs) == 5
+    for name, spec in specs.items():
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }, name
+
+
+def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: Helm) -> None:
+    """A mesh reads annotations to stay out of a Job, and a quota may want a priority of every pod."""
+    objects = helm.render(
+        GATEWAY,
+        {
+            "podLabels": {"team": "ml"},
+            "podAnnotations": {"sidecar.istio.io/inject": "false"},
+            "priorityClassName": "high",
+            "loadTest": {"enabled": True, "image": {"repository": "r/load"}},
+        },
+    )
+    deployments = [each for each in objects if each["kind"] == "Deployment"]
+    assert len(deployments) == 2
+    for each in (*deployments, of_kind(objects, "Job")):
+        template = each["spec"]["template"]
+        assert template["metadata"]["labels"]["team"] == "ml"
+        assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+        if each["kind"] == "Deployment":
+            assert template["spec"]["priorityClassName"] == "high"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "simulated"])
+def test_what_a_server_needs_of_the_cluster_reaches_its_pod(helm: Helm, engine: str) -> None:
+    secret = {"name": "BUCKET", "valueFrom": {"secretKeyRef": {"name": "bucket", "key": "url"}}}
+    objects = helm.render(
+        MODEL_SERVER,
+        {
+            "engine": engine,
+            "extraEnv": [secret],
+            "initContainers": [{"name": "fetch", "image": "r/fetch:1"}],
+            "serviceAccount": {"create": True, "annotations": {"example.com/role": "models"}},
+            "monitoring": {"podMonitor": {"enabled": True}},
+        },
+        release="servers",
+    )
+    spec = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+    assert secret in spec["containers"][0]["env"]
+    assert [each["name"] for each in spec["initContainers"]] == ["fetch"]
+    account = of_kind(objects, "ServiceAccount")["metadata"]
+    assert spec["serviceAccountName"] == account["name"]
+    assert account["annotations"] == {"example.com/role": "models"}
+    monitor = of_kind(objects, "PodMonitor")["spec"]
+    labels = of_kind(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["podMetricsEndpoints"][0]["port"] in {p["name"] for p in spec["containers"][0]["ports"]}
+
+
+def test_a_service_account_that_exists_is_named_and_not_made(helm: Helm) -> None:
+    objects = helm.render(MODEL_SERVER, {"serviceAccount": {"name": "models"}})
+    assert of_kind(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "models"
+    assert not [each for each in objects if each["kind"] == "ServiceAccount"]

@@ -54,6 +54,9 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- if hasKey ($own.extraEnv | default dict) $name }}{{ fail (printf "profile.extraEnv: %s is what the profile writes; use hashSeed or lora.runtimeUpdates" $name) }}{{ end }}
 {{- end }}
 {{- end }}
+{{- range .Values.extraEnv }}
+{{- if has .name (list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING") }}{{ fail (printf "extraEnv: %s is what the profile writes; use profile.hashSeed or profile.lora.runtimeUpdates" .name) }}{{ end }}
+{{- end }}
 {{- if and $profile.exactRouting (not (kindIs "map" $events)) }}{{ fail "profile.exactRouting: follows KV events, and none are published; write kvEvents: {}" }}{{ end }}
 {{- if ne (len $names) (len (uniq $names)) }}{{ fail "profile.servedNames: a name stands there twice" }}{{ end }}
 {{- with $profile.lora }}

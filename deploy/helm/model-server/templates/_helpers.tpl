@@ -12,6 +12,11 @@
 {{- end }}
 {{- end }}
 
+{{/* Empty: the namespace's default one. */}}
+{{- define "server.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "server.fullname" .) "" .Values.serviceAccount.create) }}
+{{- end }}
+
 {{- define "server.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "server.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -106,11 +106,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "gateway.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
+{{- toYaml .Values.podSecurityContext }}
 {{- end }}
 
 {{/* Refusals that a schema cannot say. */}}
@@ -138,6 +134,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- if and .Values.valkey.existingSecret (not (include "gateway.valkeyBundled" .)) }}
 {{- fail "valkey.existingSecret: is the password of the bundled Valkey, which is off; for sharing.url it is sharing.existingSecret" }}
+{{- end }}
+{{- if and (ne .Values.service.type "LoadBalancer") (or .Values.service.loadBalancerClass .Values.service.loadBalancerSourceRanges) }}
+{{- fail (printf "service.type: is %s, and service.loadBalancerClass and loadBalancerSourceRanges mean something with LoadBalancer only" .Values.service.type) }}
 {{- end }}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
 {{- fail "autoscaling.minReplicas: is above autoscaling.maxReplicas" }}
