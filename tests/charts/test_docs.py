@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.charts import addon_crds
-from tests.charts.rendering import GATEWAY, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
 from tests.cluster_env.control_plane import ControlPlane
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -98,7 +98,7 @@ def test_pages_and_files_that_are_named_exist() -> None:
 
 
 def test_values_that_are_named_exist() -> None:
-    values = (GATEWAY / "values.yaml").read_text()
+    values = "".join((chart / "values.yaml").read_text() for chart in (GATEWAY, MODEL_SERVER))
     for name in re.findall(
         r"`((?:sharing|tls|monitoring|networkPolicy|drain|gateway|picker|envoy)\.[\w.]+)`", PAGE
     ):
