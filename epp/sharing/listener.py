@@ -197,8 +197,9 @@ class Listener:
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
     ) -> None:
         """books: whether requests of this picker still count as load."""
+        at = made_at if isinstance(event, Charged | Sized) else made_at - max(0, event.age_ms) / 1000
         if isinstance(event, Over):
-            self._over(peer, newest - event.ago, event, at=made_at - event.age_ms / 1000, now=now)
+            self._over(peer, newest - event.ago, event, at=at, now=now)
             return
         known = peer.heard.name(event.endpoint)
         if known is None:
@@ -214,15 +215,13 @@ class Listener:
             return
         self.counts.events += 1
         if isinstance(event, Began | Moved):
-            self._began(
-                peer, newest - event.ago, event, state, at=made_at - event.age_ms / 1000, now=now, books=books
-            )
+            self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
         elif isinstance(event, Held):
-            self._record(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
+            self._record(state, self._chain(peer, event), at=at, now=now)
         elif isinstance(event, Charged):
             self._picker.table.charge(name, size_bytes=event.size_bytes, now=now)
         elif isinstance(event, Restarted):
-            self._restarted(state, at=made_at - event.age_ms / 1000)
+            self._restarted(state, at=at)
         else:
             self._sized(state, event)
 

@@ -100,8 +100,12 @@ class RedisLink:
         if data is None:
             return None
         position, _, table = data.partition(b"\n")
-        if _order(position) < _order(self._position):
-            self._position = position
+        try:
+            order = _order(position)
+        except ValueError as error:
+            raise LinkError("what is stored as the table is none", reason="refused") from error
+        if order < _order(self._position):
+            self._position = b"%d-%d" % order
         return Received(table, self._age_s(position))
 
     async def store(self, table: bytes) -> None:

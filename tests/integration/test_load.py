@@ -280,7 +280,7 @@ async def test_a_replay_does_not_wait_for_answers(tmp_path: Path) -> None:
 
 async def test_what_cannot_be_loaded_is_told_with_what_to_do(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
-    ended = await load("chat", "--host", nobody)
+    ended = await load("--think", "2", "chat", "--host", nobody)
     assert ended.status == 3
     assert "make run" in ended.said
     assert "Traceback" not in ended.said

@@ -149,3 +149,21 @@ async def test_a_key_of_another_kind_in_the_way_is_an_error_and_no_more(tmp_path
             assert two.serve(text("p")).decision.chosen
             await server.do("DEL", stream)
             await wait_until(lambda: two.service.connected, what="it goes on")
+
+
+async def test_a_stored_table_that_is_none_is_an_error_and_no_more(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url)
+        async with sharing_over(redis) as one:
+            table = f"{one.replica.exchange.channel('p')}:table"
+        for stored in ("nonsense", "5-0\nnonsense", "\n"):
+            await server.do("SET", table, stored)
+            await _joins_all_the_same(redis)
+
+
+async def _joins_all_the_same(redis: Redis) -> None:
+    async with sharing_over(redis) as late:
+        counts = late.service.counts
+        await wait_until(lambda: counts.errors["refused"] + counts.malformed > 0, what="it is noticed")
+        await wait_until(lambda: late.service.connected and late.service.warm, what="it goes on")
+        assert late.serve(text("p")).decision.chosen

@@ -17,8 +17,7 @@ from tests.load.run import SCENARIOS, Plan, run
 
 _ABOUT = """\
 Load a gateway with locust and say what came of it. Without --host: the gateway of this checkout's `make run`.
-Options that are not listed here go to locust and to its locust files: --prefixes, --prefix-tokens, --answer-tokens,
---think, --seed, --trace, --trace-speed, --trace-scale, ... (docs/load-tests.md).
+Options that are not listed here go to locust (docs/load-tests.md).
 """
 _NO_DEMO = """\
 There is no gateway to load. Either
@@ -26,6 +25,17 @@ There is no gateway to load. Either
   - name one: make load ARGS="--host http://NAME:PORT"
 """
 _DEFAULT_TIME_S = 60
+_FURTHER = {
+    "--model": "to ask for (default: the first one served)",
+    "--think": "factor of all think times",
+    "--prefixes": "shared beginnings in use",
+    "--prefix-tokens": "of each, about",
+    "--answer-tokens": "of each answer",
+    "--silence": "seconds without a byte that fail a request",
+    "--trace-speed": "replay so many times as fast",
+    "--trace-scale": "factor of all sizes of the trace",
+}
+"""Options that go on to the locust files. Named here, or the value of one would be taken for the scenario."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=1, help="of all prompts and of a made-up trace (default 1)"
     )
     parser.add_argument("--trace", type=Path, help="of replay: the file (default: one made from the seed)")
+    load = parser.add_argument_group("of the load; the locust files have the defaults")
+    for option, meaning in _FURTHER.items():
+        load.add_argument(option, metavar="X", help=meaning)
     rules = parser.add_argument_group("compare")
     rules.add_argument(
         "--rules", default="round-robin,least-cost", help="in this order (default round-robin,least-cost)"
@@ -82,6 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when requests failed, 2 for a mistake in the options, 3 when the load could not run."""
     parser = _parser()
     args, further = parser.parse_known_args(argv)
+    for option in _FURTHER:
+        value = getattr(args, option.strip("-").replace("-", "_"))
+        if value is not None:
+            further += [option, value]
     if args.scenario == "compare" and args.what not in ("", *SCENARIOS):
         parser.error(f"compare: {args.what!r} is none of {', '.join(SCENARIOS)}")
     try:
@@ -131,7 +148,7 @@ def _make_trace(args: argparse.Namespace, parser: argparse.ArgumentParser) -> in
 
 
 def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, host: str) -> Plan:
-    served = probe(host, model=_value_of("--model", further))
+    served = probe(host, model=args.model or "")
     if scenario == "lora" and not served.adapters:
         raise LoadError(f"{host} serves no LoRA adapter: start the model servers with some")
     options = ["--seed", str(args.seed), *further]
@@ -154,15 +171,6 @@ def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, ho
         directory=directory.resolve(),
         options=options,
     )
-
-
-def _value_of(option: str, options: Sequence[str]) -> str:
-    for n, given in enumerate(options):
-        if given == option and n + 1 < len(options):
-            return options[n + 1]
-        if given.startswith(f"{option}="):
-            return given.partition("=")[2]
-    return ""
 
 
 def _demo() -> Place:
