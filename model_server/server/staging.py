@@ -23,7 +23,7 @@ from typing import Protocol
 from model_server.core.blocks import Block
 from model_server.core.engine import Engine
 from model_server.core.hashing import BlockHash
-from model_server.core.request import FinishReason, Request
+from model_server.core.request import Adapter, FinishReason, Request
 from model_server.core.scheduler import StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.server.kv_events import KvEventLog
@@ -38,9 +38,9 @@ class Tiers(Protocol):
 
     @property
     def approximation(self) -> str: ...
-    def num_held(self, hashes: Sequence[BlockHash]) -> int: ...
+    def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int: ...
     def fetch(
-        self, hashes: Sequence[BlockHash], *, first_block: int
+        self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
     ) -> LoadedPrefix | OutsidePrefix | None: ...
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None: ...
     def learn_from(self, request: Request) -> None: ...
@@ -69,11 +69,9 @@ class Staging:
 
     def submitted(self, request: Request) -> None:
         """The engine has just got it."""
-        if request.adapter is not None:
-            return
         cached = self._engine.kv_cache.get_computed(request)
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
-        if self._tiers.num_held(request.block_hashes[:usable]) > len(cached.blocks):
+        if self._tiers.num_held(request.block_hashes[:usable], adapter=request.adapter) > len(cached.blocks):
             request.loading = True
             self._waiting.append(request)
             self._fetch_next()
@@ -151,7 +149,12 @@ class Staging:
             # By now the cache may hold more of it, or less, than when it was submitted.
             first_block = len(self._engine.kv_cache.get_computed(request).blocks)
             usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
-            fetch = partial(self._tiers.fetch, tuple(request.block_hashes[:usable]), first_block=first_block)
+            fetch = partial(
+                self._tiers.fetch,
+                tuple(request.block_hashes[:usable]),
+                adapter=request.adapter,
+                first_block=first_block,
+            )
             fetched = asyncio.get_running_loop().run_in_executor(self._loader, fetch)
             fetched.add_done_callback(partial(self._fetched, request))
 

@@ -95,9 +95,9 @@ class TieredReader:
         """Its chunks are wanted for a moment after it has been replaced."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
-    def open(self, hashes: Sequence[BlockHash]) -> TieredPrefix | None:
-        """What is stored of a prefix; None where nothing is."""
-        parts = self.store.match(hashes)
+    def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
+        """What is stored of a prefix, computed by these weights; None where nothing is."""
+        parts = self.store.match(hashes, weights=weights)
         if not parts:
             return None
         self._thread.submit(self._forget_replaced).result()

@@ -91,6 +91,8 @@ class Place:
     first_block: int
     parent: BlockHash | None
     """The last block before its own."""
+    weights: str = ""
+    """A digest of the adapter's that computed it; empty: the model's own alone."""
 
 
 def write(
@@ -120,7 +122,15 @@ class Segment:
         self.written_ns = self._file.written_ns
         try:
             self._read_description()
-        except (ValueError, KeyError, TypeError, AssertionError, RecursionError, struct.error) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            AssertionError,
+            RecursionError,
+            struct.error,
+        ) as error:
             raise DamagedSegmentError(f"{path} is cut off or altered: {error}") from error
         except OSError as error:
             if error.errno == errno.EIO:
@@ -213,12 +223,14 @@ def _place(told: Any, layout: KvLayout) -> Place:
     if told["layout"] != asdict(layout):
         raise ValueError("it has another layout than its store")
     hashes = tuple(BlockHash(bytes.fromhex(block)) for block in told["hashes"])
-    first_block, parent = told["first_block"], told["parent"]
+    first_block, parent, weights = told["first_block"], told["parent"], told.get("weights", "")
     if not hashes or len(set(hashes)) != len(hashes) or not all(hashes):
         raise ValueError("a segment has blocks, and each of them once")
     if not isinstance(first_block, int) or (first_block > 0) != (parent is not None):
         raise ValueError("blocks stand before it or none")
-    return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)))
+    if not isinstance(weights, str):
+        raise TypeError("a digest is a text")
+    return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)), weights)
 
 
 def _chunks(layout: KvLayout, records: LayerRecords, order: TokenOrder) -> list[bytes]:
@@ -235,6 +247,7 @@ def _describe(
         "hashes": [block.hex() for block in place.hashes],
         "first_block": place.first_block,
         "parent": place.parent.hex() if place.parent else None,
+        "weights": place.weights,
     }
     slots = array("H", [slot for order in orders for slot in order.slots])
     return json.dumps(told).encode() + b"\n" + _to_little(slots) + _to_little(array("I", checksums))

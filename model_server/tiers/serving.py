@@ -10,7 +10,8 @@ Three threads come here, each for its own part:
 A prefix is stored when its prompt is computed, not when its blocks are about to be reused: the eviction would have to
 wait for the copy in the middle of a step, and a process that dies would take with it all that was still in memory.
 
-Stored are exact prefixes without an adapter: an adapter's weights may change under its name while the server is down.
+Stored are exact prefixes. One of an adapter is kept with a digest of the adapter's files, as they were when it was loaded: they may
+change under its name and path while the server is down, and then the prefix is as good as gone.
 
 Callers: the server.
 """
@@ -28,7 +29,7 @@ from model_server.core.blocks import Block
 from model_server.core.engine import StepResult
 from model_server.core.hashing import BlockHash
 from model_server.core.kv_cache import PrefixLoad
-from model_server.core.request import Request
+from model_server.core.request import Adapter, Request
 from model_server.core.scheduler import Chunk, StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.runners.hf.batch import LongChunk
@@ -153,9 +154,16 @@ class ServedTiers:
         )
         self._reordering.start()
 
-    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+    def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int:
         """How many of a prefix's first blocks could be loaded now."""
-        return self.store.num_held(hashes) if self._health.may_try(now=self._clock()) else 0
+        weights = self._weights(adapter)
+        if weights is None or not self._health.may_try(now=self._clock()):
+            return 0
+        return self.store.num_held(hashes, weights=weights)
+
+    def _weights(self, adapter: Adapter | None) -> str | None:
+        """By which the store tells them apart. None: the adapter was never loaded."""
+        return "" if adapter is None else self._model.adapters.digest(adapter)
 
     def status(self) -> StoreStatus:
         counts, written = self._counts, self.writer.counts
@@ -184,11 +192,13 @@ class ServedTiers:
         self.store.listen(tell)
         self.reader.listen(tell)
 
-    def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
+    def fetch(
+        self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
+    ) -> LoadedPrefix | OutsidePrefix | None:
         """What the store has of a prefix of which `first_block` blocks are known already. None: no more than these."""
-        prefix: TieredPrefix | None = None
+        prefix, weights = None, self._weights(adapter)
         try:
-            prefix = self.reader.open(hashes)
+            prefix = None if weights is None else self.reader.open(hashes, weights=weights)
             if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
                 return None
             found = self._open(prefix) if self._selection else self._load(prefix, first_block)
@@ -251,10 +261,11 @@ class ServedTiers:
 
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None:
         """Leave the request's full blocks to the writer, those that the store does not have."""
-        if request.approximation or request.adapter is not None:
+        weights = self._weights(request.adapter)
+        if request.approximation or weights is None:
             return
         hashes = request.block_hashes[: num_tokens // self.store.layout.block_tokens]
-        first = self.store.num_held(hashes)
+        first = self.store.num_held(hashes, weights=weights)
         while first < len(hashes) and self.writer.is_on_the_way(hashes[first]):
             first += 1
         size_bytes = (len(hashes) - first) * self.bytes_per_block
@@ -269,7 +280,9 @@ class ServedTiers:
 
         size = self.store.layout.block_tokens
         token_ids = tuple(request.token_ids[first * size : len(hashes) * size])
-        self.writer.offer(Written(tuple(hashes), first, size_bytes, records, token_ids, request.scope))
+        self.writer.offer(
+            Written(tuple(hashes), first, size_bytes, records, token_ids, request.scope, weights)
+        )
 
     def _copy_in(self, load: PrefixLoad) -> None:
         memory, content = self._model.memory, load.prefix.content

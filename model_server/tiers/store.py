@@ -32,7 +32,7 @@ from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import PLAIN, Tell, TierRemoved, TierStored, to_nobody
 from model_server.tiers.files import UNFINISHED
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.nodes import Node, PrefixTree
+from model_server.tiers.nodes import Match, Node, PrefixTree
 from model_server.tiers.segment import KvLayout, LayerRecords, Place, Segment
 from model_server.tiers.weakest_first import WeakestFirst
 
@@ -86,17 +86,20 @@ class PrefixStore:
                 os.close(self._lock_file)
                 self._lock_file = -1
 
-    def match(self, hashes: Sequence[BlockHash]) -> list[tuple[Segment, int]]:
-        """What is stored of a prefix: segments from its beginning, and how many blocks of each are the prefix's."""
+    def match(self, hashes: Sequence[BlockHash], *, weights: str = "") -> list[tuple[Segment, int]]:
+        """What is stored of a prefix: segments from its beginning, and how many blocks of each are the prefix's.
+
+        What other weights have computed under the same names is not the prefix's.
+        """
         with self._lock:
-            found = self._tree.match(hashes)
+            found = self._tree.match(hashes) if self._are_of(hashes, weights) else []
             if found:
                 self._touch(found[-1].node)
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
 
-    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+    def num_held(self, hashes: Sequence[BlockHash], *, weights: str = "") -> int:
         """How many of a prefix's first blocks are stored. A hint: nobody is waited for, and it may be over in a moment."""
-        return self._tree.num_held(hashes)
+        return self._tree.num_held(hashes) if self._are_of(hashes, weights) else 0
 
     def put(
         self,
@@ -106,19 +109,19 @@ class PrefixStore:
         first_block: int = 0,
         token_ids: Sequence[int] = (),
         scope: PrefixScope = PLAIN,
+        weights: str = "",
     ) -> int:
         """Store a prefix of full blocks, as far as it is not there. Gives how many blocks are new.
 
         `layers`: the records of all its tokens from block `first_block` on; where the store does not have what stands before,
-        nothing is stored. `token_ids` (from there on, too) and `scope` are for those who are told. StoreError: they are of another shape, or more than the store can hold. OSError: of the disk; what
-        was there is there.
+        nothing is stored. `token_ids` (from there on, too) and `scope` are for those who are told. What other `weights` have
+        computed under the same names goes. StoreError: they are of another shape, or more than the store can hold. OSError: of
+        the disk; what was there is there.
         """
         self._check_shape(hashes, layers, first_block=first_block)
         with self._writing:
             with self._lock:
-                found = self._tree.match(hashes)
-                if found:
-                    self._touch(found[-1].node)
+                found = self._current(hashes, weights)
                 covered = sum(match.num_blocks for match in found)
                 if covered == len(hashes) or covered < first_block:
                     return 0
@@ -127,7 +130,8 @@ class PrefixStore:
                 )
             if found and found[-1].num_blocks < len(found[-1].node.hashes):
                 self._split(found[-1].node, found[-1].num_blocks)
-            place = Place(tuple(hashes[covered:]), covered, hashes[covered - 1] if covered else None)
+            parent = hashes[covered - 1] if covered else None
+            place = Place(tuple(hashes[covered:]), covered, parent, weights)
             start, end = ((at - first_block) * self.layout.block_tokens for at in (covered, len(hashes)))
             own = [records.part(self.layout, start, end) for records in layers]
             written = self._write(place, own, None)
@@ -197,7 +201,10 @@ class PrefixStore:
             assert files == {_file_name(name) for name in names}
             for node in self._tree:
                 own = self._segments[node.name]
-                assert own.place == _place(node), "a segment says where it belongs"
+                assert own.place == _place(node, own.place.weights), "a segment says where it belongs"
+                assert (
+                    node.parent is None or self._segments[node.parent.name].place.weights == own.place.weights
+                )
                 assert own.is_there()
                 assert node.parent is None or self._last_use[node.parent.name] >= self._last_use[node.name]
             assert self.used_bytes == sum(own.size_bytes for own in self._segments.values())
@@ -218,6 +225,11 @@ class PrefixStore:
                 node = self._tree.attach(
                     place.hashes, first_block=place.first_block, parent_hash=place.parent
                 )
+            if node is not None and not self._are_of(
+                node.parent.hashes if node.parent else (), place.weights
+            ):
+                self._tree.remove(node)
+                node = None
             if node is None:
                 own.path.unlink()
             else:
@@ -227,6 +239,21 @@ class PrefixStore:
             assert node is not None
             self._touch(node)
         self._make_room(0, keep=())
+
+    def _are_of(self, hashes: Sequence[BlockHash], weights: str) -> bool:
+        """Nothing else has computed what is stored under these names: all that hangs together is of the same weights."""
+        first = self._segments.get(hashes[0]) if hashes else None
+        return first is None or first.place.weights == weights
+
+    def _current(self, hashes: Sequence[BlockHash], weights: str) -> list[Match]:
+        """What the tree has of a prefix, used now; of other weights there is nothing any more."""
+        found = self._tree.match(hashes)
+        if found and not self._are_of(hashes, weights):
+            self._remove(found[0].node)
+            return []
+        if found:
+            self._touch(found[-1].node)
+        return found
 
     def _check_shape(
         self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords], *, first_block: int
@@ -249,8 +276,12 @@ class PrefixStore:
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
         at, hashes = node.first_block, node.hashes
         parts = (
-            (Place(hashes[num_blocks:], at + num_blocks, hashes[num_blocks - 1]), cut, old.num_tokens),
-            (Place(hashes[:num_blocks], at, old.place.parent), 0, cut),
+            (
+                Place(hashes[num_blocks:], at + num_blocks, hashes[num_blocks - 1], old.place.weights),
+                cut,
+                old.num_tokens,
+            ),
+            (Place(hashes[:num_blocks], at, old.place.parent, old.place.weights), 0, cut),
         )
         written = []
         try:
@@ -349,8 +380,8 @@ def _file_name(name: BlockHash) -> str:
     return name.hex() + segment.SUFFIX
 
 
-def _place(node: Node) -> Place:
-    return Place(node.hashes, node.first_block, node.parent.hashes[-1] if node.parent else None)
+def _place(node: Node, weights: str = "") -> Place:
+    return Place(node.hashes, node.first_block, node.parent.hashes[-1] if node.parent else None, weights)
 
 
 def _order_of_part(order: TokenOrder, start: int, end: int) -> TokenOrder:

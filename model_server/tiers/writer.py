@@ -42,6 +42,8 @@ class Written:
     token_ids: Sequence[int]
     """Of these blocks."""
     scope: PrefixScope = PLAIN
+    weights: str = ""
+    """Of the adapter that computed them, as the store has it."""
 
     @property
     def own(self) -> Sequence[BlockHash]:
@@ -141,7 +143,7 @@ class BackgroundWriter:
 
     def _count_dropped(self, written: Written) -> None:
         """Whatever the reason: those that are not there now."""
-        held = max(written.first_block, self._store.num_held(written.hashes))
+        held = max(written.first_block, self._store.num_held(written.hashes, weights=written.weights))
         self.counts.dropped_blocks += len(written.hashes) - held
 
     def _write(self, written: Written) -> None:
@@ -153,7 +155,8 @@ class BackgroundWriter:
         except StoreError as error:
             _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
             if isinstance(error, DamagedSegmentError):  # of the node that it would have split
-                self._store.drop_unreadable(segment for segment, _ in self._store.match(written.hashes))
+                found = self._store.match(written.hashes, weights=written.weights)
+                self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:
             self.counts.failures += 1
             pause_s = self._health.failed(now=self._clock())
@@ -176,6 +179,7 @@ class BackgroundWriter:
                 first_block=start,
                 token_ids=written.token_ids[first:last],
                 scope=written.scope,
+                weights=written.weights,
             )
             if new:
                 self.counts.stored_blocks += new

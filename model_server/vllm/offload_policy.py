@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _OwnUses:
-    """What this policy keeps in a request's context; several tiers may share one context."""
+    """What this policy keeps in a request's context; several tiers may share one, and a reset begins a new ranking."""
 
     owner: object
     uses: RequestUses
@@ -93,8 +93,8 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
 
     def _uses_of(self, req_context: ReqContext) -> RequestUses:
         own: _OwnUses | None = req_context.get_state(_OwnUses)
-        if own is None or own.owner is not self:
-            own = _OwnUses(self, RequestUses(_told_by(req_context)))
+        if own is None or own.owner is not self._ranking:
+            own = _OwnUses(self._ranking, RequestUses(_told_by(req_context)))
             req_context.set_state(own)
         return own.uses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -208,22 +209,51 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
     assert {name.removesuffix(".importance") for name in learnt} <= stored
 
 
-async def test_adapters_are_not_stored_and_salted_prefixes_only_for_their_own(
-    serve: Serve, folder: Path
-) -> None:
+async def test_salted_prefixes_are_found_by_their_own_salt_alone(serve: Serve) -> None:
     async with serve() as server:
-        alpha = tiny_model.ADAPTERS[0]
-        body = {"lora_name": alpha, "lora_path": str(folder.parent / alpha)}
-        async with server.http.post("/v1/load_lora_adapter", json=body) as response:
-            assert response.status == 200, await response.text()
-        await server.ask(FIRST, model=alpha)
-        assert server.tiers.status().stored_blocks == 0
-        await server.ask(FIRST, model="tiny", cache_salt="mine")
+        await server.ask(FIRST, cache_salt="mine")
         await server.http.post("/reset_prefix_cache")
         for salt, found in (("yours", False), ("", False), ("mine", True)):
-            _, cached = await server.ask(FIRST, model="tiny", **({"cache_salt": salt} if salt else {}))
+            _, cached = await server.ask(FIRST, **({"cache_salt": salt} if salt else {}))
             assert (cached > 0) == found, salt
             await server.http.post("/reset_prefix_cache")
+
+
+async def test_an_adapters_prefixes_are_its_own_and_are_gone_when_its_file_has_changed(
+    serve: Serve, folder: Path, tmp_path: Path
+) -> None:
+    alpha, beta = (folder.parent / name for name in tiny_model.ADAPTERS[:2])
+    adapter = tmp_path / "style"
+    shutil.copytree(alpha, adapter)
+
+    @asynccontextmanager
+    async def with_style(**settings: Any) -> AsyncIterator[Stored]:
+        async with serve(**settings) as server:
+            body = {"lora_name": "style", "lora_path": str(adapter)}
+            async with server.http.post("/v1/load_lora_adapter", json=body) as response:
+                assert response.status == 200, await response.text()
+            yield server
+
+    async with with_style() as server:
+        base, _ = await server.ask(FIRST)
+        first, cached = await server.ask(FIRST, model="style")
+        assert cached == 0
+        assert first != base
+    async with with_style() as server:
+        again, cached = await server.ask(FIRST, model="style")
+        assert again == first
+        assert cached > 300
+    shutil.copytree(beta, adapter, dirs_exist_ok=True)
+    async with with_style(folder=tmp_path / "other") as server:
+        expected, _ = await server.ask(FIRST, model="style")
+        assert expected != first
+    async with with_style() as server:
+        assert await server.ask(FIRST, model="style") == (expected, 0)
+    async with with_style() as server:
+        changed, cached = await server.ask(FIRST, model="style")
+        assert changed == expected
+        assert cached > 300
+        assert (await server.ask(FIRST))[0] == base
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.97])

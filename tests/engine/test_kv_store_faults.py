@@ -187,6 +187,17 @@ def serving(folder: Path, store: Path, *flags: str) -> list[str]:
     ]  # fmt: skip
 
 
+@contextmanager
+def started(folder: Path, store: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The server's process and its port; killed where a test fails."""
+    with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline().rsplit(":", 1)[1])
+        finally:
+            process.kill()
+
+
 def complete(port: int, prompt: str) -> Any:
     body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
     request = urllib.request.Request(
@@ -202,15 +213,12 @@ async def test_a_server_killed_while_it_writes_leaves_a_store_that_serves_the_sa
     serve: Serve, folder: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline().rsplit(":", 1)[1])
+    with started(folder, store) as (_, port):
         expected = complete(port, FIRST)["choices"][0]["text"]
         complete(port, SECOND)
         seen = time.monotonic() + 120
         while not any(store.glob("*.kv*")):
             assert time.monotonic() < seen
-        process.send_signal(signal.SIGKILL)
     async with serve() as server:
         for segment in server.tiers.store.segments():
             segment.check_integrity()
@@ -222,9 +230,7 @@ def test_sigterm_waits_for_the_writer_and_another_model_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
-    with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline().rsplit(":", 1)[1])
+    with started(folder, store) as (process, port):
         tokens = complete(port, FIRST)["usage"]["prompt_tokens"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from model_server.core.request import Adapter
 from model_server.runners.hf.errors import AdapterError
-from model_server.runners.hf.lora import AdapterBank
+from model_server.runners.hf.lora import AdapterBank, LowRank
 from model_server.runners.hf.packed import pack
 from tests.engine.harness import ask, check_against_plain, engine_around, run, tokens
 from tests.engine.tiny_models import tiny
@@ -116,6 +116,26 @@ def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank(tmp_path: P
     engine.add(request)
     run(engine)
     check_against_plain(runner, plain, [request])
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused_for_its_digest_would_be_of_other_weights(
+    tmp_path: Path,
+) -> None:
+    class Overtaken(AdapterBank):
+        def _read(self, folder: Path) -> dict[str, LowRank]:
+            parts = super()._read(folder)
+            write_adapter(folder, module, "llama", seed=2)
+            return parts
+
+    module = tiny("llama")
+    adapter = write_adapter(tmp_path, module, "llama", seed=1)
+    bank = Overtaken(module)
+    with pytest.raises(AdapterError, match="changed while it was read"):
+        bank.load(adapter)
+    assert bank.digest(adapter) is None
+    bank.load(adapter)
+    bank.check_integrity()
+    assert bank.digest(adapter) is not None
 
 
 def test_a_file_that_changed_in_place_is_refused_and_its_old_bytes_are_welcome_again(tmp_path: Path) -> None:

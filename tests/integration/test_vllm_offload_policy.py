@@ -76,6 +76,10 @@ def test_what_is_read_or_written_or_asked_for_stays_and_too_little_room_changes_
     }
 
 
+def test_what_a_request_uses_after_a_reset_counts_anew(answers: dict[str, Any]) -> None:
+    assert answers["after a reset"] == 32
+
+
 def test_the_cpu_backend_still_needs_the_copies_that_the_server_below_is_given(
     answers: dict[str, Any],
 ) -> None:

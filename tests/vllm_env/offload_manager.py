@@ -136,6 +136,17 @@ def what_is_in_flight() -> dict[str, object]:
     }
 
 
+def score_after_a_reset() -> float:
+    """Of a chunk that a request used, the tier forgot, and the same request uses again."""
+    manager, [key], context = manager_with(OURS, num_chunks=2), keys_of(["a"]), context_of(["a"])
+    for _ in range(2):
+        manager.prepare_store([key], context)
+        manager.complete_store([key], context)
+        score: float = manager._policy._ranking.score(key)
+        manager.reset_cache()
+    return score
+
+
 def what_the_cpu_backend_says() -> str:
     """To a worker that copies between it and main memory."""
     spec = CPUOffloadingSpec.__new__(CPUOffloadingSpec)  # what it is told of sizes does not matter
@@ -242,6 +253,7 @@ def main() -> None:
         "example": lambda: {policy: documents_example(policy) for policy in POLICIES},
         "order": order_of_eviction,
         "in flight": what_is_in_flight,
+        "after a reset": score_after_a_reset,
         "cpu backend": what_the_cpu_backend_says,
         "history": lambda: [random_history(seed=seed) for seed in (1, 2, 3)],
     }

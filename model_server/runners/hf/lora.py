@@ -77,6 +77,8 @@ class AdapterBank:
                 "cached: load it from another path or under another name"
             )
         parts = self._read(folder)
+        if _digest(folder) != digest:
+            raise AdapterError(f"{adapter.path} has changed while it was read: load it again")
         for name in parts.keys() - self._hooked:
             self._projections[name].register_forward_hook(self._hook(name))
             self._hooked.add(name)
@@ -90,6 +92,11 @@ class AdapterBank:
         for gone in self._leaving - set(in_use):
             self._adapters.pop(gone, None)
             self._leaving.discard(gone)
+
+    def digest(self, adapter: Adapter) -> str | None:
+        """Of its files, which are the same each time it is loaded. None: it never was."""
+        digest = self._digests.get(adapter)
+        return None if digest is None else digest.hex()
 
     def begin_step(self, chunks: Sequence[Chunk]) -> None:
         """The step's rows follow the order of its chunks."""

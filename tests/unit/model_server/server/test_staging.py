@@ -40,6 +40,7 @@ class Tiers:
 
     def __init__(self) -> None:
         self.held = 1000
+        self.unknown: set[Adapter | None] = set()
         self.gate = threading.Event()
         self.gate.set()
         self.found: Callable[[Sequence[BlockHash], int], LoadedPrefix | OutsidePrefix | None] = loaded
@@ -48,11 +49,14 @@ class Tiers:
         self.tells: list[Tell] = []
         self.closed = False
 
-    def num_held(self, hashes: Sequence[BlockHash]) -> int:
-        return min(self.held, len(hashes))
+    def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int:
+        return 0 if adapter in self.unknown else min(self.held, len(hashes))
 
-    def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
+    def fetch(
+        self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
+    ) -> LoadedPrefix | OutsidePrefix | None:
         assert self.gate.wait(timeout=60)
+        assert adapter not in self.unknown
         self.fetched.append(first_block)
         return self.found(hashes, first_block)
 
@@ -254,14 +258,17 @@ async def test_what_is_fetched_ahead_is_bounded(serving: Serving) -> None:
     assert serving.tiers.fetched == [0, 0, 0, 0]
 
 
-async def test_adapters_are_not_looked_up_and_ended_requests_are_saved(serving: Serving) -> None:
-    request, mailbox = serving.submit("adapted", adapter=Adapter("style"))
-    assert not request.loading
-    await serving.ended(mailbox)
-    await serving.answer("plain", first=50)
+async def test_prefixes_are_looked_up_as_their_adapters_and_ended_requests_are_saved(
+    serving: Serving,
+) -> None:
+    serving.tiers.unknown.add(Adapter("changed"))
+    for name, stored_tokens in (("changed", 0), ("style", 20)):
+        request, mailbox = serving.submit(name, adapter=Adapter(name))
+        await serving.ended(mailbox)
+        assert request.num_stored_tokens == stored_tokens
     await asyncio.wrap_future(serving.thread.submit(int))
     assert serving.tiers.fetched == [0]
-    assert serving.tiers.saved == [("adapted", 23), ("plain", 23)]
+    assert serving.tiers.saved == [("changed", 23), ("style", 23)]
 
 
 async def test_closing_while_something_loads_waits_for_it(serving: Serving) -> None:

@@ -261,6 +261,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "numbers for blocks": lambda: segment_of(told={"hashes": [1, 2, 3]}),
     "a text for a place": lambda: segment_of(told={"first_block": "0"}),
     "a place before the first": lambda: segment_of(told={"first_block": -1}),
+    "a number for weights": lambda: segment_of(told={"weights": 7}),
     "a list for a parent": lambda: segment_of(told={"first_block": 1, "parent": []}),
     "slots outside": lambda: segment_of(slots=[*range(11), 65_535]),
     "slots twice": lambda: segment_of(slots=[0] * 12),
