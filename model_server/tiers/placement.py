@@ -2,7 +2,8 @@
 
 Disk holds a full copy of every chunk, so whatever falls out of a tier is just dropped: nothing here can write back. A chunk that
 is used enters the fastest tier whose weakest chunks it beats; what it displaces there tries the next tier in the same way.
-Uses of chunks are counted as long as disk has them, in a tier or not.
+Uses of chunks are counted as long as disk has them, in a tier or not. A request reads the chunks of a node one after the other, and
+each would be stronger by that one use than those that it has not come to: among chunks of one node, the use that is just made is left out.
 
 Scores: `by_importance` (important tokens x uses), and for comparison `by_uses` (LFU, with the same full history) and `by_age` (LRU).
 
@@ -14,7 +15,7 @@ Pure. Callers: the tiered reader, benchmarks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from model_server.tiers.weakest_first import WeakestFirst
@@ -33,6 +34,8 @@ class ChunkUse:
     last_use: int = 0
     earlier: float = 0.0
     """Important tokens x uses, of the same tokens when they were in other chunks."""
+    node: Hashable = None
+    """Whose chunks are read by the same requests; None: it is alone."""
 
 
 Score = Callable[[ChunkUse], float]
@@ -82,6 +85,8 @@ class TieredPlacement(Generic[K]):
         self._score = score
         self._uses: dict[K, ChunkUse] = {}
         self._now = 0
+        self._reading: K | None = None
+        """Whose use is just made."""
 
     @property
     def num_tiers(self) -> int:
@@ -100,15 +105,15 @@ class TieredPlacement(Generic[K]):
         return key in self._uses
 
     def use(
-        self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0
+        self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0, node: Hashable = None
     ) -> tuple[int, dict[K, int]]:
         """A chunk is read. Gives the tier where it was found, and the tier of each chunk, its own included, that has moved for it.
 
         `num_important` is how many of its tokens are important to this use. `earlier` counts at a chunk's first use alone: how often
-        its tokens mattered before it was made of them.
+        its tokens mattered before it was made of them, `node` likewise.
         """
         self._now += 1
-        use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier))
+        use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier, node=node))
         assert use.size_bytes == size_bytes, "a chunk keeps its size"
         use.num_uses += 1
         use.last_use = self._now
@@ -121,17 +126,21 @@ class TieredPlacement(Generic[K]):
         if found < len(self._tiers):
             self._tiers[found].remove(key, size_bytes)
         moved: dict[K, int] = {}
+        self._reading = key
         self._place(key, 0, moved)
+        self._reading = None
         for other, now in moved.items() if self._forgetful else ():
             if now == len(self._tiers):
                 self._uses[other].num_uses = 0
         return found, moved
 
-    def adopt(self, key: K, *, size_bytes: int, num_important: float, num_uses: int) -> dict[K, int]:
+    def adopt(
+        self, key: K, *, size_bytes: int, num_important: float, num_uses: int, node: Hashable = None
+    ) -> dict[K, int]:
         """A chunk takes the place of others that are forgotten, with their uses. Gives what has moved, as `use` does."""
         assert key not in self._uses, "it is new"
         self._now += 1
-        self._uses[key] = ChunkUse(size_bytes, num_important, num_uses, self._now)
+        self._uses[key] = ChunkUse(size_bytes, num_important, num_uses, self._now, node=node)
         moved: dict[K, int] = {}
         self._place(key, 0, moved)
         return moved
@@ -167,6 +176,14 @@ class TieredPlacement(Generic[K]):
     def _score_of(self, key: K) -> float:
         return self._score(self._uses[key])
 
+    def _score_against(self, weakest: K, key: K) -> float:
+        """The score of `key` where `weakest` would have to go for it."""
+        use = self._uses[key]
+        read_together = use.node is not None and self._uses[weakest].node == use.node
+        if key == self._reading and read_together:
+            use = replace(use, num_uses=use.num_uses - 1)
+        return self._score(use)
+
     def _place(self, key: K, first_tier: int, moved: dict[K, int]) -> None:
         """Into the first tier from `first_tier` on where it is stronger than what has to go, or on disk alone."""
         for number in range(first_tier, len(self._tiers)):
@@ -188,7 +205,7 @@ class TieredPlacement(Generic[K]):
         while tier.used_bytes + use.size_bytes > tier.capacity_bytes:
             weakest = tier.ranking.weakest(self._score_of)
             assert weakest is not None, "a tier that is full holds something"
-            if not self._forgetful and self._score_of(weakest) >= self._score(use):
+            if not self._forgetful and self._score_of(weakest) >= self._score_against(weakest, key):
                 for kept in displaced:
                     tier.add(kept, self._score_of(kept), self._uses[kept].size_bytes)
                 return None

@@ -217,7 +217,7 @@ class TieredReader:
         self._known.add(segment)
         earlier = 0.0 if key in self._placement else self._earlier_uses(segment)[layer].get(chunk, 0)
         tier, moved = self._placement.use(
-            key, size_bytes=len(content), num_important=num_important, earlier=earlier
+            key, size_bytes=len(content), num_important=num_important, earlier=earlier, node=segment
         )
         self.found_in[tier] += 1
         self._settle(key, content, moved)
@@ -295,6 +295,7 @@ class TieredReader:
                 size_bytes=len(content),
                 num_important=earlier.get(chunk, 0) / num_uses,
                 num_uses=num_uses,
+                node=new,
             )
             self._settle((new, layer, chunk), content, moved)
 

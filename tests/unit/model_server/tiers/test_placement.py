@@ -109,6 +109,23 @@ def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_u
     tiers.check_integrity()
 
 
+def test_002_4_a_request_that_reads_a_node_from_end_to_end_does_not_push_out_what_it_reads_next() -> None:
+    """Four alike chunks, two fit, and each request begins with the other two: without nodes these push out what comes next."""
+    for node, found in (("prefix", 2), (None, 0)):
+        tiers: TieredPlacement[int] = TieredPlacement([2], score=by_importance)
+        for order in ([0, 1, 2, 3], [2, 3, 0, 1]) * 3:
+            there = [tiers.use(key, size_bytes=1, num_important=3, node=node)[0] for key in order]
+            tiers.check_integrity()
+            assert tiers.tier_of(0) == tiers.tier_of(1)
+        assert there.count(0) == found
+
+
+def test_002_4_a_node_that_is_read_more_often_pushes_out_another_ones_chunks() -> None:
+    tiers: TieredPlacement[str] = TieredPlacement([1])
+    tiers.use("a", size_bytes=1, num_important=2, node="a")
+    assert tiers.use("b", size_bytes=1, num_important=3, node="b") == (1, {"b": 0, "a": 1})
+
+
 def test_a_forgetful_placement_lets_everything_in_and_forgets_what_falls_out() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_uses, forgetful=True)
     for _ in range(3):
