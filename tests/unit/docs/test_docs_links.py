@@ -66,6 +66,15 @@ def test_every_target_is_explained_by_make_help() -> None:
     assert set(phony[1].split()) - explained == {"test-rest", "fetch-model"}, "parts of others"
 
 
+def test_the_targets_that_take_arguments_are_listed() -> None:
+    recipes = re.findall(r"^([a-z][a-z-]*):.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    take = {name for name, recipe in recipes if "ARGS" in recipe}
+    page = next(each for each in PAGES if each.name == "docs/testing.md").prose
+    sentence = re.search(r'^`ARGS="\.\.\."` goes on(.*?)\.\n', page, re.DOTALL | re.MULTILINE)
+    assert sentence is not None
+    assert set(re.findall(r"`([a-z-]+)`", sentence[1])) == take
+
+
 def test_the_layers_on_the_page_are_those_that_the_linter_proves() -> None:
     page = next(each for each in PAGES if each.name == "docs/architecture.md")
     block = next(text for _, text in page.blocks if text.startswith("cli\n"))
