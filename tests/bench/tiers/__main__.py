@@ -124,8 +124,10 @@ def _ask_all(
     stores.disk.now = Disk()
     without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
     warm_up = list(traffic.asked(args.warm_up))
+    # Drawn apart, so that every version of the history leads to the same requests.
+    history = Traffic(recorded, seed=6).taught_as_asked()
     for each in served:
-        each.teach(traffic)
+        each.teach(history)
         for ask in warm_up if each.system is not RECOMPUTE else []:
             each.ask(ask, without_waiting)
         each.warmed()

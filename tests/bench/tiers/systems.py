@@ -85,16 +85,26 @@ class Traffic:
         self._patterns = patterns
         self._weights = [1 / (rank + 1) for rank in range(patterns.num_prefixes)]
 
-    def taught(self) -> Iterator[Ask]:
-        for prefix in range(self._patterns.num_prefixes):
-            for request in range(self._patterns.num_requests // 2):
-                yield Ask(prefix, request)
+    def taught(self) -> list[Ask]:
+        """Each request that teaches, once."""
+        half = range(self._patterns.num_requests // 2)
+        return [Ask(prefix, request) for prefix in range(self._patterns.num_prefixes) for request in half]
+
+    def taught_as_asked(self) -> list[Ask]:
+        """As many, of prefixes by the law: what importance is taken from counts how often each was used."""
+        half = self._patterns.num_requests // 2
+        return [
+            Ask(self._drawn(), self._rng.randrange(half)) for _ in range(half * self._patterns.num_prefixes)
+        ]
 
     def asked(self, count: int) -> Iterator[Ask]:
         total = self._patterns.num_requests
         for _ in range(count):
-            [prefix] = self._rng.choices(range(self._patterns.num_prefixes), self._weights)
-            yield Ask(prefix, self._rng.randrange(total // 2, total))
+            yield Ask(self._drawn(), self._rng.randrange(total // 2, total))
+
+    def _drawn(self) -> int:
+        [prefix] = self._rng.choices(range(self._patterns.num_prefixes), self._weights)
+        return prefix
 
 
 class Weights:
@@ -160,7 +170,7 @@ class Stores:
             if system.packed:
                 settings = SelectionSettings()
                 reader = self.reader(system, settings, capacities_bytes=(0, 0))
-                teach(reader, system, settings, weights, traffic)
+                teach(reader, system, settings, weights, traffic.taught())
                 assert reader.reorder() == weights.num_prefixes
                 reader.close()
 
@@ -205,12 +215,16 @@ class Stores:
 
 
 def teach(
-    reader: TieredReader, system: System, settings: SelectionSettings, weights: Weights, traffic: Traffic
+    reader: TieredReader,
+    system: System,
+    settings: SelectionSettings,
+    weights: Weights,
+    asks: Sequence[Ask],
 ) -> None:
     """What earlier requests chose and looked at, without reading for them."""
     if system.looks not in ("probe", "all heads"):
         return
-    for ask in traffic.taught():
+    for ask in asks:
         prefix = reader.open(name_of(ask.prefix, weights.num_tokens))
         assert prefix is not None
         layers = range(reader.store.layout.num_layers)
@@ -253,9 +267,9 @@ class Served:
             else stores.reader(system, self._settings, capacities_bytes=capacities_bytes, device=device)
         )
 
-    def teach(self, traffic: Traffic) -> None:
+    def teach(self, asks: Sequence[Ask]) -> None:
         if self.reader:
-            teach(self.reader, self.system, self._settings, self._stores.weights, traffic)
+            teach(self.reader, self.system, self._settings, self._stores.weights, asks)
 
     def ask(self, ask: Ask, compute: Compute) -> None:
         """One request, timed to its first token."""
