@@ -270,7 +270,8 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
 
 
 def _flag_of(arg: str) -> str:
-    return arg.partition("=")[0].replace("_", "-")
+    """Without its value, and without the place in it: vLLM takes `--kv-events-config.endpoint=...` as well."""
+    return arg.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
 def _each_pool(profile: Profile) -> Iterator[tuple[str, Profile]]:

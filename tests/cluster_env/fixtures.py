@@ -9,7 +9,6 @@ PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,18 +19,14 @@ import pytest
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
+from tests.harness.prepared import prepared
 
 REQUIRED: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 
 
 @pytest.fixture(scope="session")
 def cluster_tools() -> environment.ClusterTools:
-    try:
-        return environment.require()
-    except environment.ClusterToolsError as error:
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"{REQUIRED}=1, and {error}", pytrace=False)
-        pytest.skip(str(error))
+    return prepared(environment.require, required_by=REQUIRED)
 
 
 @pytest.fixture(scope="session")

@@ -74,11 +74,14 @@ class Servers:
         self.hits = 0.0
         self.growth = (0.0, 0.0)
         """What each look at a page adds to queries and hits."""
+        self.looks = 0
+        """At any of the pages, so far."""
 
     def host(self, number: int) -> str:
         return f"127.1.{number // 250}.{number % 250 + 1}"
 
     async def page(self, _: web.Request) -> web.Response:
+        self.looks += 1
         self.queries += self.growth[0]
         self.hits += self.growth[1]
         lines = {

@@ -7,11 +7,11 @@ are skipped with the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_V
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.harness.prepared import prepared
 from tests.vllm_env import environment, server
 
 REQUIRED = "PREFIX_GATEWAY_REQUIRE_VLLM"
@@ -20,12 +20,7 @@ _FIGURE = "figure"
 
 @pytest.fixture(scope="session")
 def vllm_environment() -> environment.VllmEnvironment:
-    try:
-        return environment.require()
-    except environment.VllmEnvironmentError as error:
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"{REQUIRED}=1, and {error}", pytrace=False)
-        pytest.skip(str(error))
+    return prepared(environment.require, required_by=REQUIRED)
 
 
 @pytest.fixture(scope="session")

@@ -149,6 +149,7 @@ ADAPTER = {"name": "sql", "path": "/a"}
         ),
         ({"lora": {"adapters": [{"name": "x", "path": "a"}]}}, "lora.adapters[0].path", "absolute"),
         ({"extraArgs": ["--block_size=32"]}, "extraArgs", "Instead: blockSizeTokens"),
+        ({"extraArgs": ["--kv-events-config.publisher=null"]}, "extraArgs", "Instead: kvEvents"),
         ({"extraArgs": ["--disable-log-stats"]}, "extraArgs", "/metrics"),
         ({"extraEnv": {"PYTHONHASHSEED": "1"}}, "extraEnv", "Instead: hashSeed"),
         ({"pools": [{"name": "a", "extraArgs": ["--max-loras", "9"]}]}, "pools.a.extraArgs", "lora.maxLoras"),
