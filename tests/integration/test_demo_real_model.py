@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.engine_env import environment as engine
+from tests.harness.prepared import prepared
 from tests.vllm_env import tiny_model
-from tests.vllm_env.environment import VllmEnvironment, VllmEnvironmentError
+from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.fixtures import REQUIRED
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.vllm]
@@ -22,12 +23,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.vllm]
 @pytest.fixture
 def tiny(vllm_environment: VllmEnvironment) -> Path:
     """Its files were written for vLLM; any engine computes them."""
-    try:
-        engine.require()
-    except VllmEnvironmentError as error:
-        if os.environ.get("PREFIX_GATEWAY_REQUIRE_VLLM") == "1":
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
+    prepared(engine.require, required_by=REQUIRED)
     return vllm_environment.model_folder / tiny_model.MODEL
 
 

@@ -1,0 +1,101 @@
+"""Who computes: a real model, or a cost model and what its steps take. Caller: `settings`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from model_server.calibrate.cost_file import read_costs
+from model_server.runners.cost import CostModel
+from model_server.server.backends import CostSettings, HfSettings
+
+_COST_FLAGS = (
+    ("--prefill-tokens-per-s", "N", "prefill_tokens_per_s", 1.0, "at the start of a prompt"),
+    (
+        "--context-knee-tokens",
+        "N",
+        "context_knee_tokens",
+        1.0,
+        "prefill takes twice as long this far into a prompt",
+    ),
+    ("--decode-step-ms", "MS", "decode_step_s", 1e-3, "a step that decodes one request"),
+    ("--decode-per-request-ms", "MS", "decode_per_request_s", 1e-3, "what each further request adds"),
+    ("--interference", "X", "interference", 1.0, "share by which prefill is dearer beside decoding"),
+    ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "bringing in an adapter"),
+    ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this"),
+)
+"""Flag, its unit, the field of `CostModel`, what one of the flag's units is in the field's, and what it means."""
+
+
+def add_groups(run: argparse.ArgumentParser) -> None:
+    _add_hf(run.add_argument_group("real model", "with --runner hf"))
+    _add_costs(run.add_argument_group("costs", "with --runner cost: how long steps take, before --speed"))
+
+
+def backend(args: argparse.Namespace) -> CostSettings | HfSettings:
+    """ValueError: a flag makes no sense, or --cost cannot be read."""
+    return _cost_settings(args) if args.runner == "cost" else _hf_settings(args)
+
+
+def _add_hf(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 ... (default auto: a GPU where torch sees one)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and cache (default auto: float32 on a CPU, bfloat16 on a GPU)",
+    )
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of torch on a CPU; engines that share cores want one each (default: half of the cores)",
+    )
+
+
+def _add_costs(group: argparse._ArgumentGroup) -> None:
+    costs = CostModel()
+    group.add_argument(
+        "--cost",
+        type=Path,
+        metavar="FILE",
+        help="costs as `model-server calibrate` wrote them; the flags below go before it (default: an 8B model on one GPU)",
+    )
+    for flag, unit, name, factor, meaning in _COST_FLAGS:
+        default = getattr(costs, name) / factor
+        group.add_argument(
+            flag,
+            type=float,
+            dest=name,
+            metavar=unit,
+            help=f"{meaning} (default {default:.10g}, or as in --cost)",
+        )
+    group.add_argument(
+        "--answer-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="mean length of an answer that nothing cuts (default %(default)s)",
+    )
+
+
+def _cost_settings(args: argparse.Namespace) -> CostSettings:
+    given = {
+        name: getattr(args, name) * factor
+        for _, _, name, factor, _ in _COST_FLAGS
+        if getattr(args, name) is not None
+    }
+    costs = replace(read_costs(args.cost) if args.cost is not None else CostModel(), **given)
+    return CostSettings(costs=costs, mean_answer_tokens=args.answer_tokens)
+
+
+def _hf_settings(args: argparse.Namespace) -> HfSettings:
+    if args.threads is not None and args.threads < 1:
+        raise ValueError("--threads must be at least 1")
+    return HfSettings(device=args.device, dtype=args.dtype, threads=args.threads)

@@ -1,0 +1,133 @@
+"""All flags of `model-server serve`, those of serving itself, and the settings that they come to. Caller: the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from model_server.core.request import Adapter
+from model_server.serve_flags import backends, beyond, cache
+from model_server.server.serve import ServerSettings
+from model_server.weights.known import SMOLLM2
+
+
+def add_flags(run: argparse.ArgumentParser) -> None:
+    serving = run.add_argument_group("serving")
+    _add_address(serving)
+    _add_model(serving)
+    _add_bounds(serving)
+    cache.add_groups(run)
+    beyond.add_groups(run)
+    backends.add_groups(run)
+
+
+def settings(args: argparse.Namespace) -> ServerSettings:
+    """ValueError: a flag makes no sense, or --cost cannot be read."""
+    for flag, value in (
+        ("--max-queue", args.max_queue),
+        ("--stream-interval", args.stream_interval),
+        ("--max-body-bytes", args.max_body_bytes),
+        ("--num-blocks", args.num_blocks),
+        ("--max-model-len", args.max_model_len),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} must be at least 1")
+    if not 0 <= args.port <= 65535:
+        raise ValueError(f"--port {args.port} is not a port")
+    if args.port_file is not None and not args.port_file.absolute().parent.is_dir():
+        raise ValueError(
+            f"--port-file {args.port_file}: there is no folder {args.port_file.absolute().parent}"
+        )
+    if not args.drain_timeout_s >= 0:
+        raise ValueError("--drain-timeout-s must not be negative")
+    return ServerSettings(
+        host=args.host,
+        port=args.port,
+        port_file=args.port_file,
+        model=args.model or ("made-up" if args.runner == "cost" else SMOLLM2),
+        served_names=tuple(args.served_model_name),
+        adapters=tuple(_adapter(text) for text in args.lora),
+        num_blocks=args.num_blocks,
+        block_size_tokens=args.block_size,
+        enable_prefix_caching=not args.no_prefix_caching,
+        max_model_len_tokens=args.max_model_len,
+        limits=cache.limits(args),
+        backend=backends.backend(args),
+        prompt_cache_entries=args.prompt_cache_size,
+        cache=cache.options(args),
+        kv_events=beyond.kv_events(args),
+        kv_store=beyond.kv_store(args),
+        max_waiting=args.max_queue,
+        stream_interval=args.stream_interval,
+        drain_timeout_s=args.drain_timeout_s,
+        max_body_bytes=args.max_body_bytes,
+    )
+
+
+def _add_address(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default %(default)s)")
+    group.add_argument("--port-file", type=Path, metavar="PATH", help="write the port here once listening")
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--runner", choices=("cost", "hf"), default="cost", help="who computes (default %(default)s)"
+    )
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        help="with --runner cost any name (default made-up); with hf a folder, or smollm2 (the default)",
+    )
+    group.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name that requests use instead of --model; may be repeated, the first is the metrics' label",
+    )
+    group.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME[=PATH]",
+        help="LoRA adapter served from the start; may be repeated. More at run time: /v1/load_lora_adapter",
+    )
+
+
+def _add_bounds(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-queue",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait; further ones get 429 (default %(default)s)",
+    )
+    group.add_argument(
+        "--stream-interval",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tokens in one event of a streamed answer; the first always comes alone (default %(default)s)",
+    )
+    group.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=64 * 1024 * 1024,
+        metavar="N",
+        help="larger requests get 413 (default %(default)s)",
+    )
+    group.add_argument(
+        "--drain-timeout-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="on SIGTERM, how long requests under way may take to finish (default %(default)s)",
+    )
+
+
+def _adapter(text: str) -> Adapter:
+    name, _, path = text.partition("=")
+    if not name:
+        raise ValueError(f"--lora {text!r}: an adapter needs a name")
+    return Adapter(name, path)
