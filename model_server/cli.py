@@ -6,6 +6,7 @@ import argparse
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -19,6 +20,9 @@ from model_server.tiers.errors import StoreError
 from model_server.vllm import command as vllm_profile
 from model_server.weights.errors import WeightsError
 from model_server.weights.known import find
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - argparse has no public name for it
 
 _ABOUT = """\
 An OpenAI-compatible model server. Block pool, chained block hashes, continuous batching and preemption
@@ -92,6 +96,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_fetch(commands)
+    _add_others(commands)
+    return parser
+
+
+def _add_serve(commands: Commands) -> None:
     run = commands.add_parser(
         "serve",
         help="serve until a signal comes (model-server serve --help lists the settings)",
@@ -101,6 +112,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.set_defaults(run=_serve)
+    serve_flags.add_flags(run)
+
+
+def _add_fetch(commands: Commands) -> None:
     fetch = commands.add_parser(
         "fetch",
         help="fetch and convert a model that is known by name now, not when a server first wants it",
@@ -108,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     fetch.set_defaults(run=_fetch)
     fetch.add_argument("model", metavar="MODEL", help="smollm2 (93 MB to fetch, 275 MB converted)")
+
+
+def _add_others(commands: Commands) -> None:
     profile = commands.add_parser(
         "profile",
         help="from one YAML file, how to start real vLLM pods that can be routed to; refuses what breaks routing",
@@ -130,5 +148,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     sync.set_defaults(run=lora_sync.run)
     lora_sync.add_flags(sync)
-    serve_flags.add_flags(run)
-    return parser

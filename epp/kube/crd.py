@@ -176,27 +176,34 @@ def _status() -> dict[str, Any]:
                 5,
             )
             | ratio,
-            "dryRun": {
+            "dryRun": _dry_run(ratio),
+            "lastAccepted": _last_accepted(),
+        },
+    }
+
+
+def _dry_run(ratio: dict[str, str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": "Of a DryRun policy: what it would have picked, as counted by the picker that writes this.",
+        "properties": {
+            "picks": _number("Picks that were scored by this policy as well."),
+            "agreement": _text("Share of them in which it would have picked the same endpoint.", 5) | ratio,
+        },
+    }
+
+
+def _last_accepted() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": "The last spec of this policy that routed. It stays in use while a newer one is refused "
+        "or only tried, through restarts of the picker as well.",
+        "properties": {
+            "generation": _number("Its generation."),
+            "spec": {
                 "type": "object",
-                "description": "Of a DryRun policy: what it would have picked, as counted by the picker that writes this.",
-                "properties": {
-                    "picks": _number("Picks that were scored by this policy as well."),
-                    "agreement": _text("Share of them in which it would have picked the same endpoint.", 5)
-                    | ratio,
-                },
-            },
-            "lastAccepted": {
-                "type": "object",
-                "description": "The last spec of this policy that routed. It stays in use while a newer one is refused "
-                "or only tried, through restarts of the picker as well.",
-                "properties": {
-                    "generation": _number("Its generation."),
-                    "spec": {
-                        "type": "object",
-                        "description": "That spec, whole.",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                    },
-                },
+                "description": "That spec, whole.",
+                "x-kubernetes-preserve-unknown-fields": True,
             },
         },
     }

@@ -11,11 +11,11 @@ from model_server.tiers.settings import FEW_CHUNKS, KvStoreSettings
 
 
 def add_groups(run: argparse.ArgumentParser) -> None:
-    _add_kv_store(
-        run.add_argument_group(
-            "KV store", "with --runner hf: prefixes beyond the KV cache, in main memory and on disk"
-        )
+    store = run.add_argument_group(
+        "KV store", "with --runner hf: prefixes beyond the KV cache, in main memory and on disk"
     )
+    _add_kv_store(store)
+    _add_approximation(store)
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
 
 
@@ -70,6 +70,9 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         metavar="GB",
         help="memory of the model's device for them, beside --num-blocks; with a ratio under 1 (default %(default)s)",
     )
+
+
+def _add_approximation(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-store-ratio",
         type=float,

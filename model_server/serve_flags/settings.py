@@ -23,23 +23,7 @@ def add_flags(run: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace) -> ServerSettings:
     """ValueError: a flag makes no sense, or --cost cannot be read."""
-    for flag, value in (
-        ("--max-queue", args.max_queue),
-        ("--stream-interval", args.stream_interval),
-        ("--max-body-bytes", args.max_body_bytes),
-        ("--num-blocks", args.num_blocks),
-        ("--max-model-len", args.max_model_len),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"{flag} must be at least 1")
-    if not 0 <= args.port <= 65535:
-        raise ValueError(f"--port {args.port} is not a port")
-    if args.port_file is not None and not args.port_file.absolute().parent.is_dir():
-        raise ValueError(
-            f"--port-file {args.port_file}: there is no folder {args.port_file.absolute().parent}"
-        )
-    if not args.drain_timeout_s >= 0:
-        raise ValueError("--drain-timeout-s must not be negative")
+    _check(args)
     return ServerSettings(
         host=args.host,
         port=args.port,
@@ -62,6 +46,26 @@ def settings(args: argparse.Namespace) -> ServerSettings:
         drain_timeout_s=args.drain_timeout_s,
         max_body_bytes=args.max_body_bytes,
     )
+
+
+def _check(args: argparse.Namespace) -> None:
+    for flag, value in (
+        ("--max-queue", args.max_queue),
+        ("--stream-interval", args.stream_interval),
+        ("--max-body-bytes", args.max_body_bytes),
+        ("--num-blocks", args.num_blocks),
+        ("--max-model-len", args.max_model_len),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} must be at least 1")
+    if not 0 <= args.port <= 65535:
+        raise ValueError(f"--port {args.port} is not a port")
+    if args.port_file is not None and not args.port_file.absolute().parent.is_dir():
+        raise ValueError(
+            f"--port-file {args.port_file}: there is no folder {args.port_file.absolute().parent}"
+        )
+    if not args.drain_timeout_s >= 0:
+        raise ValueError("--drain-timeout-s must not be negative")
 
 
 def _add_address(group: argparse._ArgumentGroup) -> None:

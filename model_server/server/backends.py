@@ -134,38 +134,48 @@ def real(
     runner, tiers = _with_tiers(paged, kv_store, folder)
     for adapter in adapters:
         _load(paged.adapters, adapter)
-    # One thread for all steps, so that the event loop goes on answering while one is computed.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
-
-    async def compute(plan: StepPlan) -> StepResult:
-        return await asyncio.get_running_loop().run_in_executor(thread, runner.execute, plan)
-
-    async def load_adapter(adapter: Adapter) -> None:
-        await asyncio.get_running_loop().run_in_executor(thread, _load, paged.adapters, adapter)
-
-    async def unload_adapter(adapter: Adapter, in_use: frozenset[Adapter]) -> None:
-        unload = partial(paged.adapters.unload, adapter, in_use=in_use)
-        await asyncio.get_running_loop().run_in_executor(thread, unload)
-
-    cache_gb = paged.memory.data.nbytes / 1e9
-    where = f"{threads} threads" if device.type == "cpu" else str(device)
-    stored = f"; prefixes stored in {kv_store.folder}" if kv_store is not None else ""
+    steps = _Steps(runner, paged.adapters)
+    about = f"{folder} on {f'{threads} threads' if device.type == 'cpu' else device}"
     return Backend(
         runner=runner,
         language=language,
         made_up=False,
         max_len_tokens=paged.max_len_tokens,
         vocabulary_size=int(paged.module.get_input_embeddings().num_embeddings),
-        compute=compute,
-        step_thread=thread,
+        compute=steps.compute,
+        step_thread=steps.thread,
         tiers=tiers,
-        load_adapter=load_adapter,
-        unload_adapter=unload_adapter,
-        about=(
-            f"{folder} on {where}, {str(dtype).removeprefix('torch.')}; "
-            f"KV cache of {num_blocks * block_size_tokens:,} tokens, {cache_gb:.2f} GB{stored}"
-        ),
+        load_adapter=steps.load_adapter,
+        unload_adapter=steps.unload_adapter,
+        about=f"{about}, {_memory(paged, kv_store)}",
     )
+
+
+class _Steps:
+    """One thread for all steps, so that the event loop goes on answering while one is computed; adapters change in it too."""
+
+    def __init__(self, runner: Runner, bank: AdapterBank) -> None:
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
+        self._runner = runner
+        self._bank = bank
+
+    async def compute(self, plan: StepPlan) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, self._runner.execute, plan)
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        await asyncio.get_running_loop().run_in_executor(self.thread, _load, self._bank, adapter)
+
+    async def unload_adapter(self, adapter: Adapter, in_use: frozenset[Adapter]) -> None:
+        unload = partial(self._bank.unload, adapter, in_use=in_use)
+        await asyncio.get_running_loop().run_in_executor(self.thread, unload)
+
+
+def _memory(paged: PagedModel, kv_store: KvStoreSettings | None) -> str:
+    memory = paged.memory
+    tokens = memory.data.shape[2] * memory.block_size_tokens
+    stored = f"; prefixes stored in {kv_store.folder}" if kv_store is not None else ""
+    dtype = str(memory.shape.dtype).removeprefix("torch.")
+    return f"{dtype}; KV cache of {tokens:,} tokens, {memory.data.nbytes / 1e9:.2f} GB{stored}"
 
 
 def _with_tiers(

@@ -43,13 +43,7 @@ class Metrics:
         self._preemptions = self._counter(
             "num_preemptions", "Requests sent back to the queue for want of blocks"
         )
-        success = Counter(
-            "vllm:request_success",
-            "Requests that ended",
-            (*_LABELS, "finished_reason"),
-            registry=self.registry,
-        )
-        self._ended = {reason: success.labels(*self._values, reason.value) for reason in FinishReason}
+        self._ended = self._by_finish_reason()
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _TTFT_S
         )
@@ -75,6 +69,11 @@ class Metrics:
         self._adapters_asked_for = False
         self._lora = _LoraInfo(max_loras)
         self.registry.register(self._lora)
+
+    def _by_finish_reason(self) -> dict[FinishReason, Counter]:
+        labels = (*_LABELS, "finished_reason")
+        ended = Counter("vllm:request_success", "Requests that ended", labels, registry=self.registry)
+        return {reason: ended.labels(*self._values, reason.value) for reason in FinishReason}
 
     def watch(self, engine: Engine) -> None:
         """Read this engine's gauges at each scrape."""

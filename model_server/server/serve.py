@@ -105,27 +105,15 @@ class Server:
     """Everything put together, not yet listening."""
 
     def __init__(self, settings: ServerSettings, *, progress: Callable[[str], None] = _quietly) -> None:
-        limits = settings.limits
         hf = isinstance(settings.backend, HfSettings)
         num_blocks = settings.num_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
         backend = self.backend = _backend(settings, num_blocks=num_blocks, progress=progress)
-        config = EngineConfig(
-            num_blocks=num_blocks,
-            block_size_tokens=settings.block_size_tokens,
-            enable_prefix_caching=settings.enable_prefix_caching,
-            max_model_len_tokens=_max_len(settings, backend, num_blocks=num_blocks),
-            eos_token_id=backend.eos_token_ids[0] if backend.eos_token_ids else NO_TOKEN,
-            more_eos_token_ids=frozenset(backend.eos_token_ids[1:]),
-            prompt_cache_entries=settings.prompt_cache_entries,
-            cache=settings.cache,
-            limits=limits,
-        )
         names = settings.served_names or (settings.model,)
-        models = self.models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
-        metrics = Metrics(model_name=names[0], max_loras=limits.max_loras, wall_clock=time.time)
-        self.engine = Engine(config, backend.runner)
-        metrics.watch(self.engine)
+        self.models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
+        self.engine = Engine(_engine_config(settings, backend, num_blocks=num_blocks), backend.runner)
         self.staging = _staging(self.engine, backend, settings.kv_store)
+        metrics = Metrics(model_name=names[0], max_loras=settings.limits.max_loras, wall_clock=time.time)
+        metrics.watch(self.engine)
         if self.staging is not None:
             metrics.watch_store(self.engine, self.staging.status)
         self.kv_event_log: KvEventLog | None = None
@@ -147,26 +135,28 @@ class Server:
             compute=backend.compute,
             staging=self.staging,
         )
+        self.application = self._api(settings, metrics).application()
+
+    def _api(self, settings: ServerSettings, metrics: Metrics) -> Api:
         reader = RequestReader(
-            models=models,
-            language=backend.language,
-            sampling=SamplingReader(made_up=backend.made_up, rng=random.Random()),
-            max_len_tokens=config.max_len_tokens,
-            vocabulary_size=backend.vocabulary_size,
+            models=self.models,
+            language=self.backend.language,
+            sampling=SamplingReader(made_up=self.backend.made_up, rng=random.Random()),
+            max_len_tokens=self.engine.config.max_len_tokens,
+            vocabulary_size=self.backend.vocabulary_size,
         )
-        api = Api(
+        return Api(
             engine=self.engine,
             driver=self.driver,
             reader=reader,
-            models=models,
-            backend=backend,
+            models=self.models,
+            backend=self.backend,
             metrics=metrics,
             clock=time.monotonic,
             wall_clock=time.time,
             max_body_bytes=settings.max_body_bytes,
             kv_event_sources=self._kv_event_sources,
         )
-        self.application = api.application()
 
     def _kv_event_sources(self) -> dict[str, dict[str, Any]]:
         """Data parallel rank -> how to subscribe; empty: no events."""
@@ -253,6 +243,20 @@ def _backend(settings: ServerSettings, *, num_blocks: int, progress: Callable[[s
         adapters=settings.adapters,
         kv_store=settings.kv_store,
         progress=progress,
+    )
+
+
+def _engine_config(settings: ServerSettings, backend: Backend, *, num_blocks: int) -> EngineConfig:
+    return EngineConfig(
+        num_blocks=num_blocks,
+        block_size_tokens=settings.block_size_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        max_model_len_tokens=_max_len(settings, backend, num_blocks=num_blocks),
+        eos_token_id=backend.eos_token_ids[0] if backend.eos_token_ids else NO_TOKEN,
+        more_eos_token_ids=frozenset(backend.eos_token_ids[1:]),
+        prompt_cache_entries=settings.prompt_cache_entries,
+        cache=settings.cache,
+        limits=settings.limits,
     )
 
 
