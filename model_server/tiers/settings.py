@@ -11,6 +11,7 @@ from pathlib import Path
 
 from model_server.tiers.similarity import DEFAULT_ALPHA
 
+PROBE_HEADS = 3
 FEW_CHUNKS = 0.98
 EVERY_CHUNK = 1.0
 
@@ -19,7 +20,7 @@ EVERY_CHUNK = 1.0
 class SelectionSettings:
     ratio: float = 0.5
     """The share of a prefix's tokens that attention gets, in layers whose heads agree."""
-    probe_heads: int = 3
+    probe_heads: int = PROBE_HEADS
     alpha: float = DEFAULT_ALPHA
     chunk_share: float = FEW_CHUNKS
     """Of the chosen tokens' weight, what the chunks that are read have to hold. Under 1 the chunks that hold least are left out, and their
@@ -37,9 +38,11 @@ class SelectionSettings:
 
     @property
     def cache_key(self) -> str:
-        """What the hashes of blocks cover that were computed after such a load: they are no exact ones."""
+        """What the hashes of blocks cover that were computed after such a load: they are no exact ones, nor those of other settings."""
         few_chunks = f":{self.chunk_share:g}" if self.chunk_share < EVERY_CHUNK else ""
-        return f"sel:{self.ratio:g}{few_chunks}"
+        heads = f":heads={self.probe_heads}" if self.probe_heads != PROBE_HEADS else ""
+        alpha = f":alpha={self.alpha:g}" if self.alpha != DEFAULT_ALPHA else ""
+        return f"sel:{self.ratio:g}{few_chunks}{heads}{alpha}"
 
     def kept(self, num_tokens: int) -> int:
         return max(1, round(self.ratio * num_tokens))

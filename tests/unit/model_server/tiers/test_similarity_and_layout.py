@@ -102,6 +102,16 @@ def test_002_4_how_often_each_token_was_read_is_kept_with_the_node() -> None:
 def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None:
     assert SelectionSettings(ratio=0.25, chunk_share=EVERY_CHUNK).cache_key == "sel:0.25"
     assert SelectionSettings(ratio=0.25).cache_key == "sel:0.25:0.98"
+    settings = [
+        SelectionSettings(),
+        SelectionSettings(ratio=0.25),
+        SelectionSettings(chunk_share=0.9),
+        SelectionSettings(probe_heads=2),
+        SelectionSettings(alpha=0.5),
+    ]
+    assert len({each.cache_key for each in settings}) == len(settings), (
+        "what chooses otherwise has another hash"
+    )
     for share in (0.0, 1.01):
         with pytest.raises(ValueError, match="chunk_share"):
             SelectionSettings(chunk_share=share)
