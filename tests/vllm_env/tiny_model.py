@@ -30,10 +30,11 @@ ADAPTERS = ("alpha", "beta")
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 CHAT_TEMPLATE = (
-    "<s>{% for message in messages %}<|{{ message.role }}|>"
+    "<s>{% if thinking %}Think hard. {% endif %}{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.content is string %}{{ message.content }}"
     "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}"
     "</s>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}No thoughts, just the answer.{% endif %}"
 )
 
 ATTENTION = {

@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -73,14 +74,16 @@ class Generator:
         session: aiohttp.ClientSession,
         clock: RunClock,
         watcher: Watcher | None = None,
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
-        """`clock`: starts with the run; the watcher's moments are its."""
+        """`clock`: starts with the run; the watcher's moments are its. `encode`: prompts are sent as these token ids."""
         self._workload = workload
         self._url = f"{url}/v1/completions"
         self._model = model
         self._session = session
         self._clock = clock
         self._watcher = watcher
+        self._encode = encode
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, SimRequest]] = []
         self._open = 0
@@ -171,9 +174,10 @@ class Generator:
         self._answers[request.answer.segment_id] = answer.text
 
     def _body(self, request: SimRequest) -> dict[str, Any]:
+        prompt = prompt_of(request.segments, answers=self._answers)
         return {
             "model": request.adapter or self._model,
-            "prompt": prompt_of(request.segments, answers=self._answers),
+            "prompt": self._encode(prompt) if self._encode else prompt,
             "max_tokens": request.answer.num_tokens,
             "ignore_eos": True,
             "stream": True,

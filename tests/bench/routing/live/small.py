@@ -70,12 +70,12 @@ class Small:
         return ClosedLoop(sessions, users=self.users, until_s=seconds, ramp_s=seconds / 4)
 
 
-def server_flags() -> list[str]:
+def server_flags(*, num_blocks: int = SHAPE.num_blocks) -> list[str]:
     """What makes a model server of this shape."""
     limits, costs = SHAPE.limits, SHAPE.costs
     flags: Mapping[str, object] = {
         "block-size": SHAPE.block_tokens,
-        "num-blocks": SHAPE.num_blocks,
+        "num-blocks": num_blocks,
         "max-num-seqs": limits.max_num_seqs,
         "max-num-batched-tokens": limits.max_num_batched_tokens,
         "max-loras": limits.max_loras,
