@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.bench.routing.live import exact
 from tests.bench.routing.live.run import Case, live, settled
 from tests.bench.routing.live.small import server_flags
 from tests.harness.model_servers import running_model_servers
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.envoy
 
 async def test_the_same_requests_run_live_by_pickers_and_by_a_rule_that_stands_in(tmp_path: Path) -> None:
     async with (
-        running_model_servers(tmp_path, count=2, flags=server_flags()) as servers,
+        running_model_servers(tmp_path, count=2, flags=[*server_flags(), *exact.EVENTS]) as servers,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
     ):
         for case in (
@@ -35,3 +36,10 @@ async def test_the_same_requests_run_live_by_pickers_and_by_a_rule_that_stands_i
             assert result.row.load_cov > 0, "Envoy's log says who served"
             assert result.lateness is not None
             assert result.lateness.ran_share["servers"] > 0
+        with_events = exact.Case("b2b", "reset", exact=True, seed=1, seconds=2.0, grace_s=120.0)
+        folder = tmp_path / "exact"
+        folder.mkdir()
+        run = await exact.run(with_events, servers=servers, session=session, directory=folder)
+        assert (run.failures, run.row.completed) == (0, 1)
+        assert run.row.hit_ratio > 0
+        assert run.followed > 0, "what the servers tell names the prompts' blocks"

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -36,7 +37,8 @@ from tests.unit.kvevents.a_language import write_language
 
 PLACES: Final = {"half the cache": SHAPE.num_blocks // 2, "reset": SHAPE.num_blocks}
 """And blocks of each server there."""
-_GRACE_S: Final = 8.0
+_ANYWHERE: Final = "tcp://127.0.0.1:0"
+EVENTS: Final = ("--kv-events-endpoint", _ANYWHERE, "--kv-events-replay-endpoint", _ANYWHERE)
 _RESETS: Final = 2
 """Servers that lose their caches."""
 
@@ -64,6 +66,8 @@ class Case:
     exact: bool
     seed: int
     seconds: float
+    grace_s: float = 8.0
+    """After the last arrival the run goes on for so long."""
 
 
 async def _sources(servers: Sequence[ModelServer], session: aiohttp.ClientSession) -> list[dict[str, str]]:
@@ -116,7 +120,9 @@ async def run(
         async with asyncio.TaskGroup() as group:
             if case.place == "reset":
                 group.create_task(_reset(servers[:_RESETS], session, after_s=case.seconds / 2))
-            sent = await generator.run(horizon_s=case.seconds + _GRACE_S)
+            sent = await generator.run(horizon_s=case.seconds + case.grace_s)
+        if case.exact:
+            await wait_until(partial(_maps, picker), what="exact mode has told of prompts")
         tokens = await picker.metric("epp_prompt_tokens_total")
         return Run(
             **{name: getattr(case, name) for name in ("workload", "place", "exact", "seed", "seconds")},
@@ -127,6 +133,10 @@ async def run(
             late_s=sent.health.lag_s.quantile(0.99),
             failures=len(sent.failures),
         )
+
+
+async def _maps(picker: PickerProcess) -> bool:
+    return await picker.metric("epp_exact_prompts_total", result="mapped") > 0
 
 
 async def _reset(servers: Sequence[ModelServer], session: aiohttp.ClientSession, *, after_s: float) -> None:
@@ -149,9 +159,7 @@ async def _runs(cases: Sequence[Case], *, store: Path | None, most_s: float) -> 
         for place in dict.fromkeys(case.place for case in todo):
             directory = Path(folder) / place.replace(" ", "-")
             directory.mkdir()
-            anywhere = "tcp://127.0.0.1:0"
-            events = ["--kv-events-endpoint", anywhere, "--kv-events-replay-endpoint", anywhere]
-            flags = [*server_flags(num_blocks=PLACES[place]), *events]
+            flags = [*server_flags(num_blocks=PLACES[place]), *EVENTS]
             async with (
                 running_model_servers(directory, count=NUM_SERVERS, flags=flags) as servers,
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
