@@ -192,7 +192,10 @@ class Scraper:
         error = result if isinstance(result, str) else ""
         if bool(error) != bool(target.error):
             level, said = (
-                (logging.WARNING, f"fails: {error}; it is chosen by the picker's own counts alone")
+                (
+                    logging.WARNING,
+                    f"fails: {error}; after {self._settings().failures_to_eject} in a row it gets no requests while others answer",
+                )
                 if error
                 else (logging.INFO, "works again")
             )

@@ -149,6 +149,47 @@ def test_the_model_servers_refuse(helm: Helm, values: dict[str, Any], field: str
     assert field in str(refused.value)
 
 
+SWITCHES = {
+    GATEWAY: {
+        "networkPolicy.enabled": "NetworkPolicy",
+        "podDisruptionBudget.enabled": "PodDisruptionBudget",
+        "autoscaling.enabled": "HorizontalPodAutoscaler",
+        "monitoring.serviceMonitor.enabled": "ServiceMonitor",
+        "monitoring.rules.enabled": "PrometheusRule",
+        "serviceAccount.create": "ServiceAccount",
+        "rbac.create": "Role",
+    },
+    MODEL_SERVER: {
+        "networkPolicy.enabled": "NetworkPolicy",
+        "podDisruptionBudget.enabled": "PodDisruptionBudget",
+        "serviceAccount.create": "ServiceAccount",
+        "monitoring.podMonitor.enabled": "PodMonitor",
+    },
+}
+
+
+@CHARTS
+def test_every_switch_makes_its_object_and_what_is_left_without_all_of_them_still_serves(
+    helm: Helm, chart: Path
+) -> None:
+    made, left = (
+        {each["kind"] for each in helm.render(chart, switched(chart, on=on))} for on in (True, False)
+    )
+    assert made - left - {"RoleBinding"} == set(SWITCHES[chart].values())
+    assert "Deployment" in left
+
+
+def switched(chart: Path, *, on: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for switch in SWITCHES[chart]:
+        *sections, last = switch.split(".")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = on
+    return values
+
+
 def test_both_are_subcharts_of_others(helm: Helm) -> None:
     for chart in (GATEWAY, MODEL_SERVER):
         assert helm.render(chart, {"global": {"anything": 1}}), "helm hands `global` to every subchart"
