@@ -75,8 +75,6 @@ class Request:
     num_stored_tokens: int = field(default=0, init=False)
     """How many of `num_cached_tokens` came from that store."""
     num_preemptions: int = field(default=0, init=False)
-    passed_over_at: int | None = field(default=None, init=False)
-    """The scheduler's count of admitted requests with adapters when this one found no slot for its own."""
     finish_reason: FinishReason | None = field(default=None, init=False)
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)
     """The chain over the full blocks of `token_ids`, as far as it was needed."""

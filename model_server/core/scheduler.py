@@ -8,9 +8,8 @@ The rule, first come first served:
   again later, with whatever of it is still in the prefix cache. The oldest running request therefore always goes on,
   and because a request that could not fit alone is refused at the door, every request ends;
 - then waiting requests are admitted while budget, places and blocks last. One that cannot get blocks stops the
-  admission, so that small requests do not starve a large one; one whose prefix is still being loaded from a store below
-  the cache is passed over, and so is one whose LoRA adapter finds no slot. When as many requests with adapters as run at
-  once have gone before such a one, no further one does, so that the slots empty and each adapter has its turn.
+  admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is passed over, and so
+  is one whose prefix is still being loaded from a store below the cache.
 
 Invariants (`check_integrity`): a request is waiting or running, never both; running ones hold blocks and waiting ones
 none; at most `max_num_seqs` run, with at most `max_loras` different adapters.
@@ -80,8 +79,6 @@ class Scheduler:
         self._limits = limits
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._num_adapted = 0
-        """Admissions of requests with adapters, so far."""
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -169,12 +166,9 @@ class Scheduler:
         chunks: list[Chunk] = []
         passed_over: list[Request] = []
         adapters = {request.adapter for request in self._running if request.adapter}
-        slots_wanted = False
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting[0]
-            needs_slot = self._needs_slot(request, adapters)
-            slots_wanted = slots_wanted or (needs_slot and self._waited_its_turn(request))
-            if request.loading or needs_slot or (slots_wanted and request.adapter is not None):
+            if request.loading or self._needs_slot(request, adapters):
                 passed_over.append(self._waiting.popleft())
                 continue
             chunk = self._try_admit(request, budget, now=now)
@@ -185,19 +179,12 @@ class Scheduler:
             budget -= chunk.num_tokens
             if request.adapter:
                 adapters.add(request.adapter)
-                self._num_adapted += 1
         self._waiting.extendleft(reversed(passed_over))
         return chunks
 
     def _needs_slot(self, request: Request, adapters: set[Adapter]) -> bool:
         full = len(adapters) >= self._limits.max_loras
         return full and request.adapter is not None and request.adapter not in adapters
-
-    def _waited_its_turn(self, request: Request) -> bool:
-        """Enough others have gone before this one, which finds no slot."""
-        if request.passed_over_at is None:
-            request.passed_over_at = self._num_adapted
-        return self._num_adapted - request.passed_over_at >= self._limits.max_num_seqs
 
     def _try_admit(self, request: Request, budget: int, *, now: float) -> Chunk | None:
         kept = self._kept(request)

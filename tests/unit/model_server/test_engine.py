@@ -177,22 +177,6 @@ def test_an_adapter_without_a_slot_waits_and_others_pass() -> None:
     assert b.finish_reason is FinishReason.LENGTH
 
 
-def test_an_adapter_without_a_slot_is_overtaken_by_one_full_batch_and_no_more() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_loras=1, max_num_seqs=4))
-    first, patient = request_of(4, adapter="a"), request_of(4, adapter="b")
-    others = [request_of(4, adapter="a", max_tokens=2 + index % 3) for index in range(40)]
-    plain = request_of(4)
-    add(engine, first, patient, *others, plain)
-    for _ in range(100):
-        if patient.state is RequestState.FINISHED:
-            break
-        scheduled(engine)
-    assert patient.state is RequestState.FINISHED
-    assert sum(other.num_cached_tokens is not None for other in others) == 4
-    assert plain.finish_reason is FinishReason.LENGTH  # it needs no slot, so it kept nobody waiting
-    run_to_end(engine)
-
-
 def test_the_end_token_stops_unless_ignored() -> None:
     engine = engine_of()
     stops, goes_on = (
