@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from epp.errors import SaturatedError
+from epp.errors import NoEndpointError, SaturatedError
 from epp.policy import Policy
 from epp.scheduling.candidates import View, gate
 from epp.scheduling.rules import RULES
+from epp.types import Address
 from epp.views import apply_gain
 
 
@@ -43,3 +44,11 @@ class Chooser:
         if len(ordered) < len(views):
             ordered += sorted((v for v in views if v.excluded), key=lambda v: v.in_flight)
         return ordered, "saturated" if gated.saturated else reason
+
+
+def prescribed(views: Sequence[View], addresses: Sequence[Address]) -> list[View]:
+    """Those that a conformance test names, in its order. NoEndpointError where none of them exists."""
+    wanted = [v for address in dict.fromkeys(addresses) for v in views if v.address == address]
+    if not wanted:
+        raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+    return wanted

@@ -14,8 +14,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from epp.choosing import Chooser
-from epp.decision import Decision, Pick, PickRequest
+from epp.choosing import Chooser, prescribed
+from epp.decision import Decision, Pick, PickRequest, WouldPick
 from epp.dry_run import DryRun
 from epp.endpoints.absent import Absent
 from epp.endpoints.backlog import Booking
@@ -23,7 +23,6 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
 from epp.endpoints.state import EndpointState
-from epp.errors import NoEndpointError
 from epp.journal import Journal
 from epp.mirrors import Mirrors, Prompt
 from epp.policy import Policy, PolicySpec
@@ -32,11 +31,8 @@ from epp.request.response import ResponseFeedback
 from epp.residency import Finding, RoutedQueue
 from epp.scheduling.candidates import View
 from epp.ticket import Ticket, own
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.views import cached_tokens, shown, views_of
-
-_SHOWN_CHARS = 256
-"""Of a model's name in a decision: clients choose it, and decisions are kept."""
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.views import cached_tokens, decision_of, views_of
 
 Outcome = Literal["ended", "aborted", "failed"]
 
@@ -175,72 +171,30 @@ class Picker:
 
     def pick(self, request: PickRequest, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        inference, spec = request.inference, self._spec
+        inference = request.inference
         adapter = self._fleet.adapter(inference.model) if inference.model else ""
         states = self._fleet.candidates(
-            inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
+            inference.model, subset=request.subset, failures_to_eject=self._spec.scrape.failures_to_eject
         )
         prompt = self._mirrors.prompt(
             inference, base_model=states[0].endpoint.model, body_bytes=request.body_bytes
         )
-        cached = self._cached(prompt)
-        views = views_of(states, cached, prompt.tokens, adapter=adapter, spec=spec, now=now)
-        if self._dry_run is not None:
-            self._dry_run.follow(self._rng)
-        ordered, reason = self._order(views, request=request, prompt=prompt, adapter=adapter)
-        would_pick = None
-        if self._dry_run is not None:
-            would_pick = self._dry_run.choose(
-                states,
-                cached,
-                chosen=ordered[0].name,
-                prompt_tokens=prompt.tokens,
-                adapter=adapter,
-                session=request.session,
-                now=now,
-            )
-
-        # No await from here to the booking, nor anywhere in this module: the state that was scored is the state booked.
-        chosen = ordered[0]
-        state = self._state(chosen.name)
-        booking = Booking(tokens=prompt.tokens - chosen.cached_tokens, booked_at=now)
-        state.book(booking, now=now)
-        if adapter:
-            booking.loads = state.use_adapter(adapter, spec=spec, now=now)
-        recorded = self._mirrors.record(state, prompt, cached_tokens=chosen.cached_tokens, now=now)
-        decision = Decision(
-            request_id=request.request_id,
-            at_unix_s=now + self._unix_offset_s,
-            kind=inference.kind,
-            model=inference.model[:_SHOWN_CHARS],
-            adapter=adapter,
-            rule=spec.rule,
-            policy=self._policy.metadata.name,
+        # No await from here to the booking, nor anywhere in this module: the state that is scored is the state booked.
+        ordered, reason, would_pick = self._rank(
+            states, request=request, prompt=prompt, adapter=adapter, now=now
+        )
+        decision = decision_of(
+            ordered,
+            request=request,
             prompt_tokens=prompt.tokens,
             prompt_chunks=len(prompt.chain),
-            matched_tokens=chosen.cached_tokens,
+            adapter=adapter,
+            policy=self._policy,
             reason=reason,
-            chosen=chosen.name,
-            destinations=tuple([v.address for v in ordered[: spec.max_destinations]]),
-            candidates=shown(ordered, spec=spec, adapter=adapter),
-            dry_run=would_pick,
+            would_pick=would_pick,
+            at_unix_s=now + self._unix_offset_s,
         )
-        sampled = spec.sampling.share > 0 and self._rng.random() < spec.sampling.share
-        ticket = Ticket(
-            decision=decision,
-            destinations=decision.destinations,
-            sampled=sampled,
-            state=state,
-            process=state.process,
-            booking=booking,
-            streams=inference.stream,
-            conversation=inference if sampled else None,
-            prompt=prompt,
-            recorded=recorded,
-            table=self.table,
-        )
-        if self._routed is not None and prompt.chain:
-            ticket.awaited = self._routed.keep(inference)
+        ticket = self._book(ordered[0], decision, prompt=prompt, inference=inference, now=now)
         if self._journal is not None:
             self._journal.append(("began", now, ticket))
         return ticket
@@ -261,8 +215,8 @@ class Picker:
                 self._move(ticket, served, now=now)
         if status >= 400:
             self._forget_prefix(ticket)
-        elif ticket.awaited is not None:
-            self._hand_over(ticket, now=now)
+        elif self._routed is not None:
+            ticket.hand_over(self._routed, self._mirrors.schedule, now=now)
         if not ticket.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
             ticket.state.computed(ticket.booking, now=now)
@@ -301,8 +255,8 @@ class Picker:
         ticket.state.release(ticket.booking, computed=served, now=now)
         if served and ticket.prompt.teaches:
             ticket.state.window.ended(ticket.prompt.size)
-        if ticket.awaited is not None:
-            self._let_go(ticket)
+        if self._routed is not None:
+            ticket.let_go(self._routed)
         if not ticket.responded:
             self._forget_prefix(ticket)
         if not ticket.prefix_lost and self._mirrored(ticket):
@@ -317,7 +271,8 @@ class Picker:
         if not ticket.ended:
             ticket.ended = True
             ticket.decision.outcome = "detached"
-            self._let_go(ticket)
+            if self._routed is not None:
+                ticket.let_go(self._routed)
             ticket.state.detach()
             if self._journal is not None:
                 self._journal.append(("over", now, ticket))
@@ -343,31 +298,73 @@ class Picker:
                 cached[name] = cached_tokens(state, tokens, prompt.tokens)
         return cached
 
-    def _order(
-        self, views: list[View], *, request: PickRequest, prompt: Prompt, adapter: str
-    ) -> tuple[list[View], str]:
-        """All views, best first, the left-out last; and the reason of the choice. SaturatedError if so configured."""
+    def _rank(
+        self,
+        states: Sequence[EndpointState],
+        *,
+        request: PickRequest,
+        prompt: Prompt,
+        adapter: str,
+        now: float,
+    ) -> tuple[list[View], str, WouldPick | None]:
+        """All views, best first, the left-out last; the reason of the choice; and what a policy in dry run would have picked."""
+        cached = self._cached(prompt)
+        views = views_of(states, cached, prompt.tokens, adapter=adapter, spec=self._spec, now=now)
+        tried = self._dry_run
+        if tried is not None:
+            tried.follow(self._rng)
         ordered, reason = self._chooser.order(
             views, prompt_tokens=prompt.tokens, session=request.session, adapter=adapter
         )
-        if not request.prescribed:
-            return ordered, reason
-        wanted = [v for address in dict.fromkeys(request.prescribed) for v in views if v.address == address]
-        if not wanted:
-            raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
-        return wanted, "prescribed"
+        if request.prescribed:
+            ordered, reason = prescribed(views, request.prescribed), "prescribed"
+        if tried is None:
+            return ordered, reason, None
+        would_pick = tried.choose(
+            states,
+            cached,
+            chosen=ordered[0].name,
+            prompt_tokens=prompt.tokens,
+            adapter=adapter,
+            session=request.session,
+            now=now,
+        )
+        return ordered, reason, would_pick
 
-    def _hand_over(self, ticket: Ticket, *, now: float) -> None:
-        """Its server has begun to answer the prompt: exact mode may look at it."""
-        routed = ticket.take_routed(self._mirrors.schedule, now=now)
-        if self._routed is not None and routed is not None:
-            self._routed.put(routed)
+    def _book(
+        self, chosen: View, decision: Decision, *, prompt: Prompt, inference: InferenceRequest, now: float
+    ) -> Ticket:
+        """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
+        state = self._state(chosen.name)
+        booking = self._booked(state, prompt, cached=chosen.cached_tokens, adapter=decision.adapter, now=now)
+        recorded = self._mirrors.record(state, prompt, cached_tokens=chosen.cached_tokens, now=now)
+        share = self._spec.sampling.share
+        sampled = share > 0 and self._rng.random() < share
+        ticket = Ticket(
+            decision=decision,
+            destinations=decision.destinations,
+            sampled=sampled,
+            state=state,
+            process=state.process,
+            booking=booking,
+            streams=inference.stream,
+            conversation=inference if sampled else None,
+            prompt=prompt,
+            recorded=recorded,
+            table=self.table,
+        )
+        if self._routed is not None and prompt.chain:
+            ticket.awaited = self._routed.keep(inference)
+        return ticket
 
-    def _let_go(self, ticket: Ticket) -> None:
-        """No answer will begin: exact mode has no use for the prompt."""
-        if self._routed is not None and ticket.awaited is not None:
-            self._routed.let_go(ticket.awaited)
-        ticket.awaited = None
+    def _booked(
+        self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
+    ) -> Booking:
+        booking = Booking(tokens=prompt.tokens - cached, booked_at=now)
+        state.book(booking, now=now)
+        if adapter:
+            booking.loads = state.use_adapter(adapter, spec=self._spec, now=now)
+        return booking
 
     def _mirrored(self, ticket: Ticket) -> bool:
         """Whether the table still holds this ticket's chunks for this very server.
@@ -401,9 +398,8 @@ class Picker:
             cached = self._cached(ticket.prompt).get(state.endpoint.name, 0)
             ticket.recorded = self.table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
-        ticket.booking = Booking(tokens=ticket.prompt.tokens - cached, booked_at=now)
-        state.book(ticket.booking, now=now)
-        if ticket.decision.adapter:
-            ticket.booking.loads = state.use_adapter(ticket.decision.adapter, spec=self._spec, now=now)
+        ticket.booking = self._booked(
+            state, ticket.prompt, cached=cached, adapter=ticket.decision.adapter, now=now
+        )
         if self._journal is not None:
             self._journal.append(("moved", now, ticket))

@@ -11,7 +11,7 @@ from epp.endpoints.state import EndpointState
 from epp.mirrors import Prompt
 from epp.prefix.hashing import ChunkSchedule
 from epp.prefix.table import PrefixTable, Recorded
-from epp.residency import Routed
+from epp.residency import Routed, RoutedQueue
 from epp.types import ChunkHash, InferenceRequest
 
 
@@ -38,13 +38,13 @@ class Ticket(Pick, eq=False, kw_only=True):
     def chain(self) -> list[ChunkHash]:
         return self.prompt.chain
 
-    def take_routed(self, schedule: ChunkSchedule, *, now: float) -> Routed | None:
-        """What exact mode is to look at, once; None: it does not want this prompt."""
+    def hand_over(self, queue: RoutedQueue, schedule: ChunkSchedule, *, now: float) -> None:
+        """Its server has begun to answer the prompt: exact mode may look at it, if it wants to."""
         inference, self.awaited = self.awaited, None
         if inference is None:
-            return None
+            return
         endpoint = self.state.endpoint
-        return Routed(
+        routed = Routed(
             server=endpoint.name,
             process=self.process,
             model=endpoint.model,
@@ -54,6 +54,13 @@ class Ticket(Pick, eq=False, kw_only=True):
             schedule=schedule,
             at=now,
         )
+        queue.put(routed)
+
+    def let_go(self, queue: RoutedQueue) -> None:
+        """No answer will begin: exact mode has no use for the prompt."""
+        inference, self.awaited = self.awaited, None
+        if inference is not None:
+            queue.let_go(inference)
 
 
 def own(pick: Pick) -> Ticket:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import overload
 
-from epp.decision import Candidate
+from epp.decision import Candidate, Decision, PickRequest, WouldPick
 from epp.endpoints.state import EndpointState
-from epp.policy import Gain, PolicySpec
+from epp.policy import Gain, Policy, PolicySpec
 from epp.scheduling.candidates import View
 from epp.scheduling.rules import cost_parts_s
 from epp.types import EndpointName
 
 _SHOWN_CANDIDATES = 10
+_SHOWN_CHARS = 256
+"""Of a model's name: clients choose it, and decisions are kept."""
 
 
 def cached_tokens(state: EndpointState, held_tokens: float, prompt_tokens: int) -> int:
@@ -81,18 +83,46 @@ def apply_gain(views: Sequence[View], prompt_tokens: int, gain: Gain) -> None:
             view.uncached_tokens = prompt_tokens
 
 
-def shown(ordered: Sequence[View], *, spec: PolicySpec, adapter: str) -> Sequence[Candidate]:
-    """The first candidates for the decision's record. The views must not change any more."""
-    return Shown(ordered[:_SHOWN_CANDIDATES], spec=spec, adapter=adapter)
+def decision_of(
+    ordered: Sequence[View],
+    *,
+    request: PickRequest,
+    prompt_tokens: int,
+    prompt_chunks: int,
+    adapter: str,
+    policy: Policy,
+    reason: str,
+    would_pick: WouldPick | None,
+    at_unix_s: float,
+) -> Decision:
+    """The record of a pick: the first of `ordered` was chosen."""
+    inference, spec, chosen = request.inference, policy.spec, ordered[0]
+    return Decision(
+        request_id=request.request_id,
+        at_unix_s=at_unix_s,
+        kind=inference.kind,
+        model=inference.model[:_SHOWN_CHARS],
+        adapter=adapter,
+        rule=spec.rule,
+        policy=policy.metadata.name,
+        prompt_tokens=prompt_tokens,
+        prompt_chunks=prompt_chunks,
+        matched_tokens=chosen.cached_tokens,
+        reason=reason,
+        chosen=chosen.name,
+        destinations=tuple([v.address for v in ordered[: spec.max_destinations]]),
+        candidates=Shown(ordered, spec=spec, adapter=adapter),
+        dry_run=would_pick,
+    )
 
 
 class Shown(Sequence[Candidate]):
-    """Candidates that are made when somebody looks: of a thousand decisions, people read a few."""
+    """The first candidates, made when somebody looks: of a thousand decisions, people read a few. The views must not change."""
 
     __slots__ = ("_adapter", "_made", "_spec", "_views")
 
     def __init__(self, views: Sequence[View], *, spec: PolicySpec, adapter: str) -> None:
-        self._views = views
+        self._views = views[:_SHOWN_CANDIDATES]
         self._spec = spec
         self._adapter = adapter
         self._made: tuple[Candidate, ...] | None = None

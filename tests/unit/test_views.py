@@ -5,7 +5,7 @@ from __future__ import annotations
 from epp.policy import PolicySpec
 from epp.scheduling.candidates import View
 from epp.types import Address, EndpointName
-from epp.views import shown
+from epp.views import Shown
 
 SPEC = PolicySpec()
 
@@ -30,7 +30,7 @@ def a_view(name: str, *, backlog_tokens: float = 0.0, excluded: str = "") -> Vie
 
 
 def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
-    candidate = shown([a_view("a", backlog_tokens=5000.7, excluded="waiting")], spec=SPEC, adapter="sql")[0]
+    candidate = Shown([a_view("a", backlog_tokens=5000.7, excluded="waiting")], spec=SPEC, adapter="sql")[0]
     assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
     assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (
         128,
@@ -46,7 +46,7 @@ def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
 
 def test_candidates_can_be_counted_sliced_and_gone_through_and_stay_the_same_ones() -> None:
     views = [a_view(name) for name in "abcdefghijkl"]
-    candidates = shown(views, spec=SPEC, adapter="")
+    candidates = Shown(views, spec=SPEC, adapter="")
     assert len(candidates) == 10
     assert [c.name for c in candidates] == list("abcdefghij")
     assert [c.name for c in candidates[:4]] == list("abcd")
@@ -56,6 +56,6 @@ def test_candidates_can_be_counted_sliced_and_gone_through_and_stay_the_same_one
 
 def test_candidates_do_not_follow_a_list_that_changes_after_the_pick() -> None:
     views = [a_view("a"), a_view("b")]
-    candidates = shown(views, spec=SPEC, adapter="")
+    candidates = Shown(views, spec=SPEC, adapter="")
     views.reverse()
     assert [c.name for c in candidates] == ["a", "b"]
