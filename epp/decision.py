@@ -43,9 +43,9 @@ class Candidate(Struct, frozen=True):
     score_s: float
     """Predicted cost in seconds, the least wins; 0 where the rule does not score."""
     parts_s: dict[str, float]
-    """What the score is the sum of: backlog, prefill, in_flight, lora."""
+    """What the score is the sum of: backlog, prefill, stall, in_flight, lora."""
     excluded: str = ""
-    """Why it was left out: subset, lora, waiting, kv_usage, undone; empty: considered."""
+    """The load threshold that it is over and was left out for: waiting, kv_usage, undone; empty: considered."""
 
 
 class WouldPick(Struct, frozen=True):

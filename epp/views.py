@@ -72,7 +72,7 @@ def views_of(
 
 
 def apply_gain(views: Sequence[View], prompt_tokens: int, gain: Gain) -> None:
-    """Gate two: where even the best match saves too little, the rule sees no matches at all."""
+    """Where even the best match saves too little, the rule sees no matches at all."""
     matched = [v for v in views if v.matched_tokens]
     if not matched:
         return

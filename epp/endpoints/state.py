@@ -1,7 +1,8 @@
 """One endpoint as the picker knows it: what its source says, what its metrics say, what we sent there.
 
 Load is scraped, then corrected by our own picks and ends since the scrape; without fresh metrics our own bookings are
-all there is, and the type says so (`fresh` returns None). Mutated only by `Fleet` and the picker, on one thread.
+all there is, and the type says so (`fresh` returns None). Mutated only by `Fleet`, the picker and what
+other pickers say (`sharing`), on one thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rule may know about an endpoint at pick time, and the gate that narrows the choice before a rule decides.
 
-The gate is the load thresholds'. (The gain threshold is applied by the picker to the matches; adapters are a matter of the
+The gate is the load thresholds'. (The gain threshold is applied to the matches before, by `choosing`; adapters are a matter of the
 rules: a gate that keeps an adapter's requests where it is loaded fills one server while others idle.)
 """
 

@@ -1,7 +1,7 @@
 """The routing rules: each puts the candidates in order, best first, and says in a word why the first is first.
 
 A rule is one class and one line in `RULES`. Rules keep no reference to endpoints between picks; ties are broken by
-chance, since a fixed order is a bias that feeds itself. Called by `picker` alone.
+chance, since a fixed order is a bias that feeds itself. Called by `choosing`; `views` shows people the terms of a score.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rule(Protocol):
     """Order the candidates. `views` is never empty; the result is a permutation of it, and a reason label."""
 
     gated: ClassVar[bool]
-    """Whether LoRA affinity and load thresholds narrow the candidates first; the plain rules go without."""
+    """Whether the load thresholds narrow the candidates first; the plain rules go without."""
 
     def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]: ...
 
@@ -77,9 +77,8 @@ class LeastCost:
             v.score_s = (v.backlog_tokens + per_request * in_flight) / rate + own_s * (
                 weight + stall * in_flight
             )
-        chance = (
-            self._rng.random
-        )  # also behind the first: a fixed second would get all that a dead first leaves
+        # By chance also behind the first: a fixed second would get all that a dead first leaves.
+        chance = self._rng.random
         ordered = sorted(views, key=lambda v: (v.score_s, chance()))
         best = ordered[0]
         if best.matched_tokens:

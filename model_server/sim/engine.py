@@ -20,44 +20,10 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from model_server.core.block_pool import Block, BlockPool
-from model_server.core.hashing import BlockHash
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Job:
-    """A request inside an engine."""
-
-    job_id: int
-    names: list[BlockHash]
-    """Names of all full blocks of prompt and answer."""
-    num_prompt_tokens: int
-    num_answer_tokens: int
-    adapter: str = ""
-    arrived_s: float = 0.0
-    num_tokens: int = 0
-    """Prompt and the answer so far."""
-    num_computed: int = 0
-    num_named: int = 0
-    """Blocks of the table that can be found by name."""
-    table: list[Block] | None = None
-    num_slots: int = 0
-    """Tokens that the table's blocks have room for, while there is a table."""
-    num_cached_tokens: int | None = None
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    ended_s: float | None = None
-    num_preemptions: int = 0
-
-    end_tokens: int = field(init=False)
-    """Prompt and the whole answer."""
-
-    def __post_init__(self) -> None:
-        assert self.num_prompt_tokens > 0
-        assert self.num_answer_tokens > 0
-        self.num_tokens = self.num_prompt_tokens
-        self.end_tokens = self.num_prompt_tokens + self.num_answer_tokens
+from model_server.sim.job import Job
+from model_server.sim.stride import Stride
 
 
 @dataclass(slots=True)
@@ -93,38 +59,6 @@ class EngineShape:
         return self.num_blocks * self.block_tokens
 
 
-@dataclass(slots=True)
-class _Stride:
-    """Steps under way: `num_steps` times the same plan."""
-
-    chunks: list[tuple[Job, int]]
-    started_s: float
-    num_steps: int
-    first_s: float
-    """Duration of the first step; each later one is `growth_s` longer than the one before."""
-    growth_s: float
-    interruptible: bool
-    """An arrival could be admitted at the next step."""
-
-    def end_s(self, num_steps: int) -> float:
-        return self.started_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
-
-    def steps_until(self, now: float) -> int:
-        """The fewest steps whose end is not before `now`."""
-        left = max(0.0, now - self.started_s)
-        if self.growth_s > 0:
-            half = self.first_s - self.growth_s / 2
-            steps = math.ceil((math.sqrt(half * half + 2 * self.growth_s * left) - half) / self.growth_s)
-        else:
-            steps = math.ceil(left / self.first_s)
-        steps = max(1, min(steps, self.num_steps))
-        while steps > 1 and self.end_s(steps - 1) >= now:  # what rounding may have added or lost
-            steps -= 1
-        while steps < self.num_steps and self.end_s(steps) < now:
-            steps += 1
-        return steps
-
-
 class SimEngine:
     def __init__(self, shape: EngineShape) -> None:
         self.shape = shape
@@ -133,7 +67,7 @@ class SimEngine:
         self.due_s = math.inf
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
-        self._stride: _Stride | None = None
+        self._stride: Stride | None = None
         self._resident: OrderedDict[str, None] = OrderedDict()
         self._no_room = False
         """The head of the queue found too few blocks: nothing behind it is admitted before something ends."""
@@ -205,7 +139,7 @@ class SimEngine:
 
     # -- booking what was computed -------------------------------------------------------------------------------
 
-    def _finish(self, stride: _Stride, now: float) -> tuple[list[Job], list[Job]]:
+    def _finish(self, stride: Stride, now: float) -> tuple[list[Job], list[Job]]:
         first: list[Job] = []
         ended: list[Job] = []
         steps = stride.num_steps
@@ -262,7 +196,7 @@ class SimEngine:
         num_steps = 1
         if not load_s and not preempted and running == len(chunks) == len(self._running):
             num_steps = self._steps_alike(chunks)
-        stride = self._stride = _Stride(
+        stride = self._stride = Stride(
             chunks=chunks,
             started_s=now,
             num_steps=num_steps,

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from model_server.sim.engine import EngineShape, Job, SimEngine
+from model_server.sim.engine import EngineShape, SimEngine
+from model_server.sim.job import Job
 from model_server.sim.prompts import block_names
 from model_server.sim.request import Record, SimRequest
 from model_server.sim.snapshot import Snapshot, snapshot

@@ -35,6 +35,20 @@ examples:
       prints and draws what earlier runs left there
 """
 
+_QUICK_WORKLOADS = ("conversation", "b2b", "hot", "chat")
+_QUICK_RULES = (
+    "least-cost",
+    "rr",
+    "least",
+    "p2c",
+    "chwbl",
+    "sgl",
+    "dynamo",
+    "lmetric",
+    "lpwl",
+    "llmd-affinity",
+)
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -43,56 +57,45 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a short version of everything")
-    parser.add_argument(
-        "--workloads", default="", metavar="A,B", help=f"of {', '.join(SPECS)} (default: all of them)"
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a short version of everything")
+    add("--workloads", default="", metavar="A,B", help=f"of {', '.join(SPECS)} (default: all of them)")
+    add(
+        "--trace", type=Path, action="append", default=[], metavar="PATH", help="a trace as one more workload"
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="a trace file as one more workload",
-    )
-    parser.add_argument(
+    add(
         "--rules",
         default="defaults",
         metavar="A,B",
         help="names, `defaults`, `sweeps`, `all` (both) or `ours`; --list shows them",
     )
-    parser.add_argument("--loads", default="", metavar="X,Y", help="shares of capacity (default 0.5,0.9,1.3)")
-    parser.add_argument("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
-    parser.add_argument("--servers", type=int, default=8, metavar="N", help="(default %(default)s)")
-    parser.add_argument(
-        "--scale", type=float, default=0.0, metavar="X", help="times the usual number of requests"
-    )
-    parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="of the router (default %(default)s)"
-    )
-    parser.add_argument(
+    add("--loads", default="", metavar="X,Y", help="shares of capacity (default 0.5,0.9,1.3)")
+    add("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
+    add("--scale", type=float, default=0.0, metavar="X", help="times the usual number of requests")
+    _add_fleet(parser)
+    add("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add("--store", type=Path, metavar="PATH", help="keep the figures here, and run only what is not there")
+    add("--svg", type=Path, metavar="PATH", help="draw the picture here")
+    add("--read", type=Path, action="append", metavar="PATH", help="print earlier figures, run nothing")
+    add("--list", action="store_true", help="print the rules and their settings, run nothing")
+    return parser
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the fleet").add_argument
+    add("--servers", type=int, default=8, metavar="N", help="(default %(default)s)")
+    add("--replicas", type=int, default=1, metavar="N", help="of the router (default %(default)s)")
+    add(
         "--share-delay",
         type=float,
         metavar="S",
         help="our replicas hear of each other's picks so much later (default: never)",
     )
-    parser.add_argument(
-        "--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)"
-    )
-    parser.add_argument("--lag", type=float, default=0.0, metavar="S", help="age of a page when it is read")
-    parser.add_argument("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
-    parser.add_argument("--restart", action="store_true", help="one server restarts half-way")
-    parser.add_argument("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument(
-        "--store", type=Path, metavar="PATH", help="keep the figures here, and run only what is not there"
-    )
-    parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the picture here")
-    parser.add_argument(
-        "--read", type=Path, action="append", metavar="PATH", help="print earlier figures, run nothing"
-    )
-    parser.add_argument("--list", action="store_true", help="print the rules and their settings, run nothing")
-    return parser
+    add("--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)")
+    add("--lag", type=float, default=0.0, metavar="S", help="age of a page when it is read")
+    add("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
+    add("--restart", action="store_true", help="one server restarts half-way")
+    add("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
 
 
 def main() -> int:
@@ -131,33 +134,18 @@ def _rules(text: str) -> list[str]:
     return names
 
 
-def _run(args: argparse.Namespace) -> list[Result]:
-    quick = args.quick
-    rules = _rules(args.rules)
-    if quick and args.rules == "defaults":
-        rules = [
-            "least-cost",
-            "rr",
-            "least",
-            "p2c",
-            "chwbl",
-            "sgl",
-            "dynamo",
-            "lmetric",
-            "lpwl",
-            "llmd-affinity",
-        ]
-    names = [name for name in args.workloads.split(",") if name]
+def _workloads(text: str, *, quick: bool) -> list[str]:
+    names = [name for name in text.split(",") if name]
     unknown = [name for name in names if name not in SPECS]
     if unknown:
         sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(SPECS)})")
-    names = names or (["conversation", "b2b", "hot", "chat"] if quick else list(SPECS))
-    names += [str(path) for path in args.trace]
-    loads = [float(x) for x in args.loads.split(",") if x] or ([0.9] if quick else [0.5, 0.9, 1.3])
-    seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
-    setting = Setting(
+    return names or (list(_QUICK_WORKLOADS) if quick else list(SPECS))
+
+
+def _setting(args: argparse.Namespace) -> Setting:
+    return Setting(
         num_servers=args.servers,
-        scale=args.scale or (0.3 if quick else 1.0),
+        scale=args.scale or (0.3 if args.quick else 1.0),
         replicas=args.replicas,
         share_delay_s=args.share_delay,
         scrape_interval_s=args.scrape_interval,
@@ -166,6 +154,15 @@ def _run(args: argparse.Namespace) -> list[Result]:
         restart=args.restart,
         grow=args.grow,
     )
+
+
+def _run(args: argparse.Namespace) -> list[Result]:
+    quick = args.quick
+    rules = list(_QUICK_RULES) if quick and args.rules == "defaults" else _rules(args.rules)
+    names = [*_workloads(args.workloads, quick=quick), *map(str, args.trace)]
+    loads = [float(x) for x in args.loads.split(",") if x] or ([0.9] if quick else [0.5, 0.9, 1.3])
+    seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
+    setting = _setting(args)
     store = Store(args.store) if args.store else None
     known = store.results() if store else []
     capacities = {}

@@ -11,17 +11,15 @@ import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 import msgspec
 
 from epp.policy import DEFAULT_POLICY, Policy
-from epp.types import EndpointName
 from model_server.sim.fleet import Fleet
-from model_server.sim.snapshot import Snapshot
 from tests.bench.routing.bench import CACHE_TOKENS, Setting, calibrate, plan_of, spec_of
-from tests.bench.routing.picker_router import PickerRouter, metrics_of
+from tests.bench.routing.picker_router import PickerRouter
 from tests.bench.routing.workloads import OpenLoop
 
 WARM_UP_S = 300.0
@@ -29,14 +27,6 @@ WARM_UP_S = 300.0
 _MEASURED_S = 300.0
 BELIEFS = (0.25, 0.5, 1.0, 2.0, 8.0)
 """Of the true size."""
-
-
-class _Silent(PickerRouter):
-    """The servers' pages name no size."""
-
-    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
-        metrics = replace(metrics_of(page, read_at_s=now), capacity_tokens=None)
-        self.pickers[scraper].observe(EndpointName(server), metrics, now=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +60,8 @@ def run(trial: Trial) -> Found:
     rate = trial.load * trial.capacity_per_s
     count = int(rate * (WARM_UP_S + _MEASURED_S))
     workload = OpenLoop(spec.make(random.Random(f"{spec.name} {trial.seed}"), count), rate_per_s=rate)
-    router = _Silent(policy_believing(int(trial.belief * CACHE_TOKENS), learn=trial.learn), seed=trial.seed)
+    policy = policy_believing(int(trial.belief * CACHE_TOKENS), learn=trial.learn)
+    router = PickerRouter(policy, seed=trial.seed, unsaid=("capacity_tokens",))
     plan = plan_of(Setting(), spec, arrivals_s=workload.last_arrival_s)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(trial.seed)).run()
     late = [r for r in outcome.records if r.arrived_s >= WARM_UP_S]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
@@ -24,6 +26,8 @@ from model_server.sim.snapshot import Snapshot
 from tests.bench.routing.shared import Shared
 
 BASE_MODEL = "base"
+PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")
+"""What a server's rate is learned from."""
 
 
 class _Open:
@@ -48,7 +52,9 @@ class PickerRouter:
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
         bytes_per_token: float = 4.0,
+        unsaid: Sequence[str] = (),
     ) -> None:
+        """unsaid: fields of `EndpointMetrics` that these servers' pages leave out."""
         self._rng = random.Random(seed)
         journals: list[Journal] = [[] for _ in range(replicas)]
         self._pickers = [
@@ -64,6 +70,7 @@ class PickerRouter:
             self._shared = Shared(self._pickers, journals, delay_s=share_delay_s)
         self._adapters = adapters
         self._bytes_per_token = bytes_per_token
+        self._unsaid: dict[str, Any] = dict.fromkeys(unsaid)
         self._open: dict[int, _Open] = {}
         self._incarnations: dict[str, int] = {}
 
@@ -144,7 +151,10 @@ class PickerRouter:
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
         self._advance(now)
-        self._pickers[scraper].observe(EndpointName(server), metrics_of(page, read_at_s=now), now=now)
+        metrics = metrics_of(page, read_at_s=now)
+        if self._unsaid:
+            metrics = replace(metrics, **self._unsaid)
+        self._pickers[scraper].observe(EndpointName(server), metrics, now=now)
 
 
 def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:

@@ -14,7 +14,8 @@ from model_server.core.hashing import BlockHash
 from model_server.core.request import Adapter, Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel, CostRunner
-from model_server.sim.engine import EngineShape, Job, SimEngine
+from model_server.sim.engine import EngineShape, SimEngine
+from model_server.sim.job import Job
 
 BLOCK = 8
 EOS = TokenId(1)

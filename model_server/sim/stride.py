@@ -1,0 +1,43 @@
+"""Steps of one plan taken at once, in closed form: when the n-th of them ends, and which one is under way at a moment.
+
+Each step lasts a constant longer than the one before, since every answer that is written grows by one token. Called by the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from model_server.sim.job import Job
+
+
+@dataclass(slots=True)
+class Stride:
+    """Steps under way: `num_steps` times the same plan."""
+
+    chunks: list[tuple[Job, int]]
+    started_s: float
+    num_steps: int
+    first_s: float
+    """Duration of the first step; each later one is `growth_s` longer than the one before."""
+    growth_s: float
+    interruptible: bool
+    """An arrival could be admitted at the next step."""
+
+    def end_s(self, num_steps: int) -> float:
+        return self.started_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
+
+    def steps_until(self, now: float) -> int:
+        """The fewest steps whose end is not before `now`."""
+        left = max(0.0, now - self.started_s)
+        if self.growth_s > 0:
+            half = self.first_s - self.growth_s / 2
+            steps = math.ceil((math.sqrt(half * half + 2 * self.growth_s * left) - half) / self.growth_s)
+        else:
+            steps = math.ceil(left / self.first_s)
+        steps = max(1, min(steps, self.num_steps))
+        while steps > 1 and self.end_s(steps - 1) >= now:  # what rounding may have added or lost
+            steps -= 1
+        while steps < self.num_steps and self.end_s(steps) < now:
+            steps += 1
+        return steps
