@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Final
 
 from epp.kvevents.conversation import Text
 from epp.prefix.hashing import ChunkSchedule
+
+_MOST_MISSED: Final = 256
+"""Texts that are not found again, each at the cost of a look through the whole prompt; what follows is taken in proportion then."""
 
 
 def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
@@ -80,13 +84,16 @@ class _Anchor:
 def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_Anchor]:
     """Begin, every text that is found again, and end."""
     anchors = [_Anchor(Text(0, "", 0), 0, 0)]
-    at = 0
+    at = missed = 0
     for text in texts:
+        if missed > _MOST_MISSED:
+            break
         said, start = text.text, rendered.find(text.text, at)
         if start < 0:  # many templates strip what they get
             said = text.text.strip()
             start = rendered.find(said, at)
             if start < 0 or not said:
+                missed += 1
                 continue
             lead = len(text.text) - len(text.text.lstrip())
             skipped = len(text.text[:lead].encode())

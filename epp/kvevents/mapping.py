@@ -81,36 +81,25 @@ def map_prompt(
     inference = routed.inference
     if routed.adapter and adapter_path is None:
         raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
-    try:
-        shaping = read_shaping(inference.shaping)
-    except ShapingError as error:
-        raise UnmappedError(f"{error}: not followed", reason="arguments") from error
-    ends_bytes = chunk_ends(routed.schedule, len(routed.chain))
+    ids, read = _read(inference, language)
     adapter = (routed.adapter, adapter_path) if adapter_path is not None else None
-    if inference.token_ids:
-        ids = _unpacked(inference.prompt)
-        blocks = hasher.names(
-            ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt
-        )
+    blocks = hasher.names(ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt)
+    ends_bytes = chunk_ends(routed.schedule, len(routed.chain))
+    if read is None:
         ends = whole_blocks(
             ends_bytes, bytes_per_token=_TOKEN_ID_BYTES, block_tokens=block_tokens, blocks=len(blocks)
         )
-        return Mapped(ends_bytes, blocks, ends, len(ids))
-    if language is None:
-        raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
-    read = _read(inference, language, shaping)
-    ids = read.tokens.ids
-    blocks = hasher.names(ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt)
-    ends = aligned_blocks(
-        ends_bytes,
-        prompt_bytes=len(inference.prompt),
-        rendered=read.rendered,
-        texts=read.texts,
-        token_ends=read.tokens.ends,
-        block_tokens=block_tokens,
-        blocks=len(blocks),
-        to_char=read.plain_chars,
-    )
+    else:
+        ends = aligned_blocks(
+            ends_bytes,
+            prompt_bytes=len(inference.prompt),
+            rendered=read.rendered,
+            texts=read.texts,
+            token_ends=read.token_ends,
+            block_tokens=block_tokens,
+            blocks=len(blocks),
+            to_char=read.plain_chars,
+        )
     if not ends:
         raise UnmappedError("its template arguments change the prompt from the start", reason="arguments")
     return Mapped(ends_bytes[: len(ends)], blocks, ends, len(ids))
@@ -118,34 +107,47 @@ def map_prompt(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the server makes of a prompt."""
+    """What the server makes of a prompt of text."""
 
     rendered: str
-    tokens: Tokens
+    token_ends: Sequence[int]
     texts: Sequence[Text]
     plain_chars: int
     """So much is as it would be without the request's own arguments, of which the chunks say nothing."""
 
 
-def _read(inference: InferenceRequest, language: Language, shaping: Shaping) -> _Read:
-    followed = inference.kind in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES)
-    if not followed or inference.opaque:
-        what = "media or embeddings" if followed else f"the {inference.kind} API"
-        raise UnmappedError(f"{what}: not followed", reason="content")
+def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], _Read | None]:
+    """The prompt's token ids, and where they come from, unless they came as such. UnmappedError."""
     try:
-        if inference.kind is ApiKind.COMPLETIONS:
-            text = inference.prompt.decode()
-            tokens = language.tokens(text, special=shaping.special_tokens is not False)
-            return _Read(text, tokens, (Text(0, text, len(inference.prompt)),), len(text))
-        said = read_conversation(inference.prompt)
-        rendered = language.render(said.messages, tools=said.tools, arguments=shaping.arguments)
-        plain = language.render(said.messages, tools=said.tools) if shaping.arguments else rendered
-        tokens = language.tokens(rendered, special=shaping.special_tokens is True)
+        shaping = read_shaping(inference.shaping)
+        if inference.token_ids:
+            return _unpacked(inference.prompt), None
+        if language is None:
+            raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
+        return _rendered(inference, language, shaping)
+    except ShapingError as error:
+        raise UnmappedError(f"{error}: not followed", reason="arguments") from error
     except UnreadableError as error:
         raise UnmappedError(f"{error}: not followed", reason="content") from error
     except UntemplatedError as error:
         raise UnmappedError(str(error), reason="template") from error
-    return _Read(rendered, tokens, said.texts, _alike(plain, rendered))
+
+
+def _rendered(
+    inference: InferenceRequest, language: Language, shaping: Shaping
+) -> tuple[Sequence[int], _Read]:
+    followed = inference.kind in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES)
+    if not followed or inference.opaque:
+        raise UnreadableError("media or embeddings" if followed else f"the {inference.kind} API")
+    if inference.kind is ApiKind.COMPLETIONS:
+        text = inference.prompt.decode()
+        tokens = language.tokens(text, special=shaping.special_tokens is not False)
+        return tokens.ids, _Read(text, tokens.ends, (Text(0, text, len(inference.prompt)),), len(text))
+    said = read_conversation(inference.prompt)
+    rendered = language.render(said.messages, tools=said.tools, arguments=shaping.arguments)
+    plain = language.render(said.messages, tools=said.tools) if shaping.arguments else rendered
+    tokens = language.tokens(rendered, special=shaping.special_tokens is True)
+    return tokens.ids, _Read(rendered, tokens.ends, said.texts, _alike(plain, rendered))
 
 
 def _alike(one: str, other: str) -> int:

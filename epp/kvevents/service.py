@@ -24,13 +24,13 @@ import zmq
 from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
+from epp.kvevents.sockets import END_OF_REPLAY, Context, Socket, new_context, open_socket, receive
 from epp.picker import Picker
 from epp.residency import Account, Finding, RoutedQueue
 from epp.types import Endpoint, EndpointName
 
 _log = logging.getLogger(__name__)
 
-END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS: Final = 50
 _REPLAY_TIMEOUT_S: Final = 5.0
 """Without a message of it."""
@@ -40,12 +40,8 @@ _PROMPTS_A_TURN: Final = 4
 _FINDINGS_A_TURN: Final = 64
 """Applied to the table before requests get their turn, some 5 us each."""
 _STATUS_EVERY_S: Final = 0.5
-_RECEIVE_HIGH_WATER_MARK: Final = 2_000
-"""Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
 _MOST_FOUND: Final = 20_000
 """Findings that wait for the event loop; with more the thread waits, too, and what servers say waits in the sockets."""
-_MOST_SOCKETS: Final = 8_192
-"""Two for each server that is followed and a few of ZeroMQ's own."""
 _STOP_S: Final = 10.0
 """The longest that the end of the process waits for a prompt to become tokens."""
 _TRY_AGAIN_S: Final = 5.0
@@ -85,8 +81,8 @@ class _Followed:
     name: EndpointName
     source: Source
     messages: Messages
-    sub: zmq.Socket[bytes]
-    replay: zmq.Socket[bytes] | None = None
+    sub: Socket
+    replay: Socket | None = None
     asked: int = 0
     """Which of the replays that became due `replay` is for."""
     give_up_at: float = 0.0
@@ -196,8 +192,7 @@ class ExactService:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _run_thread(self, wake: Callable[[], object]) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
+        context = new_context()
         followed: dict[EndpointName, _Followed] = {}
         try:
             self._follow(followed, context, wake)
@@ -215,7 +210,7 @@ class ExactService:
     def _follow(
         self,
         followed: dict[EndpointName, _Followed],
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         wake: Callable[[], object],
     ) -> None:
         poller, status_at = zmq.Poller(), 0.0
@@ -245,7 +240,7 @@ class ExactService:
         self,
         followed: dict[EndpointName, _Followed],
         poller: zmq.Poller,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         *,
         now: float,
     ) -> None:
@@ -266,7 +261,7 @@ class ExactService:
             if name in followed or (deaf is not None and now < deaf.again_at):
                 continue
             try:
-                sub = _socket(context, zmq.SUB, source.events, topic=self._topic)
+                sub = open_socket(context, zmq.SUB, source.events, topic=self._topic)
             except zmq.ZMQError as error:  # no file descriptor is left, or the address is none
                 self._deaf[name] = _Deaf(
                     source, f"{source.events}: {zmq.strerror(error.errno or 0)}", now + _TRY_AGAIN_S
@@ -279,7 +274,7 @@ class ExactService:
 
     def _read_live(self, one: _Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            frames = _receive(one.sub)
+            frames = receive(one.sub)
             if frames is None:
                 return
             if len(frames) != 3 or len(frames[1]) != 8:
@@ -291,7 +286,7 @@ class ExactService:
 
     def _read_replay(self, one: _Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            frames = _receive(one.replay) if one.replay is not None else None
+            frames = receive(one.replay) if one.replay is not None else None
             if frames is None or one.asked != one.messages.asked:
                 return
             if len(frames) != 4 or len(frames[2]) != 8:
@@ -305,9 +300,7 @@ class ExactService:
     def _heard(self, one: _Followed, steps: Sequence[Step], *, now: float) -> None:
         self._exact.heard(one.name, steps, complete=one.messages.complete, now=now)
 
-    def _tend_replay(
-        self, one: _Followed, poller: zmq.Poller, context: zmq.Context[zmq.Socket[bytes]], *, now: float
-    ) -> None:
+    def _tend_replay(self, one: _Followed, poller: zmq.Poller, context: Context, *, now: float) -> None:
         """Ask for what is missing, and give up on what does not come."""
         messages = one.messages
         if messages.due is not None and one.asked == messages.asked and now >= one.give_up_at:
@@ -318,7 +311,7 @@ class ExactService:
             _close(one, poller)
             one.asked, one.give_up_at = messages.asked, now + _REPLAY_TIMEOUT_S
             try:
-                one.replay = _socket(context, zmq.DEALER, one.source.replay)
+                one.replay = open_socket(context, zmq.DEALER, one.source.replay)
             except zmq.ZMQError:
                 one.give_up_at = now
                 return
@@ -367,35 +360,9 @@ def _words(state: str, reason: str) -> str:
     return f"{state}: {reason}" if reason else state
 
 
-def _socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *, topic: str | None = None
-) -> zmq.Socket[bytes]:
-    """topic: to subscribe to. ZMQError."""
-    socket = context.socket(kind)
-    try:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
-        socket.setsockopt(zmq.IPV6, int("[" in address))
-        if topic is not None:
-            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-        socket.connect(address)
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
-    return socket
-
-
 def _close(one: _Followed, poller: zmq.Poller) -> None:
     """Of a replay that is over, or void."""
     if one.replay is not None:
         poller.unregister(one.replay)
         one.replay.close(linger=0)
         one.replay = None
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """None: nothing has come."""
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

@@ -325,3 +325,22 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
     assert ids(routed("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
     talk = ids(chat(said("user", text)))
     assert ids(chat(said("user", text), add_special_tokens=True)) == talk + 1
+
+
+def test_after_many_texts_that_the_template_dropped_the_others_are_not_looked_for() -> None:
+    """Each look goes through the whole prompt: a client with many short messages must not take seconds of a core."""
+    for dropped, found in ((256, True), (257, False)):
+        texts = [Text(n, "x", n + 1) for n in range(dropped)]
+        size = dropped + 40
+        texts.append(Text(dropped, "here", dropped + 4))
+        (end,) = aligned_blocks(
+            [dropped + 4],
+            prompt_bytes=size,
+            rendered="-" * 36 + "here" + "-" * (size - 40),
+            texts=texts,
+            token_ends=range(1, size + 1),
+            block_tokens=1,
+            blocks=size,
+            to_char=size,
+        )
+        assert (end == 40) is found

@@ -1,0 +1,50 @@
+"""ZeroMQ as exact mode uses it: sockets that never block, hold a bounded number of messages, and leave nothing behind.
+
+Knows nothing of what is in a message but the mark at the end of a replay. Caller: `service`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import zmq
+
+Socket: TypeAlias = zmq.Socket[bytes]
+Context: TypeAlias = zmq.Context[Socket]
+
+END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
+"""In the place of a number."""
+_RECEIVE_HIGH_WATER_MARK: Final = 2_000
+"""Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
+_MOST_SOCKETS: Final = 8_192
+"""Two for each server that is followed and a few of ZeroMQ's own."""
+
+
+def new_context() -> Context:
+    context: Context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
+    return context
+
+
+def open_socket(context: Context, kind: int, address: str, *, topic: str | None = None) -> Socket:
+    """topic: to subscribe to. ZMQError."""
+    socket = context.socket(kind)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        if topic is not None:
+            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+        socket.connect(address)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
+    return socket
+
+
+def receive(socket: Socket) -> list[bytes] | None:
+    """None: nothing has come."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
