@@ -114,7 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _load(args: argparse.Namespace, further: Sequence[str]) -> int:
     plan = _plan(args, further, scenario=args.scenario, host=args.host or _demo().gateway)
-    print(f"{plan.scenario} against {plan.host}; locust's output: {plan.log_file}", flush=True)
+    how_long = f"{plan.time_s} s" if plan.time_s else "until all of it is through"
+    print(
+        f"{plan.scenario} against {plan.host}, {how_long}; follow it with: tail -f {plan.log_file}",
+        flush=True,
+    )
     record = run(plan)
     print(f"\n{text([record])}\n\nReport: {plan.directory / 'report.html'}", flush=True)
     return 1 if record.figures.failed else 0

@@ -1,4 +1,4 @@
-"""README and the pages of docs, cut into what the tests of this folder check: links, commands, names."""
+"""README, the pages of docs and those of the charts, cut into what the tests of this folder check: links, commands, names."""
 
 from __future__ import annotations
 
@@ -72,5 +72,6 @@ PAGES: Final = [
         REPOSITORY / "README.md",
         *sorted((REPOSITORY / "docs").glob("*.md")),
         *sorted((REPOSITORY / "docs" / "decisions").glob("*.md")),
+        *sorted((REPOSITORY / "deploy" / "helm").glob("*/README.md")),
     )
 ]
