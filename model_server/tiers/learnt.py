@@ -3,7 +3,7 @@
 A node that was split since takes its tokens' means along; one that came back with other blocks starts anew. A node is due after 2
 requests that used it, and then each time their number has doubled since it was reordered: means move ever more slowly.
 
-Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for; what is due has importance.
+Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for; what is due, reordered or unsaved has importance.
 Pure. Caller: the tiered reader, in its own thread.
 """
 
@@ -93,6 +93,7 @@ class Learnt:
             del self._importance[name]
             self._reordered_at.pop(name, None)
             self._due.pop(name, None)
+            self._unsaved.discard(name)
         return gone
 
     def check_integrity(self) -> None:
@@ -100,4 +101,4 @@ class Learnt:
             importance.check_integrity()
             assert blocks[0] == name
             assert len(blocks) * self._block_tokens == importance.num_tokens
-        assert self._due.keys() | self._reordered_at.keys() <= self._importance.keys()
+        assert self._due.keys() | self._reordered_at.keys() | self._unsaved <= self._importance.keys()

@@ -2,9 +2,10 @@
 
 `TieredReader` owns the fast tiers over one store: what is resident, what every token of a node mattered so far, and one thread
 that does all reads. While a layer computes, that thread already fetches the probed keys of the next ones and the chunks that nearly
-every request reads of the next one. `TieredPrefix` is one request's prefix, a source for its view.
+every request reads of the next one. A `TieredPrefix` is what one request has of all this.
 
-Everything but `open` and `close` runs in the reader's own thread, so nothing here needs a lock.
+What is owned here is touched in that thread alone, so nothing needs a lock; who calls from another one waits for it, but not for
+ever.
 
 Invariants (`check_integrity`, between requests): exactly the chunks that are placed in a fast tier are held, each of its size; only
 segments that the store has are known.
@@ -18,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar
 
 import torch
 
@@ -36,16 +38,14 @@ from model_server.tiers.segment import Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
-
-_PROBE = -1
-"""The number of the chunk that holds a layer's probed keys."""
-
-_ChunkKey = tuple[Segment, int, int]
-
-_Staged = dict[_ChunkKey, torch.Tensor]
-"""One request's chunks that were fetched from disk before its choice was known."""
+from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, Staged, TieredPrefix
 
 _CPU = torch.device("cpu")
+
+_PATIENCE_S = 30.0
+"""For one layer's read. A disk that hangs costs its readers so long, once, and then they compute."""
+
+_T = TypeVar("_T")
 
 
 class TieredReader:
@@ -60,22 +60,25 @@ class TieredReader:
         forgetful: bool = False,
         layers_ahead: int = 2,
         device: torch.device = _CPU,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """`capacities_bytes`: GPU (in main memory too, where the model computes on the CPU), then CPU.
 
         `score`, `forgetful`: as the placement has them. `device`: where the model computes. The first tier's chunks are kept there, and what is read is given there.
+        `patience_s`: how long a read may take before who waits for it gets a TimeoutError.
         """
         self.store = store
         self.records = records
         self.settings = settings
         self.layers_ahead = layers_ahead
         self.device = device
+        self.patience_s = patience_s
         self.found_in = [0] * (len(capacities_bytes) + 1)
         """Chunks read from each tier, disk last."""
-        self._placement: TieredPlacement[_ChunkKey] = TieredPlacement(
+        self._placement: TieredPlacement[ChunkKey] = TieredPlacement(
             capacities_bytes, score=score, forgetful=forgetful
         )
-        self._held: dict[_ChunkKey, torch.Tensor] = {}
+        self._held: dict[ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
         stored = {segment.place.hashes[0] for segment in store.segments()}
@@ -100,19 +103,26 @@ class TieredReader:
         parts = self.store.match(hashes, weights=weights)
         if not parts:
             return None
-        self._thread.submit(self._forget_replaced).result()
+        self.wait_for(self._thread.submit(self._forget_replaced))
         return TieredPrefix(self, parts)
 
-    def submit(self, layer: int, work: _LayerRead, staged: _Staged) -> Future[list[torch.Tensor]]:
+    def wait_for(self, work: Future[_T]) -> _T:
+        """What the reader's thread does. TimeoutError, an OSError: the disk hangs."""
+        try:
+            return work.result(timeout=self.patience_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer within {self.patience_s:g} s") from error
+
+    def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]:
         return self._thread.submit(self._fetch, layer, work, staged)
 
-    def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: _Staged) -> None:
+    def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
         """Fetch what nearly every request reads of the layer, before its choice is known."""
         self._thread.submit(self._stage, layer, parts, staged)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
         """A request's first tokens are computed: what its choices looked at becomes part of the running means."""
-        self._thread.submit(self._learn, prefix.parts, dict(choices)).result()
+        self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def reorder(self) -> int:
         """Pack what mattered into dense chunks, in every node that has been used. Gives how many nodes. Any thread may call it."""
@@ -150,7 +160,7 @@ class TieredReader:
             for blocks, importance in self._learnt.take_unsaved():
                 importance_files.save(self.store.folder, blocks, importance)
 
-        self._thread.submit(save).result()
+        self.wait_for(self._thread.submit(save))
 
     def listen(self, tell: Tell) -> None:
         """From now on `tell` hears which nodes the fast tiers hold as a whole; and first of those that they hold now."""
@@ -159,7 +169,7 @@ class TieredReader:
             self._residency.tell = tell
             self._residency.tell_all()
 
-        self._thread.submit(start).result()
+        self.wait_for(self._thread.submit(start))
 
     def resident_bytes(self, tier: int) -> int:
         return self._placement.resident_bytes(tier)
@@ -188,7 +198,7 @@ class TieredReader:
         self._learnt.check_integrity()
         self._foresight.check_integrity(self._known)
 
-    def _fetch(self, layer: int, work: _LayerRead, staged: _Staged) -> list[torch.Tensor]:
+    def _fetch(self, layer: int, work: LayerRead, staged: Staged) -> list[torch.Tensor]:
         fetched = [
             self._chunk((segment, layer, chunk), important, staged) for segment, chunk, important in work
         ]
@@ -196,20 +206,20 @@ class TieredReader:
         for segment, chunk, _ in work:
             read[segment].append(chunk)
         for segment, chunks in read.items():
-            if chunks != [_PROBE]:
+            if chunks != [PROBE]:
                 self._foresight.record(segment, layer, chunks)
         for key in [key for key in staged if key[1] == layer]:
             del staged[key]
         return fetched
 
-    def _stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: _Staged) -> None:
+    def _stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
         with suppress(DamagedSegmentError, OSError):  # whoever wants the chunk meets it again
             for segment, _ in parts:
                 for chunk in self._foresight.expected(segment, layer):
                     if (key := (segment, layer, chunk)) not in self._held:
                         staged[key] = _from_disk(key)
 
-    def _chunk(self, key: _ChunkKey, num_important: int, staged: _Staged) -> torch.Tensor:
+    def _chunk(self, key: ChunkKey, num_important: int, staged: Staged) -> torch.Tensor:
         segment, layer, chunk = key
         content = self._held.get(key)
         if content is None:
@@ -223,7 +233,7 @@ class TieredReader:
         self._settle(key, content, moved)
         return content
 
-    def _settle(self, key: _ChunkKey, content: torch.Tensor, moved: dict[_ChunkKey, int]) -> None:
+    def _settle(self, key: ChunkKey, content: torch.Tensor, moved: dict[ChunkKey, int]) -> None:
         num_tiers, was_held = self._placement.num_tiers, key in self._held
         if not was_held and moved[key] < num_tiers:
             self._residency.came(key[0])
@@ -244,7 +254,7 @@ class TieredReader:
             size = self.store.layout.chunk_tokens
             for layer, order in enumerate(segment.orders):
                 counts = earlier[layer]
-                counts[_PROBE] = size * importance.num_requests
+                counts[PROBE] = size * importance.num_requests
                 for slot, uses in zip(order.slots, importance.reads(layer), strict=True):
                     counts[slot // size] = counts.get(slot // size, 0) + uses
         self._earlier[segment] = earlier
@@ -274,7 +284,7 @@ class TieredReader:
 
     def _carry_over(self, old: Segment, new: Segment, layer: int) -> None:
         """Chunks of a layer whose tokens were all in fast tiers, from the places they had to those they have now."""
-        numbers = range(_PROBE, self.store.layout.num_chunks(old.num_tokens))
+        numbers = range(PROBE, self.store.layout.num_chunks(old.num_tokens))
         keys = {chunk: (old, layer, chunk) for chunk in numbers}
         held = {chunk: self._held[key] for chunk, key in keys.items() if key in self._held}
         uses = {chunk: self._placement.uses_of(key) for chunk, key in keys.items()}
@@ -284,8 +294,8 @@ class TieredReader:
         self._known.add(new)
         earlier = self._earlier_uses(new)[layer]
         carried = repacked(held, old.orders[layer], new.orders[layer], layout=self.store.layout)
-        if _PROBE in held:
-            carried[_PROBE] = held[_PROBE], (_PROBE,)
+        if PROBE in held:
+            carried[PROBE] = held[PROBE], (PROBE,)
         for chunk, (content, made_of) in carried.items():
             if (new, layer, chunk) in self._placement:  # a request was faster
                 continue
@@ -305,7 +315,7 @@ class TieredReader:
         gone = self._known - there - {self._reordering}
         layout = self.store.layout
         for segment in gone:
-            chunks = range(_PROBE, layout.num_chunks(segment.num_tokens))
+            chunks = range(PROBE, layout.num_chunks(segment.num_tokens))
             self._forget([(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks])
             self._earlier.pop(segment, None)
             self._foresight.forget(segment)
@@ -314,16 +324,16 @@ class TieredReader:
             for name in self._learnt.keep({segment.place.hashes[0] for segment in there}):
                 importance_files.remove(self.store.folder, name)
 
-    def _forget(self, keys: Sequence[_ChunkKey]) -> None:
+    def _forget(self, keys: Sequence[ChunkKey]) -> None:
         self._placement.forget(keys)
         for key in keys:
             if self._held.pop(key, None) is not None:
                 self._residency.left(key[0])
 
 
-def _from_disk(key: _ChunkKey) -> torch.Tensor:
+def _from_disk(key: ChunkKey) -> torch.Tensor:
     segment, layer, chunk = key
-    read = segment.probe(layer) if chunk == _PROBE else segment.chunk(layer, chunk)
+    read = segment.probe(layer) if chunk == PROBE else segment.chunk(layer, chunk)
     return torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0, dtype=torch.uint8)
 
 
@@ -333,98 +343,3 @@ def _own_tokens(tokens: torch.Tensor | None, start: int, end: int) -> list[int]:
         return list(range(end - start))
     own: list[int] = (tokens[(tokens >= start) & (tokens < end)] - start).tolist()
     return own
-
-
-_LayerRead = Sequence[tuple[Segment, int, int]]
-"""(segment, chunk, how many chosen tokens it holds), in the order in which they are wanted."""
-
-
-class TieredPrefix:
-    """`PrefixSource` over the tiers, for one request. Layers are asked for in ascending order."""
-
-    def __init__(self, reader: TieredReader, parts: Sequence[tuple[Segment, int]]) -> None:
-        self.parts = parts
-        self._reader = reader
-        self._records = reader.records
-        self._block_tokens = reader.store.layout.block_tokens
-        self._probes: dict[int, Future[list[torch.Tensor]]] = {}
-        self._probed: dict[int, torch.Tensor] = {}
-        self._reads: dict[int, Future[list[torch.Tensor]]] = {}
-        self._foreseen: torch.Tensor | None = None
-        self._staged: _Staged = {}
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(num_blocks for _, num_blocks in self.parts) * self._block_tokens
-
-    def foresee(self, tokens: torch.Tensor) -> None:
-        """Every layer will read just these: they are fetched ahead, without waiting for anybody's choice."""
-        self._foreseen = tokens
-
-    def probe_keys(self, layer: int) -> torch.Tensor:
-        shape, heads, device = self._records.shape, self._records.probe_kv_heads, self._reader.device
-        if not heads:
-            return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype, device=device)
-        for ahead in self._ahead(layer):
-            if ahead not in self._probes:
-                self._probes[ahead] = self._reader.submit(ahead, self._probe_read(), {})
-        keys = [
-            self._records.tensor(content.to(device), num_heads=heads)[: num_blocks * self._block_tokens]
-            for content, (_, num_blocks) in zip(self._probes[layer].result(), self.parts, strict=True)
-        ]
-        probed = self._probed[layer] = torch.cat(keys)
-        return probed
-
-    def chunks(self, layer: int) -> torch.Tensor:
-        layout = self._reader.store.layout
-        numbers, first = [], 0
-        for segment, num_blocks in self.parts:
-            slots = torch.tensor(segment.orders[layer].slots[: num_blocks * self._block_tokens])
-            numbers.append(first + slots // layout.chunk_tokens)
-            first += layout.num_chunks(segment.num_tokens)
-        return torch.cat(numbers).to(self._reader.device)
-
-    def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        probed = self._probed.pop(layer) if layer in self._probed else self.probe_keys(layer)
-        chosen = torch.arange(self.num_tokens) if tokens is None else tokens.cpu()
-        if self._foreseen is not None:
-            assert torch.equal(chosen, self._foreseen), "what was foreseen is what is read"
-            for ahead in self._ahead(layer):
-                if ahead not in self._reads:
-                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0], {})
-        wanted, rows = self._wanted(layer, chosen)
-        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted, self._staged)
-        if self._foreseen is None and layer + 1 < self._records.shape.num_layers:
-            self._reader.stage(layer + 1, self.parts, self._staged)
-        others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
-        heads = others + self._records.shape.num_kv_heads
-        device = self._reader.device
-        stored = torch.cat([content.to(device) for content in reading.result()])
-        rest = self._records.tensor(stored, num_heads=heads).index_select(0, rows.to(device))
-        probed = probed.index_select(0, chosen.to(device))
-        return torch.cat((probed, rest[:, :others]), dim=1), rest[:, others:]
-
-    def _ahead(self, layer: int) -> range:
-        return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))
-
-    def _wanted(self, layer: int, chosen: torch.Tensor) -> tuple[_LayerRead, torch.Tensor]:
-        """The chunks to read, and where each chosen token is among all that they hold."""
-        layout = self._reader.store.layout
-        wanted: list[tuple[Segment, int, int]] = []
-        rows, num_rows, start, size = [], 0, 0, layout.chunk_tokens
-        for segment, num_blocks in self.parts:
-            end = start + num_blocks * self._block_tokens
-            own = chosen[(chosen >= start) & (chosen < end)] - start
-            slots = torch.tensor(segment.orders[layer].slots)[own]
-            chunks, ranks, counts = (slots // size).unique(return_inverse=True, return_counts=True)
-            read = chunks.tolist()
-            wanted += [(segment, chunk, held) for chunk, held in zip(read, counts.tolist(), strict=True)]
-            rows.append(num_rows + ranks * size + slots % size)
-            num_rows += sum(min(size, segment.num_tokens - chunk * size) for chunk in read)
-            start = end
-        return wanted, torch.cat(rows)
-
-    def _probe_read(self) -> _LayerRead:
-        """Every request needs all of a probe chunk: it counts as a chunk whose tokens are all important."""
-        needed = self._reader.store.layout.chunk_tokens
-        return [(segment, _PROBE, needed) for segment, _ in self.parts]

@@ -40,7 +40,7 @@ from model_server.runners.hf.views import Context, KvView
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
-from model_server.tiers.reader import TieredPrefix, TieredReader
+from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.reordering import BackgroundReordering
 from model_server.tiers.segment import LayerRecords
@@ -48,6 +48,7 @@ from model_server.tiers.selection import num_probe_kv_heads, probe
 from model_server.tiers.settings import KvStoreSettings, SelectionSettings
 from model_server.tiers.status import StoreStatus
 from model_server.tiers.store import PrefixStore
+from model_server.tiers.tiered_prefix import TieredPrefix
 from model_server.tiers.view import SelectiveView
 from model_server.tiers.writer import BackgroundWriter, Written
 
@@ -197,8 +198,10 @@ class ServedTiers:
     ) -> LoadedPrefix | OutsidePrefix | None:
         """What the store has of a prefix of which `first_block` blocks are known already. None: no more than these."""
         prefix, weights = None, self._weights(adapter)
+        if weights is None or not self._health.may_try(now=self._clock()):
+            return None
         try:
-            prefix = None if weights is None else self.reader.open(hashes, weights=weights)
+            prefix = self.reader.open(hashes, weights=weights)
             if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
                 return None
             found = self._open(prefix) if self._selection else self._load(prefix, first_block)
@@ -211,7 +214,10 @@ class ServedTiers:
         size = self.store.layout.block_tokens
         tokens = torch.arange(first_block * size, prefix.num_tokens)
         prefix.foresee(tokens)
-        content = [prefix.read(layer, tokens) for layer in range(self._records.shape.num_layers)]
+        content = []
+        for layer in range(self._records.shape.num_layers):
+            keys, values = prefix.read(layer, tokens)
+            content.append((keys, values.contiguous()))  # not a view of what holds half of the keys once more
         self._health.worked()
         self._counts.exact_loads += 1
         size_bytes = len(tokens) * self._records.shape.bytes_per_token

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from model_server.cli import main
+from model_server.core.stored_prefix import LoadedPrefix
 from model_server.tiers.errors import StoreError
 from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.segment import KvLayout
@@ -100,6 +101,40 @@ async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_
 
 def unreadable(_: int, __: int, ___: int) -> bytes:
     raise OSError(errno.EIO, "input/output error")
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+async def test_a_disk_that_hangs_is_waited_for_once_and_only_for_a_while(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, ratio: float
+) -> None:
+    async with serve() as server:
+        expected, _ = await server.ask(FIRST)
+    goes_on, real = threading.Event(), os.pread
+
+    def hangs(number: int, num_bytes: int, offset: int) -> bytes:
+        assert goes_on.wait(timeout=120)
+        return real(number, num_bytes, offset)
+
+    async with serve(ratio=ratio, cpu_bytes=0, reorder_share=0) as server:
+        stop_clocks(server)
+        server.tiers.reader.patience_s = 0.1
+        monkeypatch.setattr(os, "pread", hangs)
+        texts = await asyncio.gather(*(server.text(FIRST + "!" * number) for number in range(3)))
+        assert texts[0] == expected
+        assert 1 <= server.tiers.status().load_failures <= (1 if ratio == 1 else 3)
+        assert not server.tiers.status().usable
+        goes_on.set()
+
+
+async def test_what_waits_for_its_blocks_takes_no_more_memory_than_is_counted(serve: Serve) -> None:
+    async with serve() as server:
+        await server.ask(FIRST)
+        [segment] = server.tiers.store.segments()
+        loaded = server.tiers.fetch(segment.place.hashes, adapter=None, first_block=2)
+    assert isinstance(loaded, LoadedPrefix)
+    assert isinstance(loaded.content, list)
+    held = sum(part.untyped_storage().nbytes() for layer in loaded.content for part in layer)
+    assert held == loaded.size_bytes
 
 
 async def test_a_folder_stays_locked_while_a_write_hangs(

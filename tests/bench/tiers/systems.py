@@ -20,12 +20,13 @@ import torch
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvShape
 from model_server.tiers.placement import Score, by_importance, by_uses
-from model_server.tiers.reader import TieredPrefix, TieredReader
+from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import Choice, choose
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
+from model_server.tiers.tiered_prefix import TieredPrefix
 from tests.bench.tiers.disks import SwitchedDisk
 from tests.bench.tiers.patterns import PROBED_HEADS, Patterns
 from tests.bench.tiers.shapes import Compute
