@@ -69,7 +69,7 @@ class PrefixTree:
         found: list[Match] = []
         children, at = self._roots, 0
         while at < len(hashes) and (node := children.get(hashes[at])):
-            common = _common(node.hashes, hashes[at:])
+            common = _common(node.hashes, hashes, at)
             found.append(Match(node, common))
             at += common
             if common < len(node.hashes):
@@ -157,10 +157,9 @@ class PrefixTree:
         assert len(linked) == len(self._nodes), "every node hangs in the tree"
 
 
-def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash]) -> int:
-    count = 0
-    for mine, other in zip(own, wanted, strict=False):
-        if mine != other:
-            break
+def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash], at: int) -> int:
+    """How many of `own` are those of `wanted` from there on."""
+    count, most = 0, min(len(own), len(wanted) - at)
+    while count < most and own[count] == wanted[at + count]:
         count += 1
     return count

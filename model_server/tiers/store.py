@@ -349,14 +349,24 @@ class PrefixStore:
             self._remove(node)
 
     def _remove(self, node: Node) -> None:
-        for child in list(node.children.values()):
-            self._remove(child)
-        self._tree.remove(node)
-        self.used_bytes -= self._segments.pop(node.name).size_bytes
-        self._oldest.remove(node.name)
-        del self._last_use[node.name]
-        self.tell(TierRemoved("STORAGE", node.hashes))
-        self._path(node.name).unlink(missing_ok=True)
+        """The node and all behind it. OSError: a file could not be removed; it goes when the store is opened next, or comes back."""
+        failed: OSError | None = None
+        gone = [node]
+        for one in gone:
+            gone.extend(one.children.values())
+        for one in reversed(gone):
+            self._tree.remove(one)
+            self.used_bytes -= self._segments.pop(one.name).size_bytes
+            self._oldest.remove(one.name)
+            del self._last_use[one.name]
+            self.tell(TierRemoved("STORAGE", one.hashes))
+        for one in reversed(gone):
+            try:
+                self._path(one.name).unlink(missing_ok=True)
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _touch(self, node: Node) -> None:
         """It is used, and with it those before it."""

@@ -39,6 +39,8 @@ class TieredPrefix:
         self._records = reader.records
         self._block_tokens = reader.store.layout.block_tokens
         self._probes: dict[int, Future[list[torch.Tensor]]] = {}
+        self._num_fetched_ahead = 0
+        """Layers whose probed keys are on their way or were here; again they come only when they are asked for again."""
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}
         self._foreseen: torch.Tensor | None = None
@@ -57,8 +59,9 @@ class TieredPrefix:
         if not heads:
             return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype, device=device)
         for ahead in self._ahead(layer):
-            if ahead not in self._probes:
+            if ahead not in self._probes and (ahead == layer or ahead >= self._num_fetched_ahead):
                 self._probes[ahead] = self._reader.submit(ahead, self._probe_read(), {})
+        self._num_fetched_ahead = max(self._num_fetched_ahead, self._ahead(layer).stop)
         contents = self._reader.wait_for(self._probes.pop(layer))
         keys = [
             self._records.tensor(content.to(device), num_heads=heads)[: num_blocks * self._block_tokens]

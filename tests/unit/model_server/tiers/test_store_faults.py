@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import resource
 import stat
 import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -26,7 +27,15 @@ from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.store import PrefixStore
-from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check, records
+from tests.unit.model_server.tiers.stored_prefixes import (
+    CAPACITY,
+    LAYOUT,
+    chain,
+    check,
+    random_order,
+    random_prefix,
+    records,
+)
 
 ONE = chain(range(12))
 OTHER = chain([0, 1, 2, 3, 9, 9, 9, 9])
@@ -202,6 +211,72 @@ def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its
     assert [held(store, hashes) for hashes in (ONE, OTHER)] == [3, 2]
     store.check_integrity()
     store.close()
+
+
+class Failing:
+    """System calls that fail now and then, while this is on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
+        self.on = False
+        self._rng = rng
+        for name in ("fsync", "rename", "unlink", "open", "pread"):
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
+
+    def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if self.on and self._rng.random() < 0.06:
+                raise OSError(self._rng.choice([errno.EIO, errno.ENOSPC, errno.EMFILE]), "made up")
+            return real(*args, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tree_sizes_and_files_agree_whatever_system_call_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    failing = Failing(monkeypatch, rng)
+    store = opened(tmp_path, max_open_files=4)
+    for _ in range(50):
+        hashes, segments = random_prefix(rng), store.segments()
+        what = rng.choice(["put", "put", "put", "reorder", "drop"])
+        failing.on = True
+        with suppress(OSError, StoreError):
+            if what == "put" or not segments:
+                put(store, hashes)
+            elif what == "reorder":
+                own = rng.choice(segments)
+                store.reorder(own, [random_order(rng, own.num_tokens) for _ in range(LAYOUT.num_layers)])
+            else:
+                store.drop_unreadable([rng.choice(segments)])
+        failing.on = False
+        for path in set(tmp_path.glob("*.kv")) - {own.path for own in store.segments()}:
+            path.unlink()  # what could not be removed
+        store.check_integrity()
+    for own in store.segments():
+        check(own)
+    store.close()
+    store = opened(tmp_path)
+    store.check_integrity()
+    for own in store.segments():
+        check(own)
+    store.close()
+
+
+def test_a_chain_of_many_nodes_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn of a long conversation hangs one on the one before."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # 2,000 of them take a minute on a slow disk
+    store = opened(tmp_path, capacity_bytes=10_000_000)
+    hashes = chain([token % 250 for token in range(4 * 1000)])
+    layers = records(hashes[:1])
+    for end in range(1, 1001):
+        store.put(hashes[:end], layers, first_block=end - 1)
+    root = store.find(hashes[0])
+    assert root is not None
+    store.drop_damaged(root)
+    assert store.segments() == []
+    store.check_integrity()
 
 
 def test_only_its_owner_can_read_what_is_stored(tmp_path: Path) -> None:
