@@ -31,13 +31,15 @@ class FolderLanguage:
     ) -> None:
         """ConfigError: something in the folder is missing or cannot be read."""
         try:
-            self._tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text())
+            vocabulary = (folder / "tokenizer.json").read_text()
             config = _read_json(folder / "tokenizer_config.json")
             text = template.read_text() if template is not None else _template(folder, config)
         except OSError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from error
-        except (ValueError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ConfigError(f"{folder}: {error}") from error
+        try:
+            self._tokenizer = Tokenizer.from_str(vocabulary)
         except Exception as error:
             # The tokenizers package raises nothing more specific for a file that it cannot use.
             raise ConfigError(f"{folder}/tokenizer.json: {error}") from error
@@ -51,7 +53,7 @@ class FolderLanguage:
             try:
                 self._render = environment.from_string(text).render
                 self._lists = _walks_over_content(environment, text)
-            except TemplateError as error:
+            except (TemplateError, RecursionError) as error:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
@@ -132,10 +134,13 @@ def _call(call: Any) -> Any:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Empty where there is no such file."""
+    """Empty where there is no such file. ValueError."""
     if not path.exists():
         return {}
-    value = json.loads(path.read_text())
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is no JSON object")  # noqa: TRY004 - of a file's content
     return value
@@ -148,8 +153,11 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str:
         return file.read_text()
     told = config.get("chat_template") or ""
     if isinstance(told, list):
-        told = next((one.get("template", "") for one in told if one.get("name") == "default"), "")
-    return str(told)
+        named = [one for one in told if isinstance(one, dict) and one.get("name") == "default"]
+        told = named[0].get("template") if named else ""
+    if not isinstance(told, str):
+        raise ValueError("tokenizer_config.json: chat_template is no text")  # noqa: TRY004 - of a file's content
+    return told
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
