@@ -37,6 +37,8 @@ from model_server.server.replies import DONE, Delta, Reply, error_event
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """What of a client's x-request-id goes into an answer; any other gets an id of ours."""
 
+_CLIENT_GONE = 499
+"""Read by nobody: raised, it would be a traceback in the log for each client that goes away."""
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 
 _log = logging.getLogger(__name__)
@@ -144,7 +146,7 @@ class Api:
         except EngineStoppedError as error:
             await response.write(error_event(error.body()))
         except ConnectionError:
-            raise  # the client has gone, and nothing more can be said to it
+            return response  # the client has gone, and nothing more can be said to it
         except Exception:  # noqa: BLE001 - any fault of ours: the client is told, and the log has all of it
             _log.exception("a stream broke off")
             await response.write(error_event(_unexpected()))
@@ -264,8 +266,11 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
             f"{request.method} {request.path}: {error.reason}", error_type="invalid_request_error"
         )
         return web.json_response(body, status=error.status, headers=headers)
+    except web.RequestPayloadError as error:
+        message = f"The body cannot be read: {' '.join(str(error).split())}"
+        return web.json_response(error_body(message, error_type="invalid_request_error"), status=400)
     except ConnectionError:
-        raise  # the client has gone
+        return web.Response(status=_CLIENT_GONE)
     except Exception:  # noqa: BLE001 - any fault of ours: told in the API's shape, and in full in the log
         _log.exception("%s %s failed", request.method, request.path)
         return web.json_response(_unexpected(), status=500)

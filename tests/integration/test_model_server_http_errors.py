@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from model_server.core.cache_observer import Unobserved
 from model_server.core.engine import Engine, StepResult
@@ -125,6 +126,55 @@ async def test_a_body_over_the_limit_gets_413_in_the_apis_shape(start: Start) ->
         status, answer = await server.post(path, {"prompt": "x" * 2000})
         assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
         assert "2,000 bytes" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("coding", "raw"), [("gzip", b"no gzip"), ("deflate", b"\xff\xff"), ("br", b"none")])
+async def test_a_body_that_is_not_compressed_as_it_says_gets_400(
+    start: Start, coding: str, raw: bytes
+) -> None:
+    server = await start()
+    headers = {"content-encoding": coding, "content-type": "application/json"}
+    async with server.http.post("/v1/completions", data=raw, headers=headers) as response:
+        assert response.status == 400
+        assert coding in (await response.json())["error"]["message"]
+
+
+async def test_a_connection_that_breaks_between_two_writes_is_no_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = ServerSettings(
+        port=0, limits=SchedulerLimits(), backend=CostSettings(costs=FAST), drain_timeout_s=0.01
+    )
+    server = Server(settings)
+    open_transports: list[asyncio.WriteTransport] = []
+    broken: list[asyncio.WriteTransport] = []
+
+    async def note(request: web.Request, _: web.StreamResponse) -> None:
+        assert isinstance(request.transport, asyncio.WriteTransport)
+        open_transports.append(request.transport)
+
+    def break_it() -> None:
+        """Closing, and not yet closed: the handler is not told, and its next write fails."""
+        while open_transports:
+            transport = open_transports.pop()
+            transport.write(bytes(64 * 1024 * 1024))
+            transport.close()
+            broken.append(transport)
+
+    server.application.on_response_prepare.append(note)
+    server.driver.publish_events = break_it
+    body = json.dumps({"prompt": "x", "max_tokens": 50, "ignore_eos": True, "stream": True}).encode()
+    async with listening(server, settings) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await until(lambda: bool(broken) and server.engine.num_unfinished == 0)
+        for transport in (*broken, writer.transport):
+            transport.abort()
+        await writer.wait_closed()
+    assert len(broken) == 1
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    server.engine.check_integrity()
 
 
 async def test_a_text_that_is_far_too_long_is_refused_without_being_cut_into_tokens(start: Start) -> None:
