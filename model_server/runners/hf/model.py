@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from model_server.core.scheduler import StepPlan
 from model_server.runners.hf import attention
@@ -53,6 +54,7 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     """A model folder (config.json and safetensors) as transformers' module, ready to compute; nothing is downloaded."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: a folder with config.json and *.safetensors is wanted")
+    transformers_logging.disable_progress_bar()  # a server's log is no terminal
     try:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:

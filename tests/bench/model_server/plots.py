@@ -16,7 +16,7 @@ from model_server.core.eviction import EVICTION_NAMES
 from tests.bench.charts import Bars, Line, bar_chart, line_chart
 from tests.bench.model_server.peers import figures as peer_figures
 from tests.bench.model_server.peers.figures import Recorded
-from tests.bench.model_server.peers.work import ENGINES
+from tests.bench.model_server.peers.work import ENGINES, FIRST_TOKENS
 
 FOLDER = Path(__file__).parent / "figures"
 Content = Mapping[str, Any]
@@ -73,7 +73,11 @@ def of_peers(content: Content) -> Pictures:
     """From bench-peers: CPU seconds of each engine on the rows timed whole, and to the first token."""
     rows = {name: Recorded.read(kept) for name, kept in content["rows"].items()}
     pictures = {}
-    whole = [(name, peer_figures.whole_runs(row, ENGINES)) for name, row in rows.items() if name != "alone"]
+    whole = [
+        (name, peer_figures.whole_runs(row, ENGINES))
+        for name, row in rows.items()
+        if name not in FIRST_TOKENS
+    ]
     for name, lines in whole:
         pictures[f"peers-{name}"] = bar_chart(
             f"{name} against peers: CPU seconds, {content['layers'] or 30} layers",
@@ -81,11 +85,12 @@ def of_peers(content: Content) -> Pictures:
             [Bars(str(x["engine"]), (_float(x["without"]), _float(x["CPU s with"]))) for x in lines],
             y_label="CPU s",
         )
-    if "alone" in rows:
-        lines = peer_figures.first_tokens(rows["alone"], ENGINES)
+    for name in rows.keys() & set(FIRST_TOKENS):
+        lines = peer_figures.first_tokens(rows[name], ENGINES)
         columns = ("without the cache", "CPU ms to the first token, new", "seen before")
-        pictures["peers-first-token"] = bar_chart(
-            f"First token of a prompt of 512, alone: CPU ms, {content['layers'] or 30} layers",
+        which = "a prompt of 512, alone" if name == "alone" else "8 prompts of 512 at once"
+        pictures[f"peers-first-token-{name}"] = bar_chart(
+            f"First token of {which}: CPU ms, {content['layers'] or 30} layers",
             ("without the cache", "with, new to it", "with, seen before"),
             [Bars(str(x["engine"]), [_float(x[c]) for c in columns]) for x in lines],
             y_label="CPU ms",

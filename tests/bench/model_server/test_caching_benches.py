@@ -126,9 +126,12 @@ def test_equal_ratios_are_equally_far_apart_on_an_axis_of_ratios() -> None:
 def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
     whole = recorded(ours=[1.0, 1.0], transformers=[4.0, 4.0], vllm=[0.5, 0.5])
     alone = recorded(**{engine: [0.4, 9.0, 0.1] for engine in ENGINES})
-    content = {"layers": 0, "rows": {"001-6": asdict(whole), "alone": asdict(alone)}}
+    content = {
+        "layers": 0,
+        "rows": {"001-6": asdict(whole), "alone": asdict(alone), "together": asdict(alone)},
+    }
     pictures = plots.of_peers(content)
-    assert set(pictures) == {"peers-001-6", "peers-first-token"}
+    assert set(pictures) == {"peers-001-6", "peers-first-token-alone", "peers-first-token-together"}
     assert "30 layers" in pictures["peers-001-6"]
     rows = [
         {"row": "001-6", "rows": [{"without / with": 2.0}]},

@@ -15,7 +15,6 @@ from statistics import median
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.utils import logging as transformers_logging
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
@@ -79,7 +78,6 @@ class Bench:
 def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
     """SmolLM2 on one CPU thread. layers: of its 30, the first so many; 0: all."""
     torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
     folder = find(SMOLLM2, progress=print)
     module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
     if layers:

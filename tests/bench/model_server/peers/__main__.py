@@ -109,7 +109,7 @@ def tell(content: Content) -> None:
     print(f"\n{content['layers'] or 30} layers; {versions}")
     for row, kept in content["rows"].items():
         recorded = Recorded.read(kept)
-        lines = (figures.first_tokens if row == "alone" else figures.whole_runs)(recorded, ENGINES)
+        lines = (figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs)(recorded, ENGINES)
         show(
             f"**{row}**, {len(recorded.repeats)} repeats",
             list(lines[0]),

@@ -39,7 +39,7 @@ def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
-    """A line an engine, of the row of prompts alone: the first rounds are new to the cache, the last ones not."""
+    """A line an engine, of a row of `FIRST_TOKENS`: the first rounds are new to the cache, the last ones not."""
     ours = [_new_and_seen(one["ours with"]) for one in row.repeats]
     lines: list[Figures] = []
     for engine in engines:

@@ -1,6 +1,6 @@
 """What every engine is asked: rounds of prompts, as token ids, each round sent at once when the one before has ended. Pure.
 
-A row's id is the caching documents'; `alone` is the time to the first token. A turn is all of a row's rounds on one engine,
+A row's id is the caching documents'; `alone` and `together` are the time to the first token. A turn is all of a row's rounds on one engine,
 whose cache is empty before it.
 """
 
@@ -58,6 +58,12 @@ def alone(text_of: TextOf, repeat: int) -> list[Round]:
     return [*single, Round(prompts, 2), *single]
 
 
+def together(text_of: TextOf, repeat: int) -> list[Round]:
+    """Eight prompts of 512 tokens at once, one token answered: until the last of them has its first token; then the same again."""
+    prompts = [text_of(f"{repeat} together {n}", 512) for n in range(8)]
+    return [Round(prompts, 1), Round(prompts, 2), Round(prompts, 1)]
+
+
 def warm_up(text_of: TextOf) -> list[Round]:
     """What each engine compiles or allocates at the first requests of a kind: not counted."""
     prompts = [text_of(f"warm {n}", 300) for n in range(8)]
@@ -68,7 +74,10 @@ ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
     "001-6": twice,
     "003-5": few_distinct,
     "alone": alone,
+    "together": together,
 }
+FIRST_TOKENS = ("alone", "together")
+"""Rows whose rounds before the middle one are new to the cache, and those after it not."""
 
 
 def prompt_tokens(rounds: Sequence[Round]) -> int:
