@@ -110,7 +110,7 @@ def _share(row: str, line: Content) -> tuple[str, float]:
     """A bar's label, and the time with the cache over that without."""
     match row:
         case "000-7":
-            return f"000-7 p={line['p']:g}, {line['answer tokens']}", 1 / line["ratio"]
+            return f"000-7 {line['p']:g}/{line['answer tokens']}", 1 / line["ratio"]
         case "001-6":
             return row, 1 / line["without / with"]
         case "001-8":

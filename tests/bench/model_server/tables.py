@@ -26,8 +26,11 @@ def bars(title: str, points: Sequence[tuple[str, float]], *, full: float = 1.0) 
 
 
 def write_json(path: Path | None, content: object) -> None:
+    """By rename: a run that is cut off while it writes leaves what was there."""
     if path is not None:
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(json.dumps(content, indent=1) + "\n")
+        new.replace(path)
 
 
 def _text(cell: Cell) -> str:
