@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TypeVar, cast
 
 import msgspec
@@ -105,9 +106,33 @@ def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
     return msgspec.json.Decoder(body, strict=False)
 
 
-_SHAPING = ("add_special_tokens", "truncate_prompt_tokens")
-_SHAPING_CHAT = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", *_SHAPING)
-"""Fields that change what the server makes of the prompt, but for what they do at its end."""
+class _Shaping:
+    """Fields that change what the server makes of the prompt, but for what they do at its end."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._values = attrgetter(*names)
+        self._none = (_NO_RAW,) * len(names)
+
+    def sent(self, body: _Body) -> bytes:
+        """Those that are there, as they were sent: a JSON object, or nothing, as with nearly every request."""
+        values = self._values(body)
+        if values == self._none:
+            return b""
+        return msgspec.json.encode(
+            {name: raw for name, raw in zip(self._names, values, strict=True) if raw is not _NO_RAW}
+        )
+
+
+_SHAPING_COMPLETIONS = _Shaping("add_special_tokens", "truncate_prompt_tokens")
+_SHAPING_CHAT = _Shaping(
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+)
 
 _DECODE_CHAT = _decoder(_Chat)
 _DECODE_COMPLETIONS = _decoder(_Completions)
@@ -179,7 +204,7 @@ def _parse_chat(body: Body) -> InferenceRequest:
         model=model,
         prompt=b"".join(sections),
         max_tokens=_limit(limit, name=name),
-        shaping=_shaping(chat, _SHAPING_CHAT),
+        shaping=_SHAPING_CHAT.sent(chat),
     )
 
 
@@ -237,7 +262,7 @@ def _parse_completions(body: Body) -> InferenceRequest:
         more_prompt_bytes=more_bytes,
         token_ids=token_ids,
         max_tokens=max_tokens,
-        shaping=_shaping(asked, _SHAPING),
+        shaping=_SHAPING_COMPLETIONS.sent(asked),
     )
 
 
@@ -296,12 +321,6 @@ def _request(
         max_tokens=max_tokens,
         shaping=shaping,
     )
-
-
-def _shaping(body: _Body, names: tuple[str, ...]) -> bytes:
-    """Those of the fields that are there, as they were sent."""
-    sent = {name: raw for name in names if (raw := getattr(body, name)) is not _NO_RAW}
-    return msgspec.json.encode(sent) if sent else b""
 
 
 def _model(body: _Body) -> str:

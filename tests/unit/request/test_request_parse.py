@@ -288,3 +288,20 @@ def test_prompt_embeds_stand_in_for_a_prompt_by_their_hash() -> None:
 def test_embeddings_of_messages_render_as_a_chat() -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert parse(EMBEDDINGS, messages=messages).prompt == parse(CHAT, messages=messages).prompt
+
+
+def test_fields_that_change_what_the_server_makes_of_the_prompt_are_kept_as_they_came() -> None:
+    plain: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert parse_request("/v1/chat/completions", json.dumps(plain).encode()).shaping == b""
+    fields = {
+        "chat_template_kwargs": {"enable_thinking": False},
+        "documents": [{"text": "x"}],
+        "reasoning_effort": "low",
+    }
+    kept = parse_request("/v1/chat/completions", json.dumps({**plain, **fields, "seed": 1}).encode())
+    assert json.loads(kept.shaping) == fields
+    assert kept.held_bytes == len(kept.prompt) + len(kept.shaping)
+    bare = {"model": "m", "prompt": "hi", "add_special_tokens": False, "reasoning_effort": "low"}
+    assert json.loads(parse_request("/v1/completions", json.dumps(bare).encode()).shaping) == {
+        "add_special_tokens": False
+    }
