@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,7 +42,7 @@ from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, Staged,
 
 _CPU = torch.device("cpu")
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 """For one layer's read. A disk that hangs costs its readers so long, once, and then they compute."""
 
 _T = TypeVar("_T")
@@ -96,6 +96,7 @@ class TieredReader:
         self._foresight = Foresight[Segment]()
         self._reordering: Segment | None = None
         """Its chunks are wanted for a moment after it has been replaced."""
+        self._waited_in_vain: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
     def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
@@ -107,10 +108,16 @@ class TieredReader:
         return TieredPrefix(self, parts)
 
     def wait_for(self, work: Future[_T]) -> _T:
-        """What the reader's thread does. TimeoutError, an OSError: the disk hangs."""
+        """What the reader's thread does. TimeoutError, an OSError: the disk hangs.
+
+        Work is done in its order: as long as one piece of it is waited for in vain, so would be those behind it.
+        """
+        hangs = self._waited_in_vain is not None and not self._waited_in_vain.done()
         try:
-            return work.result(timeout=self.patience_s)
+            return work.result(timeout=0 if hangs else self.patience_s)
         except TimeoutError as error:
+            if not hangs:
+                self._waited_in_vain = work
             raise TimeoutError(f"no answer within {self.patience_s:g} s") from error
 
     def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -259,6 +261,32 @@ def test_chunks_that_cannot_be_made_of_what_is_held_are_read_again(make: Any) ->
         logits, _ = system.ask(token_ids)
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
         assert reordered or system.store.disk.counts.reads
+
+
+def test_while_the_disk_hangs_nobody_waits_a_second_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, real = threading.Event(), os.pread
+
+    def hangs(number: int, num_bytes: int, offset: int) -> bytes:
+        assert goes_on.wait(timeout=120)
+        return real(number, num_bytes, offset)
+
+    system = make(SelectionSettings(ratio=0.5))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    expected, _ = system.ask(token_ids)
+    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    with monkeypatch.context() as hanging:
+        hanging.setattr(os, "pread", hangs)
+        system.reader.patience_s = 0.05
+        with pytest.raises(TimeoutError, match="no answer within"):
+            prefix.read(0, None)
+        system.reader.patience_s = 1000.0
+        with pytest.raises(TimeoutError):
+            system.reader.open(chain(token_ids[:PREFIX]))
+        assert not goes_on.is_set()
+        goes_on.set()
+    system.reader.check_integrity()
+    torch.testing.assert_close(system.ask(token_ids)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_foreseen_is_fetched_ahead_and_is_what_is_read(make: Any) -> None:
