@@ -149,7 +149,9 @@ async def test_a_client_sets_the_templates_variables_and_not_the_template(runnin
     assert await read(hi, chat_template_kwargs={"add_generation_prompt": False}) == "<s><|user|>Hi</s>"
     half = {"add_generation_prompt": False, "continue_final_message": True}
     assert await read(hi, ok, **half) == "<s><|user|>Hi</s><|assistant|>ok"
-    assert await read(hi, chat_template_kwargs={"enable_thinking": False}) == await read(hi)
+    quick = await read(hi, chat_template_kwargs={"enable_thinking": False})
+    assert quick == "<s><|user|>Hi</s><|assistant|>No thoughts, just the answer."
+    assert await read(hi, chat_template_kwargs={"unknown_here": False}) == await read(hi)
     for kwargs in ({"chat_template": "{{ 1 }}"}, {"tokenize": False}):
         refused = await running.refused("/v1/chat/completions", messages=[hi], chat_template_kwargs=kwargs)
         assert refused["param"] == "messages"
