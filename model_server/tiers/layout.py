@@ -55,14 +55,6 @@ class TokenOrder:
         """The chunks that hold these tokens, ascending: each is one read."""
         return sorted({self.slots[token] // chunk_tokens for token in tokens})
 
-    def important_by_chunk(self, tokens: Iterable[int], *, chunk_tokens: int) -> dict[int, int]:
-        """How many of these tokens each chunk holds, for chunks that hold any."""
-        counts: dict[int, int] = {}
-        for token in tokens:
-            chunk = self.slots[token] // chunk_tokens
-            counts[chunk] = counts.get(chunk, 0) + 1
-        return counts
-
     def check_integrity(self) -> None:
         assert sorted(self.slots) == list(range(len(self.slots))), "the mapping list is a permutation"
 
