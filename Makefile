@@ -6,13 +6,9 @@ PYTEST := $(BIN)/python -m pytest
 # A test whose environment is missing fails instead of being skipped.
 REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
-# A pytest command whose failed tests run once more, in a fresh process; one that fails twice has failed.
-twice = $(1) && exit; status=$$?; test $$status -eq 1 || exit $$status; \
-	echo "The tests that failed run once more, on servers of their own; one that fails twice has failed."; \
-	$(1) --last-failed --last-failed-no-failures none
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test test-rest check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,12 +19,8 @@ run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model
 fetch-model: engine-env
 	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
 
-test: check ## everything CI runs: format, lint, types, layers, and all tests, on real Envoy, vLLM and Kubernetes
-	@$(MAKE) --no-print-directory -j2 test-rest cluster-env # where no control plane is cached, it compiles beside the tests
-	@$(call twice,$(REQUIRED) $(PYTEST) -m cluster)
-
-test-rest: vllm-env test-engine
-	@$(call twice,$(REQUIRED) $(PYTEST) -m "not cluster")
+test: check ## everything CI runs: format, lint, types, layers, and all tests, in parts, with a table of times at the end
+	@$(BIN)/python -m tests.suite $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
@@ -46,7 +38,7 @@ vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the check
 	@$(BIN)/python -m tests.vllm_env build
 
 test-engine: engine-env ## the tests of the engine alone, where torch is
-	@$(call twice,$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS))
+	$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
 
 engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.engine_env build

@@ -128,7 +128,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_weights(folder: Path) -> None:
-    import numpy as np  # type: ignore[import-not-found]  # noqa: PLC0415 - only in the vLLM environment
+    import numpy as np  # noqa: PLC0415 - beside what is only in the vLLM environment
     from safetensors.numpy import (  # noqa: PLC0415 - only in the vLLM environment
         save_file,
     )

@@ -1,0 +1,152 @@
+"""`python -m tests.suite`: all tests in parts, the environments they need built beside, and a table at the end.
+
+A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has failed; one that
+passes then is named in the table, since a test that needs a second run is a fault to mend. The status is 1 where a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FOLDER = Path("build/tests")
+_PYTHON = sys.executable
+_FAILED = 1
+"""pytest's status where tests failed; any other than 0 is a run that could not be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    name: str
+    about: str
+    command: Sequence[str]
+    needs: str = ""
+    """The make target that builds its environment."""
+
+
+PARTS = (
+    Part(
+        name="fast",
+        about="neither Envoy, vLLM nor Kubernetes",
+        command=(_PYTHON, "-m", "pytest", "-m", "not envoy and not vllm and not cluster and not slow"),
+    ),
+    Part(
+        name="engine",
+        about="the model server's real models, on torch",
+        command=(_PYTHON, "-m", "tests.engine_env", "run", "pytest", "tests/engine"),
+        needs="engine-env",
+    ),
+    Part(
+        name="integration",
+        about="real Envoy, Redis, Valkey and vLLM; what takes long",
+        command=(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow) and not cluster"),
+        needs="vllm-env",
+    ),
+    Part(
+        name="cluster",
+        about="a real Kubernetes control plane",
+        command=(_PYTHON, "-m", "pytest", "-m", "cluster"),
+        needs="cluster-env",
+    ),
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one part."""
+
+    part: Part
+    status: int = 0
+    seconds: float = 0.0
+    tests: int = 0
+    skipped: int = 0
+    second_run: list[str] = field(default_factory=list)
+    """Tests that failed and then passed."""
+    failed: list[str] = field(default_factory=list)
+
+
+def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
+    outcome, started = Outcome(part), time.monotonic()
+    print(f"\n== {part.name}: {part.about}", flush=True)
+    outcome.status = built.result() if built is not None else 0
+    if outcome.status:
+        print(f"== {part.name}: `make {part.needs}` failed: see its message above", flush=True)
+        return outcome
+    outcome.status, (outcome.tests, outcome.skipped, failed) = _pytest(part, "first", "--cache-clear")
+    outcome.failed = failed
+    if outcome.status == _FAILED and failed:
+        print(f"== {part.name}: what failed runs once more; what fails twice has failed", flush=True)
+        outcome.status, (_, _, outcome.failed) = _pytest(
+            part, "second", "--last-failed", "--last-failed-no-failures", "none"
+        )
+        outcome.second_run = sorted(set(failed) - set(outcome.failed))
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, tuple[int, int, list[str]]]:
+    report = _FOLDER / f"{part.name}-{run}.xml"
+    report.unlink(missing_ok=True)
+    status = subprocess.run([*part.command, f"--junit-xml={report}", *arguments], check=False).returncode
+    return status, read_report(report) if report.exists() else (0, 0, [])
+
+
+def read_report(path: Path) -> tuple[int, int, list[str]]:
+    """From pytest's XML: tests run, tests skipped, and the names of those that failed."""
+    cases = ET.parse(path).getroot().iter("testcase")
+    tests, skipped, failed = 0, 0, []
+    for case in cases:
+        tests += 1
+        skipped += case.find("skipped") is not None
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+    return tests, skipped, failed
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """One line for each part, the sum, and below them every test that failed once or twice."""
+    lines = [f"{'part':<12} {'tests':>6} {'skipped':>8} {'minutes':>8}  result"]
+    for o in outcomes:
+        result = "passed" if not o.status else "FAILED"
+        lines.append(f"{o.part.name:<12} {o.tests:>6} {o.skipped:>8} {o.seconds / 60:>8.1f}  {result}")
+    minutes = sum(o.seconds for o in outcomes) / 60
+    tests, skipped = sum(o.tests for o in outcomes), sum(o.skipped for o in outcomes)
+    lines.append(f"{'all':<12} {tests:>6} {skipped:>8} {minutes:>8.1f}")
+    lines += [f"needed a second run: {name}" for o in outcomes for name in o.second_run]
+    lines += [f"failed: {name}" for o in outcomes for name in o.failed]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__.splitlines()[0])
+    names = [part.name for part in PARTS]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all by default")
+    chosen = parser.parse_args().parts or names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    parts = [part for part in PARTS if part.name in chosen]
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    # A test whose environment is missing fails instead of being skipped.
+    os.environ.update(PREFIX_GATEWAY_REQUIRE_VLLM="1", PREFIX_GATEWAY_REQUIRE_CLUSTER="1")
+    # One at a time, and beside the tests of earlier parts: on a new machine the control plane compiles for minutes.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        builds = {part.name: pool.submit(_make, part.needs) for part in parts if part.needs}
+        outcomes = [run_part(part, built=builds.get(part.name)) for part in parts]
+    print(f"\n{table(outcomes)}", flush=True)
+    return 1 if any(o.status for o in outcomes) else 0
+
+
+def _make(target: str) -> int:
+    return subprocess.run(["make", "--no-print-directory", target], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The run of all tests in parts: what fails runs once more, and the table says so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.suite import PARTS, Outcome, Part, run_part, table
+
+_FLAKY = """
+from pathlib import Path
+
+def test_passes_the_second_time():
+    mark = Path({mark!r})
+    seen = mark.exists()
+    mark.touch()
+    assert seen
+
+def test_passes(): pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build/tests").mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def _part(text: str, folder: Path) -> Part:
+    (folder / "test_it.py").write_text(text)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "test_it.py")
+    return Part(name="one", about="a part", command=command)
+
+
+def test_a_test_that_fails_once_passes_and_is_named(folder: Path) -> None:
+    outcome = run_part(_part(_FLAKY.format(mark=str(folder / "mark")), folder), built=None)
+    assert (outcome.status, outcome.tests, outcome.failed) == (0, 2, [])
+    assert outcome.second_run == ["test_it::test_passes_the_second_time"]
+    assert "needed a second run: test_it::test_passes_the_second_time" in table([outcome])
+
+
+def test_a_test_that_fails_twice_has_failed(folder: Path) -> None:
+    outcome = run_part(_part("def test_no(): assert False\n", folder), built=None)
+    assert (outcome.status, outcome.failed, outcome.second_run) == (1, ["test_it::test_no"], [])
+    assert "FAILED" in table([outcome])
+
+
+def test_a_file_that_cannot_be_imported_is_no_pass(folder: Path) -> None:
+    outcome = run_part(_part("import nothing_of_this_name\n", folder), built=None)
+    assert outcome.status != 0
+
+
+def test_skipped_tests_are_counted(folder: Path) -> None:
+    text = "import pytest\n\n@pytest.mark.skip\ndef test_later(): pass\n"
+    outcome = run_part(_part(text, folder), built=None)
+    assert (outcome.status, outcome.tests, outcome.skipped) == (0, 1, 1)
+
+
+def test_the_table_adds_up() -> None:
+    outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
+    assert table(outcomes).splitlines()[-1].split() == ["all", "40", "4", "4.0"]
