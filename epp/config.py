@@ -29,23 +29,23 @@ class Tls(_Section, frozen=True):
     cert_file: str
     key_file: str
     client_ca_file: Annotated[
-        str, Meta(description="Set: clients must show a certificate it signed (mTLS).")
+        str, Meta(description="If set, clients must show a certificate that this CA has signed (mTLS).")
     ] = ""
     ca_file: Annotated[
         str,
         Meta(
-            description="Of `listen.tls`: whom Envoy trusts to be the picker; empty: `certFile` itself. Unused elsewhere."
+            description="Only in `listen.tls`: the CA that Envoy trusts for the picker. Empty means `certFile` itself."
         ),
     ] = ""
 
 
 class Listen(_Section, frozen=True):
-    """Where Envoy reaches the picker."""
+    """Where the picker listens for Envoy."""
 
     address: Annotated[
         str,
         Meta(
-            description="`ip:port`, or `unix:/path`. Of several workers each has its own: ports in a row, or `.N` appended."
+            description="`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N` added."
         ),
     ] = "127.0.0.1:9002"
     tls: Tls | None = None
@@ -53,8 +53,8 @@ class Listen(_Section, frozen=True):
         str,
         Meta(
             pattern="^[0-7]{3,4}$",
-            description="Octal permissions of a unix socket, quoted: Envoy may run as another user. "
-            "Its directory decides who gets there.",
+            description="Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict access by the "
+            "permissions of the directory.",
         ),
     ] = "0666"
 
@@ -68,13 +68,11 @@ class Listen(_Section, frozen=True):
 
 
 class Admin(_Section, frozen=True):
-    """Metrics, health, decisions; never exposed to clients of the gateway."""
+    """Address of metrics, health and decisions. Do not expose it to clients of the gateway."""
 
-    address: Annotated[
-        str, Meta(description="`ip:port`; workers after the first add their number to the port.")
-    ] = "127.0.0.1:9090"
+    address: Annotated[str, Meta(description="`ip:port`. Worker N listens on port + N.")] = "127.0.0.1:9090"
     keep_decisions: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="How many of the last picks can be asked about.")
+        int, Meta(ge=0, le=1_000_000, description="How many of the last decisions are kept for `/decisions`.")
     ] = 1000
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
@@ -122,37 +120,46 @@ BLOCKED_PATHS: Final = (
 
 
 class Envoy(_Section, frozen=True):
-    """What `epp envoy-config` writes into the bootstrap, and where endpoints are told to Envoy."""
+    """Settings that `epp envoy-config` writes into the bootstrap of Envoy, and the file with the endpoints."""
 
     listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
-    admin: Annotated[str, Meta(description="`ip:port` of Envoy's own admin page.")] = "127.0.0.1:9901"
+    admin: Annotated[str, Meta(description="`ip:port` of the admin page of Envoy.")] = "127.0.0.1:9901"
     status: Annotated[
         str,
         Meta(
-            description="`ip:port` of Envoy's `/ready` and `/stats/prometheus`, for probes and Prometheus; empty: none."
+            description="`ip:port` of `/ready` and `/stats/prometheus` of Envoy, for probes and Prometheus. Empty means none."
         ),
     ] = ""
     eds_file: Annotated[
-        str, Meta(description="File through which Envoy learns the endpoints; empty: written nowhere.")
+        str,
+        Meta(
+            description="File that the picker writes and from which Envoy reads the endpoints. Empty means no file."
+        ),
     ] = ""
     max_body_bytes: Annotated[
-        int, Meta(ge=65536, le=2**30, description="A larger request body gets 413.")
+        int, Meta(ge=65536, le=2**30, description="A request with a larger body gets 413.")
     ] = 32 * 2**20
     fail_open: Annotated[
-        bool, Meta(description="Serve round robin while the picker is away, rather than fail.")
+        bool,
+        Meta(
+            description="While the picker cannot be reached, route round robin instead of failing requests."
+        ),
     ] = True
     message_timeout_seconds: Annotated[
-        float, Meta(gt=0, le=60, description="Longest wait for a hung picker.")
+        float, Meta(gt=0, le=60, description="Longest time that Envoy waits for an answer of the picker.")
     ] = 1.0
-    stream_idle_timeout_seconds: Annotated[float, Meta(ge=0, le=86400, description="0: none.")] = 3600.0
+    stream_idle_timeout_seconds: Annotated[
+        float,
+        Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
+    ] = 3600.0
     num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
     http2_cleartext: Annotated[
-        bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) beside HTTP/1.1.")
+        bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")
     ] = True
     blocked_paths: Annotated[
         tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
         Meta(
-            description="Clients get 404 for these paths of the model servers and all below them. A list here replaces the default."
+            description="Clients get 404 for these paths of the model servers and for all paths below them. A list here replaces the default list."
         ),
     ] = BLOCKED_PATHS
     tls: Tls | None = None
@@ -163,25 +170,27 @@ BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL
 
 
 class AssumedModes(_Section, frozen=True):
-    """How a data plane hands over bodies when it does not say so itself."""
+    """How a data plane sends bodies if it does not tell its processing mode."""
 
     request_body: Annotated[
         BodyModeName,
         Meta(
-            description="What a data plane that sends no `protocol_config` is taken to do with request bodies."
+            description="Mode of request bodies that the picker assumes for a data plane without `protocol_config`."
         ),
     ] = "FULL_DUPLEX_STREAMED"
-    response_body: Annotated[BodyModeName, Meta(description="The same, of answers.")] = "FULL_DUPLEX_STREAMED"
+    response_body: Annotated[BodyModeName, Meta(description="The same for response bodies.")] = (
+        "FULL_DUPLEX_STREAMED"
+    )
 
 
 class Streams(_Section, frozen=True):
-    """For data planes other than the Envoy of `epp envoy-config`."""
+    """Settings for data planes other than the Envoy of `epp envoy-config`."""
 
     assumed_modes: AssumedModes = AssumedModes()
     mode_override: Annotated[
         bool,
         Meta(
-            description="Ask for the body of a sampled answer. Of no effect where the data plane does not allow it."
+            description="Ask the data plane for the body of sampled answers. It has no effect where the data plane does not allow it."
         ),
     ] = True
 
@@ -197,53 +206,72 @@ _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-
 
 
 class KubernetesStatus(_Section, frozen=True):
-    """Who writes the status of policies, and how often. Picking needs no leader."""
+    """Which picker writes the status of policies, and how often. Picking itself needs no leader."""
 
     lease_name: Annotated[
         str,
         Meta(
-            max_length=253, description="Lease of the one that writes; empty: `prefix-gateway-` and the pool."
+            max_length=253,
+            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the pool.",
         ),
     ] = ""
     lease_seconds: Annotated[
-        int, Meta(ge=3, le=3600, description="A holder that has not renewed for so long is replaced.")
+        int,
+        Meta(
+            ge=3,
+            le=3600,
+            description="Another picker takes the Lease if its holder has not renewed it for this long.",
+        ),
     ] = 15
     interval_seconds: Annotated[
         float,
-        Meta(ge=1, le=3600, description="Shortest time between two writes of live numbers of one policy."),
+        Meta(ge=1, le=3600, description="Shortest time between two writes of the live numbers of a policy."),
     ] = 10.0
-    events: Annotated[bool, Meta(description="Tell the pool's Events what an operator must know.")] = True
+    events: Annotated[
+        bool, Meta(description="Write Kubernetes Events about the pool that an operator should know.")
+    ] = True
 
 
 class Kubernetes(_Section, frozen=True):
-    """Endpoints and policy from a cluster, instead of `endpointsFile`."""
+    """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
 
     pool: Annotated[
         DnsName,
         Meta(
-            description="InferencePool whose pods are the endpoints; policies name it in `targetRef`. "
-            "With `selector` it need not exist."
+            description="InferencePool whose pods are the endpoints. Policies name it in `targetRef`. "
+            "With `selector` the pool does not have to exist."
         ),
     ]
     namespace: Annotated[
-        str, Meta(max_length=63, description="Of the pool, its pods and policies; empty: the picker's own.")
+        str,
+        Meta(
+            max_length=63,
+            description="Namespace of the pool, its pods and policies. Empty means the namespace of the picker.",
+        ),
     ] = ""
     selector: Annotated[
         dict[_LabelKey, _LabelValue],
         Meta(
-            max_length=16, description="Pod labels, for clusters without InferencePools; empty: the pool's."
+            max_length=16,
+            description="Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool.",
         ),
     ] = {}
     target_ports: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=65535)], ...],
-        Meta(max_length=8, description="Ports beside `selector`; each is an endpoint of its own."),
+        Meta(
+            max_length=8,
+            description="Ports of the pods, together with `selector`. Each port is an endpoint of its own.",
+        ),
     ] = ()
     address_family: Annotated[
         Literal["Primary", "IPv4", "IPv6"],
-        Meta(description="Which address of a dual-stack pod to use; its primary one where it has no such."),
+        Meta(
+            description="Which address of a dual-stack pod to use. A pod without such an address is reached at its primary one."
+        ),
     ] = "Primary"
     kubeconfig: Annotated[
-        str, Meta(description="File with access to the cluster; empty: the pod's service account.")
+        str,
+        Meta(description="File with the access to the cluster. Empty means the service account of the pod."),
     ] = ""
     status: KubernetesStatus = KubernetesStatus()
 
@@ -253,45 +281,53 @@ class Kubernetes(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """One endpoint picker process and its workers."""
+    """Configuration of one endpoint picker and its workers."""
 
     endpoints_file: Annotated[
         str,
-        Meta(description="YAML list of model servers, read again when it changes. This or `kubernetes`."),
+        Meta(
+            description="YAML list of model servers, read again when the file changes. Set either this or `kubernetes`."
+        ),
     ] = ""
     policy_file: Annotated[
         str,
         Meta(
-            description="A PrefixRoutingPolicy; read again when it changes; empty: defaults. "
-            "Beside `kubernetes`: what routes while no object does."
+            description="File with a PrefixRoutingPolicy, read again when it changes. Empty means the defaults. "
+            "With `kubernetes` this policy routes while no policy object does."
         ),
     ] = ""
     kubernetes: Kubernetes | None = None
     listen: Listen = Listen()
-    workers: Annotated[int, Meta(ge=1, le=64, description="Processes; each with a socket of its own.")] = 1
+    workers: Annotated[
+        int, Meta(ge=1, le=64, description="Number of worker processes. Each has a socket of its own.")
+    ] = 1
     hold_streams: Annotated[
         bool,
         Meta(
-            description="Keep ext_proc streams until the answer ends: exact load. False where the gateway fails closed."
+            description="Keep each ext_proc stream open until the answer ends, so that the load is exact. Set to false where the gateway fails closed."
         ),
     ] = True
     drain_seconds: Annotated[
-        float, Meta(ge=0, le=86400, description="Longest wait for streams in flight at SIGTERM.")
+        float, Meta(ge=0, le=86400, description="After SIGTERM, longest wait for the streams in flight.")
     ] = 30.0
     conformance_headers: Annotated[
         bool,
         Meta(
-            description="Obey `test-epp-endpoint-selection`. For conformance runs only: clients then choose."
+            description="Obey the header `test-epp-endpoint-selection`. Only for conformance runs, because clients can then choose the endpoint."
         ),
     ] = False
-    scores_metadata: Annotated[bool, Meta(description="Add the scores to the dynamic metadata.")] = False
+    scores_metadata: Annotated[
+        bool, Meta(description="Add the scores of the candidates to the dynamic metadata.")
+    ] = False
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
     streams: Streams = Streams()
     sharing: Sharing = Sharing()
     exact_mode: Annotated[
         ExactMode | None,
-        Meta(description="Follow the servers' KV events; absent: the table stays approximate."),
+        Meta(
+            description="Follow the KV events of the servers. Without this section the prefix table stays approximate."
+        ),
     ] = None
     log: Log = Log()
 

@@ -43,78 +43,111 @@ class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Chunks(_Spec, frozen=True):
-    """How a prompt is cut before hashing. A change starts the table anew: old hashes mean nothing then."""
+    """How a prompt is cut into chunks before hashing. A change empties the prefix table, because old hashes no longer match."""
 
     size_bytes: Annotated[
         int, Meta(ge=16, le=65536, description="Size of a chunk at the start of a prompt, in bytes of UTF-8.")
     ] = 256
     later_size_bytes: Annotated[
-        int, Meta(ge=16, le=65536, description="Size of a chunk further on, where precision matters less.")
+        int,
+        Meta(
+            ge=16,
+            le=65536,
+            description="Size of a later chunk, in bytes of UTF-8. Precision matters less there.",
+        ),
     ] = 1024
     later_from_bytes: Annotated[
-        int, Meta(ge=0, le=2**30, description="Where the larger chunks begin: a position, never a length.")
+        int,
+        Meta(
+            ge=0, le=2**30, description="Byte position in the prompt from which the larger chunks are used."
+        ),
     ] = 16384
 
 
 class Gain(_Spec, frozen=True):
-    """When the expected saving is too small to bother: prefixes are then ignored for that pick."""
+    """When the expected saving is too small, a pick ignores cached prefixes."""
 
     min_match_tokens: Annotated[
-        int, Meta(ge=0, le=10**7, description="A best match under this many tokens is ignored.")
+        int,
+        Meta(
+            ge=0,
+            le=10**7,
+            description="Ignore cached prefixes if the longest one has fewer tokens than this.",
+        ),
     ] = 64
     min_match_ratio: Annotated[
-        Ratio, Meta(description="A best match under this share of the prompt is ignored.")
+        Ratio,
+        Meta(
+            description="Ignore cached prefixes if the longest one is a smaller share of the prompt than this."
+        ),
     ] = 0.0
 
 
 class Load(_Spec, frozen=True):
-    """Endpoints over a threshold are left out while any other remains."""
+    """A pick leaves out endpoints that are over a threshold, as long as another endpoint remains."""
 
     max_waiting: Annotated[
-        int, Meta(ge=0, le=10**6, description="Requests waiting in the server's queue, scraped.")
+        int,
+        Meta(
+            ge=0,
+            le=10**6,
+            description="Most requests that may wait in the queue of the server, from its metrics.",
+        ),
     ] = 128
     max_kv_usage: Annotated[
         Ratio,
         Meta(
-            description="Share of the KV cache held by running requests; 1: no limit, since what a full server has cached "
-            "would be computed elsewhere, and fill the next one."
+            description="Largest share of the KV cache that running requests may hold. 1 means no limit, which is best in most fleets: "
+            "prefixes cached on a full server would have to be computed on another one and would fill that one next."
         ),
     ] = 1.0
     max_undone_tokens: Annotated[
-        int, Meta(ge=0, le=10**9, description="Prompt tokens sent there and not yet computed; 0: no limit.")
+        int,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Most prompt tokens that may wait to be computed on an endpoint. 0 means no limit.",
+        ),
     ] = 0
     when_saturated: Annotated[
         Literal["LeastLoaded", "Reject"],
-        Meta(description="What to do when every endpoint is over: send anyway, or answer 429."),
+        Meta(
+            description="What to do when every endpoint is over a threshold: send the request anyway, or answer 429."
+        ),
     ] = "LeastLoaded"
-    retry_after_seconds: Annotated[int, Meta(ge=1, le=3600, description="Retry-After of a 429.")] = 1
+    retry_after_seconds: Annotated[
+        int, Meta(ge=1, le=3600, description="Value of the Retry-After header of a 429 answer.")
+    ] = 1
 
 
 class Lora(_Spec, frozen=True):
-    """Adapters: requests stay where their adapter is loaded."""
+    """LoRA adapters. Requests prefer endpoints that have their adapter loaded."""
 
     slots_per_endpoint: Annotated[
-        int, Meta(ge=1, le=1024, description="Adapters a server holds at once where its metrics do not say.")
+        int,
+        Meta(
+            ge=1, le=1024, description="Adapters that a server can hold at once, if its metrics do not say."
+        ),
     ] = 4
     load_seconds: Annotated[
         float,
         Meta(
             ge=0,
             le=600,
-            description="T: time to load an adapter, priced as prefill; more where it drops another one.",
+            description="T: extra time to first token when the adapter has to be loaded first, in seconds. Loading counts twice where it drops another adapter.",
         ),
     ] = 0.5
 
 
 class Cost(_Spec, frozen=True):
-    """Weights of the least-cost rule, in seconds, the least wins: score = (B + (U + T V) (w + k L) + c L) / V."""
+    """Weights of the least-cost rule. The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V."""
 
     uncached_token_weight: Annotated[
         float,
         Meta(
             ge=0,
             le=100,
-            description="w: price of computing one token of this prompt; above 1 holds on to what is cached.",
+            description="w: price of computing one prompt token. A value above 1 prefers endpoints that hold the prefix.",
         ),
     ] = 1.0
     stalled_request_weight: Annotated[
@@ -122,29 +155,31 @@ class Cost(_Spec, frozen=True):
         Meta(
             ge=0,
             le=100,
-            description="k: what it costs more for each request in flight, whose answer it delays.",
+            description="k: extra price of a prompt token for each request in flight on the endpoint, because prefill delays their answers.",
         ),
     ] = 0.15
     running_request_tokens: Annotated[
-        float, Meta(ge=0, le=10**6, description="c: price of one request in flight, as prompt tokens.")
+        float, Meta(ge=0, le=10**6, description="c: price of one request in flight, in prompt tokens.")
     ] = 50.0
     prefill_tokens_per_second: Annotated[
         float,
         Meta(
             gt=0,
             le=10**7,
-            description="V before a rate is learned; a change counts for models not seen before.",
+            description="V, the prefill rate, until the picker has learned it. A change applies to models that the picker has not seen yet.",
         ),
     ] = 8000.0
 
 
 class Tiers(_Spec, frozen=True):
-    """What a prefix in a server's slower tiers is worth. Only exact mode knows of tiers: docs/exact-mode.md."""
+    """Value of a prefix that lies in a slower tier of a server. Only exact mode knows tiers: docs/exact-mode.md."""
 
     cpu_share: Annotated[
-        Ratio, Meta(description="Tokens held in CPU memory count as this share of tokens held on the GPU.")
+        Ratio, Meta(description="A token in CPU memory counts as this share of a token on the GPU.")
     ] = 0.9
-    storage_share: Annotated[Ratio, Meta(description="The same, of tokens held in storage.")] = 0.5
+    storage_share: Annotated[
+        Ratio, Meta(description="A token in storage counts as this share of a token on the GPU.")
+    ] = 0.5
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -153,76 +188,89 @@ class Tiers(_Spec, frozen=True):
 
 
 class Table(_Spec, frozen=True):
-    """The approximate mirror of the servers' prefix caches."""
+    """The prefix table: an approximate copy of what the prefix caches of the servers hold."""
 
     max_entries: Annotated[
         int,
         Meta(
             ge=1000,
             le=10**8,
-            description="Bound of (server, chunk) pairs: about 10 bytes each for long prompts, 360 for one-chunk prompts.",
+            description="Most entries, one for each server and chunk. An entry takes about 10 bytes with long prompts and 360 with prompts of one chunk.",
         ),
     ] = 1_000_000
     default_capacity_tokens: Annotated[
-        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say.")
+        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say, in tokens.")
     ] = 200_000
     learn_capacity: Annotated[
         bool,
         Meta(
-            description="Correct each cache's size by what the servers' counters say of the predictions: freely where "
-            "metrics name no size, else by a quarter."
+            description="Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the learned one "
+            "stays within a quarter of it."
         ),
     ] = True
     ttl_seconds: Annotated[
-        float, Meta(ge=1, le=10**7, description="An entry unused for so long is forgotten.")
+        float, Meta(ge=1, le=10**7, description="Entries that were not used for this long are removed.")
     ] = 3600.0
     bytes_per_token: Annotated[
         float,
         Meta(
             gt=0.1,
             le=64,
-            description="Bytes of prompt text to a token, before it is learned; a change counts for models not seen before.",
+            description="Bytes of prompt text for one token, until the picker has learned it. A change applies to models that the picker has not seen yet.",
         ),
     ] = 4.0
 
 
 class Scrape(_Spec, frozen=True):
-    """Reading the servers' /metrics, off the pick path."""
+    """Reading the metrics pages of the servers. No pick waits for a scrape."""
 
-    path: Annotated[str, Meta(pattern="^/", max_length=256, description="Where the metrics are.")] = (
+    path: Annotated[str, Meta(pattern="^/", max_length=256, description="Path of the metrics page.")] = (
         "/metrics"
     )
     interval_seconds: Annotated[
-        float, Meta(ge=0.05, le=60, description="Time from one scrape to the next, jittered by a tenth.")
+        float,
+        Meta(ge=0.05, le=60, description="Time from one scrape to the next, varied at random by a tenth."),
     ] = 1.0
     timeout_seconds: Annotated[
-        float, Meta(ge=0.05, le=60, description="A page that takes longer is a failed scrape.")
+        float, Meta(ge=0.05, le=60, description="A scrape that takes longer has failed.")
     ] = 1.0
     stale_after_seconds: Annotated[
-        float, Meta(ge=0.1, le=600, description="Older metrics are not believed; own bookings still count.")
+        float,
+        Meta(
+            ge=0.1,
+            le=600,
+            description="The picker ignores metrics older than this and counts only the requests that it sent itself.",
+        ),
     ] = 5.0
     failures_to_eject: Annotated[
         int,
-        Meta(ge=1, le=100, description="Scrapes failed in a row before an endpoint leaves the candidates."),
+        Meta(
+            ge=1, le=100, description="Failed scrapes in a row after which an endpoint gets no more requests."
+        ),
     ] = 3
     max_page_bytes: Annotated[
-        int, Meta(ge=1024, le=2**28, description="A larger page is a failed scrape.")
+        int, Meta(ge=1024, le=2**28, description="A scrape whose page is larger has failed.")
     ] = 4 * 2**20
 
 
 class Sampling(_Spec, frozen=True):
-    """Requests whose answer is streamed to the picker, to learn from."""
+    """For a share of the requests the answer is streamed to the picker too, which learns from it."""
 
     share: Annotated[
-        Ratio, Meta(description="Share of requests; the answers of all others never pass here.")
+        Ratio, Meta(description="Share of the requests. All other answers never pass through the picker.")
     ] = 0.01
     max_text_bytes: Annotated[
-        int, Meta(ge=0, le=2**24, description="Of a sampled answer, what is kept to index the next turn.")
+        int,
+        Meta(
+            ge=0,
+            le=2**24,
+            description="Bytes of a sampled answer that are kept, to record the prefix of the next turn.",
+        ),
     ] = 262_144
 
 
 class TargetRef(_Spec, frozen=True):
-    """The InferencePool that a policy object is for, in its own namespace. A policy in a file needs none."""
+    """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs none."""
 
     name: Annotated[
         str,
@@ -240,23 +288,23 @@ class TargetRef(_Spec, frozen=True):
 
 
 class PolicySpec(_Spec, frozen=True):
-    """How requests are routed."""
+    """How the picker routes requests."""
 
     target_ref: TargetRef | None = None
     mode: Annotated[
         Literal["Enforce", "DryRun"],
         Meta(
-            description="DryRun: score every request and record what would have been picked, while the last "
-            "accepted policy, else the default, routes."
+            description="Enforce: route by this policy. DryRun: only record what this policy would have picked, while the last accepted "
+            "policy (or the default) routes."
         ),
     ] = "Enforce"
-    rule: Annotated[RuleName, Meta(description="Which rule chooses among the candidates.")] = "least-cost"
+    rule: Annotated[RuleName, Meta(description="The rule that chooses among the candidates.")] = "least-cost"
     max_destinations: Annotated[
         int,
         Meta(
             ge=2,
             le=8,
-            description="Length of the ordered fallback list handed to Envoy, where there are so many.",
+            description="Most destinations in the answer to the data plane: the choice and its fallbacks, best first.",
         ),
     ] = 3
     session_header: Annotated[
@@ -264,7 +312,7 @@ class PolicySpec(_Spec, frozen=True):
         Meta(
             pattern="^[a-z0-9-]+$",
             max_length=64,
-            description="Header that names a session, for rule `session`.",
+            description="Request header with the name of the session, for the rule `session`.",
         ),
     ] = "x-session-id"
     debug_header: Annotated[
@@ -272,7 +320,7 @@ class PolicySpec(_Spec, frozen=True):
         Meta(
             pattern="^[a-z0-9-]*$",
             max_length=64,
-            description="A request with it gets its decision in a response header; empty: never.",
+            description="A request with this header gets its decision in a response header. Empty turns this off.",
         ),
     ] = ""
     chunks: Chunks = Chunks()

@@ -79,20 +79,25 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class RedisTls(_Section, frozen=True):
-    """For `rediss` URLs. Files are read at each connection, so renewed ones are followed."""
+    """TLS settings for `rediss` URLs. The files are read at each connection, so renewed ones are used."""
 
-    ca_file: Annotated[str, Meta(description="Whom to trust, PEM; empty: the system's authorities.")] = ""
+    ca_file: Annotated[
+        str, Meta(description="CA to trust, as a PEM file. Empty means the authorities of the system.")
+    ] = ""
     cert_file: Annotated[
-        str, Meta(description="Our own certificate, where Redis asks for one; with `keyFile`.")
+        str, Meta(description="Certificate of the picker, if Redis asks for one. Needs `keyFile`.")
     ] = ""
     key_file: str = ""
     check_hostname: Annotated[
-        bool, Meta(description="The certificate must name the host of the URL; the chain is always verified.")
+        bool,
+        Meta(
+            description="Whether the certificate must name the host of the URL. The chain is always verified."
+        ),
     ] = True
 
 
 class Redis(_Section, frozen=True):
-    """Where pickers of one pool meet: Redis 6.2 or newer, or Valkey."""
+    """The server over which the pickers of one pool share: Redis 6.2 or newer, or Valkey."""
 
     url: Annotated[
         str,
@@ -102,12 +107,15 @@ class Redis(_Section, frozen=True):
             "No password here: it is shown."
         ),
     ]
-    username: Annotated[str, Meta(description="Of an ACL user; empty: the default user.")] = ""
+    username: Annotated[str, Meta(description="Name of an ACL user. Empty means the default user.")] = ""
     password_file: Annotated[
-        str, Meta(description="Holds the password, read at each connection; empty: none is sent.")
+        str,
+        Meta(
+            description="File with the password, read at each connection. Empty means that no password is sent."
+        ),
     ] = ""
-    sentinel_username: Annotated[str, Meta(description="For the sentinels themselves.")] = ""
-    sentinel_password_file: Annotated[str, Meta(description="For the sentinels themselves.")] = ""
+    sentinel_username: Annotated[str, Meta(description="User name for the sentinels.")] = ""
+    sentinel_password_file: Annotated[str, Meta(description="File with the password for the sentinels.")] = ""
     tls: RedisTls = RedisTls()
     stream_entries: Annotated[
         int,
@@ -126,30 +134,34 @@ class Redis(_Section, frozen=True):
 
 
 class Sharing(_Section, frozen=True):
-    """What several pickers tell each other: who holds which prefix, and what is in flight where."""
+    """What several pickers share: which server holds which prefix, and which requests are in flight where."""
 
     pool: Annotated[
         str,
         Meta(
             pattern="^[A-Za-z0-9._:/-]{1,200}$",
-            description="Pickers of equal pools share; pools of other names on the same Redis never mix.",
+            description="Pickers with the same pool name share. Pools with different names on one Redis never mix.",
         ),
     ] = "default"
     redis: Redis | None = None
     workers: Annotated[
         bool,
-        Meta(description="Workers of one machine share over a local socket where there is no `redis`."),
+        Meta(description="Without `redis`, the workers of one machine share over a local socket."),
     ] = True
     flush_interval_seconds: Annotated[
         float,
-        Meta(ge=0.005, le=5, description="How long picks are gathered before they are told to the others."),
+        Meta(
+            ge=0.005,
+            le=5,
+            description="How long events are collected before they are sent to the other pickers.",
+        ),
     ] = 0.05
     outbox_bytes: Annotated[
         int,
         Meta(
             ge=2**16,
             le=2**30,
-            description="What may wait to be told while Redis is slow or away; beyond that the oldest is dropped and counted.",
+            description="Bytes of events that may wait while Redis is slow or away. Beyond this the oldest events are dropped and counted.",
         ),
     ] = 16 * 2**20
     peer_timeout_seconds: Annotated[
@@ -157,19 +169,23 @@ class Sharing(_Section, frozen=True):
         Meta(
             ge=1,
             le=300,
-            description="A picker unheard for so long is dead, and its requests in flight no longer count.",
+            description="A picker that has sent nothing for this long is taken for dead. Its requests in flight no longer count.",
         ),
     ] = 5.0
     snapshot_interval_seconds: Annotated[
         float,
-        Meta(ge=1, le=3600, description="How often one of the pickers stores the table for those who join."),
+        Meta(
+            ge=1,
+            le=3600,
+            description="How often one of the pickers stores its table for pickers that start later.",
+        ),
     ] = 10.0
     warmup_seconds: Annotated[
         float,
         Meta(
             ge=0,
             le=60,
-            description="Longest wait for the others' table at start, before the picker says it is ready.",
+            description="At start, longest wait for the table of the other pickers before the picker reports ready.",
         ),
     ] = 2.0
 

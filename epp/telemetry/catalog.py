@@ -26,15 +26,17 @@ class Spec:
 REQUESTS: Final = Spec(
     "epp_requests_total",
     "counter",
-    "Requests that are over: ended, aborted by the client, failed, detached (stream let go early), or refused. "
-    "The API kind of a refused request is unknown.",
+    "Requests that have finished, by outcome: ended, aborted (the client left), failed, detached (the picker let the stream "
+    "go early) or refused. A refused request has no API kind.",
     ("outcome", "kind"),
 )
-IN_FLIGHT: Final = Spec("epp_in_flight", "gauge", "Requests picked whose streams are open.")
+IN_FLIGHT: Final = Spec(
+    "epp_in_flight", "gauge", "Requests that have an endpoint and whose streams are still open."
+)
 PICK_SECONDS: Final = Spec(
     "epp_pick_seconds",
     "histogram",
-    "Time to choose an endpoint, from parsed request to answer.",
+    "Time to choose an endpoint, from the parsed request to the answer.",
     buckets=_FINE_SECONDS,
 )
 PARSE_SECONDS: Final = Spec(
@@ -44,81 +46,90 @@ PARSED_BYTES: Final = Spec("epp_parsed_bytes_total", "counter", "Bytes of reques
 PICKS: Final = Spec(
     "epp_picks_total",
     "counter",
-    "Picks by endpoint chosen first and by what decided. Starts anew when an endpoint leaves and returns.",
+    "Picks, by the first endpoint of the answer and the reason of the choice. Counting restarts when an endpoint leaves and "
+    "comes back.",
     ("endpoint", "reason"),
 )
-PROMPT_TOKENS: Final = Spec("epp_prompt_tokens_total", "counter", "Prompt tokens routed, estimated.")
+PROMPT_TOKENS: Final = Spec(
+    "epp_prompt_tokens_total", "counter", "Estimated prompt tokens of all routed requests."
+)
 MATCHED_TOKENS: Final = Spec(
     "epp_matched_tokens_total",
     "counter",
-    "The part of epp_prompt_tokens_total that the chosen endpoint was believed to hold in its prefix cache.",
+    "Prompt tokens that the picker expected in the prefix cache of the chosen endpoint, out of epp_prompt_tokens_total.",
 )
 SAMPLED_PREDICTED: Final = Spec(
     "epp_sampled_predicted_tokens_total",
     "counter",
-    "Matched tokens of sampled answers in which the server said how many it had cached.",
+    "Tokens that the picker expected in the cache, for sampled answers in which the server reported its cached tokens.",
 )
 SAMPLED_CACHED: Final = Spec(
     "epp_sampled_cached_tokens_total",
     "counter",
-    "Cached tokens by the servers' own account, for the same answers: over epp_sampled_predicted_tokens_total, the "
-    "accuracy of the prediction.",
+    "Tokens that the servers reported as cached, for the same answers. Divide by epp_sampled_predicted_tokens_total to see "
+    "how good the prediction is.",
 )
 SAMPLED_TRUE: Final = Spec(
     "epp_sampled_true_tokens_total",
     "counter",
-    "The part of both that agrees, answer by answer: over epp_sampled_predicted_tokens_total the precision of the "
-    "prediction, over epp_sampled_cached_tokens_total its recall.",
+    "For each sampled answer the smaller of the predicted and the reported tokens. Divided by "
+    "epp_sampled_predicted_tokens_total this is the precision of the prediction, divided by "
+    "epp_sampled_cached_tokens_total its recall.",
 )
 SAMPLED_TTFT: Final = Spec(
     "epp_sampled_ttft_seconds",
     "histogram",
-    "Time from pick to first token, of sampled streamed answers.",
+    "Time from the pick to the first token, for sampled streamed answers.",
     buckets=_TTFT_SECONDS,
 )
-REFUSED: Final = Spec("epp_refused_total", "counter", "Requests answered by the picker itself.", ("reason",))
+REFUSED: Final = Spec(
+    "epp_refused_total", "counter", "Requests that the picker answered itself with an error.", ("reason",)
+)
 MISMATCHES: Final = Spec(
     "epp_served_mismatch_total",
     "counter",
-    "Answers that came from another endpoint than the first choice: retried or routed around by the data plane.",
+    "Answers from another endpoint than the first choice, because the data plane retried or passed the first choice by.",
 )
 PROTOCOL_ERRORS: Final = Spec(
-    "epp_protocol_errors_total", "counter", "Messages of the data plane that made no sense.", ("reason",)
+    "epp_protocol_errors_total",
+    "counter",
+    "Messages from the data plane that break the protocol.",
+    ("reason",),
 )
 RELOADS: Final = Spec(
     "epp_reloads_total",
     "counter",
-    "Changes of watched files, by file and whether they were accepted or refused.",
+    "Changes of watched files, by file and by result (accepted or refused).",
     ("source", "result"),
 )
 RELOAD_OK: Final = Spec(
     "epp_reload_ok",
     "gauge",
-    "1 while the newest content of a watched file is in use, 0 while it is refused.",
+    "1 while the newest content of a watched file is in use, 0 while the picker refuses this content.",
     ("source",),
 )
 DRY_RUN: Final = Spec(
     "epp_dry_run_picks_total",
     "counter",
-    "Picks that a policy in dry run has scored as well, and whether it would have picked the same endpoint.",
+    "Picks that a policy in dry run scored too, by whether this policy would have picked the same endpoint.",
     ("policy", "agrees"),
 )
 FOLLOWED: Final = Spec(
     "epp_kubernetes_followed",
     "gauge",
-    "1 while the API server lets the picker follow its pods, pool or policies; 0: what was known last is in use.",
+    "1 while the picker can watch this resource on the API server, 0 while it works with the last known state.",
     ("resource",),
 )
 POLICIES: Final = Spec(
     "epp_kubernetes_policies",
     "gauge",
-    "PrefixRoutingPolicies for the pool, by whether they are accepted or refused.",
+    "PrefixRoutingPolicies for the pool, by state (accepted or refused).",
     ("state",),
 )
 LEASE_HELD: Final = Spec(
     "epp_kubernetes_lease_held",
     "gauge",
-    "1 in the one process that writes the status of policies.",
+    "1 in the process that holds the Lease and writes the status of policies.",
 )
 EVENTS: Final = (
     *(REQUESTS, IN_FLIGHT, PICK_SECONDS, PARSE_SECONDS, PARSED_BYTES, PICKS, PROMPT_TOKENS, MATCHED_TOKENS),
@@ -135,196 +146,240 @@ EVENTS: Final = (
     ),
     *(DRY_RUN, FOLLOWED, POLICIES, LEASE_HELD),
 )
-"""Counted as things happen."""
+"""Metrics that are counted when something happens."""
 
-POLICY: Final = Spec("epp_policy_info", "gauge", "1; which policy and rule are in use.", ("policy", "rule"))
-DRAINING: Final = Spec("epp_draining", "gauge", "1 from SIGTERM on.")
-TABLE_TOTAL: Final = Spec(
-    "epp_table_size_entries", "gauge", "Entries of the prefix table, over all endpoints."
+POLICY: Final = Spec(
+    "epp_policy_info",
+    "gauge",
+    "Always 1. The labels name the policy and the rule in use.",
+    ("policy", "rule"),
 )
-READY: Final = Spec("epp_endpoint_ready", "gauge", "1 if the endpoint may be picked.", ("endpoint",))
+DRAINING: Final = Spec("epp_draining", "gauge", "1 while the picker drains after SIGTERM.")
+TABLE_TOTAL: Final = Spec("epp_table_size_entries", "gauge", "Entries of the prefix table for all endpoints.")
+READY: Final = Spec("epp_endpoint_ready", "gauge", "1 while requests may go to the endpoint.", ("endpoint",))
 ENDPOINT_IN_FLIGHT: Final = Spec(
-    "epp_endpoint_in_flight", "gauge", "Requests that this picker has open there.", ("endpoint",)
+    "epp_endpoint_in_flight",
+    "gauge",
+    "Requests that this picker has in flight on the endpoint.",
+    ("endpoint",),
 )
 BACKLOG: Final = Spec(
     "epp_endpoint_backlog_tokens",
     "gauge",
-    "Prompt tokens sent there and not yet computed, estimated.",
+    "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
     ("endpoint",),
 )
 PREFILL_RATE: Final = Spec(
     "epp_endpoint_prefill_tokens_per_second",
     "gauge",
-    "Prefill rate, learned from the server's own times.",
+    "Prefill rate of the endpoint, learned from its own timing metrics.",
     ("endpoint",),
 )
-RUNNING: Final = Spec("epp_endpoint_running", "gauge", "Requests running there, scraped.", ("endpoint",))
-WAITING: Final = Spec("epp_endpoint_waiting", "gauge", "Requests waiting there, scraped.", ("endpoint",))
+RUNNING: Final = Spec(
+    "epp_endpoint_running", "gauge", "Requests running on the endpoint, from its metrics.", ("endpoint",)
+)
+WAITING: Final = Spec(
+    "epp_endpoint_waiting",
+    "gauge",
+    "Requests waiting in the queue of the endpoint, from its metrics.",
+    ("endpoint",),
+)
 KV_USAGE: Final = Spec(
-    "epp_endpoint_kv_usage_ratio", "gauge", "Share of its KV cache in use, scraped.", ("endpoint",)
+    "epp_endpoint_kv_usage_ratio",
+    "gauge",
+    "Share of the KV cache in use on the endpoint, from its metrics.",
+    ("endpoint",),
 )
 PREDICTED: Final = Spec(
     "epp_endpoint_predicted_tokens_total",
     "counter",
-    "Prompt tokens sent there in the belief that it held them: beside epp_endpoint_prefix_hits_tokens_total, which also "
-    "counts what others sent, the error of the prediction.",
+    "Prompt tokens sent to the endpoint that the picker expected in its cache. Compare with "
+    "epp_endpoint_prefix_hits_tokens_total, which also counts requests of other pickers.",
     ("endpoint",),
 )
 CACHE_SIZE: Final = Spec(
     "epp_endpoint_cache_size_ratio",
     "gauge",
-    "What its cache is found to keep, over the size that its metrics state or the policy assumes; learned by model.",
+    "Cache size that the picker has learned, divided by the size that the metrics state or the policy assumes. Learned for "
+    "each model.",
     ("endpoint",),
 )
 BYTES_PER_TOKEN: Final = Spec(
     "epp_endpoint_bytes_per_token",
     "gauge",
-    "Bytes of prompt text to a token, learned by model.",
+    "Bytes of prompt text for one token, learned for each model.",
     ("endpoint",),
 )
 CAPACITY: Final = Spec(
-    "epp_endpoint_capacity_tokens", "gauge", "Size of its KV cache, scraped.", ("endpoint",)
+    "epp_endpoint_capacity_tokens",
+    "gauge",
+    "Size of the KV cache of the endpoint, from its metrics.",
+    ("endpoint",),
 )
 SCRAPE_AGE: Final = Spec(
     "epp_endpoint_scrape_age_seconds",
     "gauge",
-    "Age of its last good scrape; absent before the first.",
+    "Age of the last successful scrape of the endpoint. Absent before the first one.",
     ("endpoint",),
 )
 SCRAPE_OK: Final = Spec(
-    "epp_endpoint_scrape_ok", "gauge", "1 if its last scrape gave a page to believe.", ("endpoint",)
+    "epp_endpoint_scrape_ok", "gauge", "1 if the last scrape of the endpoint succeeded.", ("endpoint",)
 )
 PREFIX_QUERIES: Final = Spec(
     "epp_endpoint_prefix_queries_tokens_total",
     "counter",
-    "Prompt tokens that the server itself looked up in its prefix cache, scraped.",
+    "Prompt tokens that the server looked up in its prefix cache, from its metrics.",
     ("endpoint",),
 )
 PREFIX_HITS: Final = Spec(
     "epp_endpoint_prefix_hits_tokens_total",
     "counter",
-    "Those that it found: the real hit rate beside the predicted epp_matched_tokens_total / epp_prompt_tokens_total.",
+    "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
+    "epp_endpoint_prefix_queries_tokens_total this is the real hit rate; epp_matched_tokens_total / epp_prompt_tokens_total "
+    "is the predicted one.",
     ("endpoint",),
 )
 TABLE_ENTRIES: Final = Spec(
-    "epp_table_entries", "gauge", "Entries of the prefix table for it.", ("endpoint",)
+    "epp_table_entries", "gauge", "Entries of the prefix table for the endpoint.", ("endpoint",)
 )
 TABLE_BYTES: Final = Spec(
-    "epp_table_bytes", "gauge", "Prompt text that its cache is believed to hold.", ("endpoint",)
+    "epp_table_bytes",
+    "gauge",
+    "Bytes of prompt text that the picker expects in the cache of the endpoint.",
+    ("endpoint",),
 )
-TABLE_CAPACITY: Final = Spec("epp_table_capacity_bytes", "gauge", "Bound of epp_table_bytes.", ("endpoint",))
+TABLE_CAPACITY: Final = Spec(
+    "epp_table_capacity_bytes", "gauge", "Upper bound of epp_table_bytes.", ("endpoint",)
+)
 EVICTIONS: Final = Spec(
-    "epp_table_evictions_total", "counter", "Entries evicted from the table for it.", ("endpoint",)
+    "epp_table_evictions_total", "counter", "Table entries of the endpoint that were evicted.", ("endpoint",)
 )
 PEERS_IN_FLIGHT: Final = Spec(
     "epp_endpoint_peers_in_flight",
     "gauge",
-    "Requests that other pickers say they have open there.",
+    "Requests that other pickers report in flight on the endpoint.",
     ("endpoint",),
 )
 SHARING_CONNECTED: Final = Spec(
     "epp_sharing_connected",
     "gauge",
-    "1 while Redis or the workers' socket takes and gives what pickers share.",
+    "1 while the picker can send and receive over Redis or the workers' socket.",
 )
-SHARING_PEERS: Final = Spec("epp_sharing_peers", "gauge", "Other pickers that are alive.")
+SHARING_PEERS: Final = Spec("epp_sharing_peers", "gauge", "Other pickers that have sent something lately.")
 SHARING_WAITING: Final = Spec(
-    "epp_sharing_waiting_bytes", "gauge", "What waits to be told; sharing.outboxBytes bounds it."
+    "epp_sharing_waiting_bytes",
+    "gauge",
+    "Bytes of events that wait to be sent to other pickers. sharing.outboxBytes is the upper bound.",
 )
 SHARING_SAID_BATCHES: Final = Spec(
-    "epp_sharing_said_batches_total", "counter", "Batches told, life signs included."
+    "epp_sharing_said_batches_total",
+    "counter",
+    "Batches sent to other pickers, including empty ones that only say that this picker is alive.",
 )
-SHARING_SAID_BYTES: Final = Spec("epp_sharing_said_bytes_total", "counter", "Bytes of them.")
+SHARING_SAID_BYTES: Final = Spec(
+    "epp_sharing_said_bytes_total", "counter", "Bytes of batches sent to other pickers."
+)
 SHARING_SAID_EVENTS: Final = Spec(
-    "epp_sharing_said_events_total", "counter", "Events told; a request is two: it begins, it is over."
+    "epp_sharing_said_events_total",
+    "counter",
+    "Events sent to other pickers. Each request sends two: one when it starts and one when it ends.",
 )
 SHARING_DROPPED: Final = Spec(
     "epp_sharing_dropped_events_total",
     "counter",
-    "Events that were never told, since there was no room to let them wait.",
+    "Events dropped because the outbox was full. Other pickers never see these events.",
 )
 SHARING_READ_BYTES: Final = Spec(
     "epp_sharing_read_bytes_total",
     "counter",
-    "Bytes of batches read; from Redis, this picker's own among them.",
+    "Bytes of batches read. From Redis a picker reads its own batches too.",
 )
 SHARING_HEARD: Final = Spec(
-    "epp_sharing_heard_events_total", "counter", "Events of others that were applied."
+    "epp_sharing_heard_events_total", "counter", "Events of other pickers that were applied."
 )
 SHARING_SKIPPED: Final = Spec(
     "epp_sharing_skipped_events_total",
     "counter",
-    "Events of others left out: unresolved (they refer to what was missed), stale (from before an endpoint lost its cache, "
-    "or of another process of its name), stranger (no such endpoint here); and malformed batches.",
+    "Events of other pickers that were ignored, by reason: unresolved (the event refers to a batch that was missed), stale "
+    "(from before the endpoint lost its cache, or about an earlier process of the same name), stranger (this picker does not "
+    "know the endpoint) and malformed (the batch could not be read).",
     ("reason",),
 )
 SHARING_GAPS: Final = Spec(
-    "epp_sharing_gaps_total", "counter", "Times at which batches of another picker were missing."
+    "epp_sharing_gaps_total", "counter", "Times that batches of another picker were missing."
 )
 SHARING_ERRORS: Final = Spec(
     "epp_sharing_errors_total", "counter", "Failed calls to Redis or to the workers' socket.", ("reason",)
 )
 SHARING_TABLES: Final = Spec(
-    "epp_sharing_tables_total", "counter", "Whole tables stored for others, or loaded from them.", ("what",)
+    "epp_sharing_tables_total",
+    "counter",
+    "Whole tables stored for new pickers, or loaded at start.",
+    ("what",),
 )
 SHARING: Final = (
     *(SHARING_CONNECTED, SHARING_PEERS, SHARING_WAITING, SHARING_SAID_BATCHES, SHARING_SAID_BYTES),
     *(SHARING_SAID_EVENTS, SHARING_DROPPED, SHARING_READ_BYTES, SHARING_HEARD, SHARING_SKIPPED),
     *(SHARING_GAPS, SHARING_ERRORS, SHARING_TABLES),
 )
-"""Absent where a picker shares with nobody."""
+"""Metrics that exist only where pickers share."""
 EXACT_MODEL: Final = Spec(
     "epp_exact_model",
     "gauge",
-    "1, for the state of exact mode for a base model: waiting (for the first event), checking (whether its prompts turn up), on, off. Off "
-    "for every model after an error that nobody foresaw, which is in the log.",
+    "Always 1. The label gives the state of exact mode for a base model: waiting (for the first event), checking (whether "
+    "routed prompts appear in the events), on or off. After an unexpected error exact mode is off for every model; the log has the error.",
     ("model", "state"),
 )
 EXACT_PROMPTS: Final = Spec(
     "epp_exact_prompts_total",
     "counter",
-    "Routed prompts by what exact mode made of them: mapped to blocks; of those, matched (their blocks turned up at their server) or "
-    "missed; or why they were not mapped: adapter, arguments, content, error, template, tokenizer, waiting, model, off.",
+    "Routed prompts, by what exact mode did with them. mapped: the prompt was mapped to blocks. matched or missed: its blocks "
+    "did or did not appear on the server. Any other value says why the prompt was not mapped: adapter, arguments, content, error, template, tokenizer, "
+    "waiting, model, off.",
     ("model", "result"),
 )
 EXACT_DROPPED: Final = Spec(
     "epp_exact_dropped_prompts_total",
     "counter",
-    "Routed prompts not looked at, since too many waited for it.",
+    "Routed prompts that exact mode skipped because too many were waiting.",
 )
 EXACT_ENDPOINT: Final = Spec(
     "epp_exact_endpoint",
     "gauge",
-    "1, for what is known of an endpoint's cache: following (all), partly (what it stored since we listen), off.",
+    "Always 1. The label says what the picker knows of the cache of the endpoint: following (everything), partly (what was stored "
+    "since the picker connected) or off.",
     ("endpoint", "state"),
 )
 EXACT_BLOCKS: Final = Spec(
-    "epp_exact_endpoint_blocks", "gauge", "Blocks that it holds, by its own events.", ("endpoint",)
+    "epp_exact_endpoint_blocks", "gauge", "Blocks that the endpoint holds, by its KV events.", ("endpoint",)
 )
 EXACT_CHUNKS: Final = Spec(
-    "epp_exact_endpoint_chunks", "gauge", "Chunks of routed prompts among them.", ("endpoint",)
+    "epp_exact_endpoint_chunks", "gauge", "Chunks of routed prompts that these blocks cover.", ("endpoint",)
 )
 EXACT_EVENTS: Final = Spec(
-    "epp_exact_endpoint_events_total", "counter", "KV events that were heard of it.", ("endpoint",)
+    "epp_exact_endpoint_events_total", "counter", "KV events received from the endpoint.", ("endpoint",)
 )
 EXACT_GAPS: Final = Spec(
     "epp_exact_gaps_total",
     "counter",
-    "Times at which messages of a server were missing: found; of those, lost, since no replay brought them.",
+    "Times that messages of a server were missing. found: all gaps. lost: gaps that the replay did not fill.",
     ("kind",),
 )
-EXACT_MALFORMED: Final = Spec("epp_exact_malformed_total", "counter", "Messages that were no KV events.")
+EXACT_MALFORMED: Final = Spec(
+    "epp_exact_malformed_total", "counter", "Messages that could not be read as KV events."
+)
 EXACT_CORRECTIONS: Final = Spec(
     "epp_exact_corrections_total",
     "counter",
-    "Of the prefix table, by events: chains credited to a server that held them, entries forgotten that it did not hold.",
+    "Corrections of the prefix table by KV events. credited: chains added for a server that holds them. forgotten: entries "
+    "removed for a server that does not hold them.",
     ("kind",),
 )
 EXACT: Final = (
     *(EXACT_MODEL, EXACT_PROMPTS, EXACT_DROPPED, EXACT_ENDPOINT, EXACT_BLOCKS, EXACT_CHUNKS),
     *(EXACT_EVENTS, EXACT_GAPS, EXACT_MALFORMED, EXACT_CORRECTIONS),
 )
-"""Absent without exact mode."""
+"""Metrics that exist only with exact mode."""
 STATE: Final = (
     *(
         POLICY,
@@ -356,4 +411,4 @@ STATE: Final = (
     *SHARING,
     *EXACT,
 )
-"""Read from the picker's state when Prometheus asks."""
+"""Metrics that are read from the state of the picker at each scrape by Prometheus."""
