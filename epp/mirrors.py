@@ -6,9 +6,9 @@ its only caller.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from epp.endpoints.cache_size import CacheSize
@@ -17,7 +17,7 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.learning import TokenEstimate
 from epp.endpoints.state import EndpointState
 from epp.policy import PolicySpec
-from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
+from epp.prefix.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 from epp.prefix.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
@@ -35,9 +35,6 @@ _RESIZE_RATIO = 0.02
 
 _TOKEN_ID_BYTES = 4
 
-_root_seed = functools.lru_cache(maxsize=1024)(root_seed)
-"""A fleet has few models, and few salts are in use at once."""
-
 
 class Prompt(Struct, frozen=True):
     """One request's prompt as the mirrors see it."""
@@ -54,6 +51,7 @@ class Mirrors:
         self._spec = spec
         self._learned: dict[str, Learned] = {}
         self.schedule = _schedule(spec)
+        self._roots = Roots(self.schedule)
         self.table = self._new_table()
         """Another one once chunks are cut differently."""
         self._known_bytes: dict[EndpointName, int] = {}
@@ -72,6 +70,7 @@ class Mirrors:
                 self.fit(state)
             return True
         self.schedule = _schedule(spec)
+        self._roots = Roots(self.schedule)
         self.table = self._new_table()
         self.slower.clear()
         for state in states:
@@ -211,15 +210,22 @@ class Mirrors:
             return []
         return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
 
-    def next_turn_chain(self, inference: InferenceRequest, answer_text: str) -> list[ChunkHash]:
-        """Of what the next turn will start with; empty where that cannot be foreseen."""
-        grown = next_turn_prompt(inference, answer_text)
-        return (
-            hash_chain(grown, seed=self._seed(inference), schedule=self.schedule) if grown is not None else []
-        )
+    def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
+        """The request with only those bytes of its prompt that are in no chunk: all that its next turn's chain needs."""
+        covered = self.schedule.end_bytes(len(chain))
+        return msgspec.structs.replace(inference, prompt=inference.prompt[covered:], shaping=b"")
+
+    def next_turn_chain(
+        self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
+    ) -> list[ChunkHash]:
+        """Of what the next turn will start with; empty where that cannot be foreseen. chain, remainder: this turn's."""
+        grown = next_turn_prompt(remainder, answer_text)
+        if grown is None:
+            return []
+        return continued_chain(chain, grown, seed=self._seed(remainder), schedule=self.schedule)
 
     def _seed(self, inference: InferenceRequest) -> int:
-        return _root_seed(schedule=self.schedule, model=inference.model, cache_salt=inference.cache_salt)
+        return self._roots.seed(model=inference.model, cache_salt=inference.cache_salt)
 
     def _new_table(self) -> PrefixTable:
         table = self._spec.table

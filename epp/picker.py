@@ -237,8 +237,8 @@ class Picker:
             return
         if ticket.prefix_lost or not self._mirrored(ticket):
             return
-        chain = self._mirrors.next_turn_chain(conversation, feedback.text)
-        if len(chain) > len(ticket.chain) and chain[: len(ticket.chain)] == ticket.chain:
+        chain = self._mirrors.next_turn_chain(ticket.chain, conversation, feedback.text)
+        if len(chain) > len(ticket.chain):
             self.table.record(ticket.state.endpoint.name, chain, now=now)
             if self._journal is not None:
                 self._journal.append(("grew", now, ticket.state, chain))
@@ -348,7 +348,7 @@ class Picker:
             process=state.process,
             booking=booking,
             streams=inference.stream,
-            conversation=inference if sampled else None,
+            conversation=self._mirrors.remainder(inference, prompt.chain) if sampled else None,
             prompt=prompt,
             recorded=recorded,
             table=self.table,

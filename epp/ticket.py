@@ -22,7 +22,7 @@ class Ticket(Pick, eq=False, kw_only=True):
     booking: Booking
     streams: bool
     conversation: InferenceRequest | None
-    """For what a sampled answer teaches; of all other requests the prompt is let go, since thousands may be held."""
+    """For what a sampled answer teaches: the request with only the end of its prompt, since thousands may be held."""
     prompt: Prompt
     recorded: Recorded | None
     table: PrefixTable

@@ -285,7 +285,7 @@ _EVENTS: Final[dict[str, Callable[[Any, frozenset[str], Modes | None], Event]]] 
 def encode(action: Action) -> bytes:
     """One ProcessingResponse."""
     if isinstance(action, Answer):
-        return _encode_answer(action)
+        return _kept_answer(action) if _repeats(action) else _encode_answer(action)
     response = ext_proc.ProcessingResponse()
     if isinstance(action, Echo):
         streamed = getattr(response, action.slot.value).response.body_mutation.streamed_response
@@ -300,7 +300,13 @@ def encode(action: Action) -> bytes:
     return bytes(response.SerializeToString())
 
 
-@functools.lru_cache(maxsize=4096)
+def _repeats(answer: Answer) -> bool:
+    """It names servers at most. Scores, ids and explanations hardly come twice, and clients can ask for them."""
+    if answer.scores or len(answer.destination) > _KEPT_BYTES:
+        return False
+    return all(name == DESTINATION for name, _ in answer.set_headers)
+
+
 def _encode_answer(answer: Answer) -> bytes:
     response = ext_proc.ProcessingResponse()
     part = getattr(response, answer.slot.value)
@@ -321,6 +327,9 @@ def _encode_answer(answer: Answer) -> bytes:
         response.mode_override.response_header_mode = _SEND
         response.mode_override.response_body_mode = _STREAMED
     return bytes(response.SerializeToString())
+
+
+_kept_answer = functools.lru_cache(maxsize=4096)(_encode_answer)
 
 
 def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from epp.errors import PickError, SaturatedError
 from epp.extproc.events import Refuse
+from epp.request.names import bounded_name
 from epp.types import Address, Endpoint
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -60,6 +61,10 @@ class RequestHead(Struct):
     debug: bool
     prescribed: str
 
+    def forget(self) -> None:
+        """Let go of what only the pick needs: the stream may stay open for long, and clients choose how much this is."""
+        self.path = self.session = self.prescribed = ""
+
 
 def read_head(headers: Sequence[tuple[str, str]], *, session_header: str, debug_header: str) -> RequestHead:
     found = collect(headers)
@@ -70,7 +75,7 @@ def read_head(headers: Sequence[tuple[str, str]], *, session_header: str, debug_
         declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
         encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
         client_destination=DESTINATION in found,
-        session=found.get(session_header, ""),
+        session=bounded_name(found.get(session_header, "")),
         debug=bool(debug_header) and debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
     )

@@ -211,7 +211,9 @@ class ExtProcServer:
             if data is _EOF:
                 return
             event = decode(data, names=names, response_names=RESPONSE_NAMES, first=stream.first)
-            for action in stream.receive(event, now=self._clock()):
+            actions = stream.receive(event, now=self._clock())
+            del data, event  # A body must not stay in memory until the next message.
+            for action in actions:
                 await context.write(encode(action))
             if stream.picked and not kept_house:
                 kept_house = True

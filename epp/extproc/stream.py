@@ -303,14 +303,16 @@ class HttpStream:
             prescribed = read_prescribed(head.prescribed, self._picker.endpoints())
             if not prescribed:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        subset, self._subset = self._subset, None
         request = PickRequest(
             request_id=head.request_id,
             inference=inference,
             body_bytes=max(len(body), head.declared_bytes),
-            subset=None if self._subset is None else read_addresses(self._subset),
+            subset=None if subset is None else read_addresses(subset),
             session=head.session,
             prescribed=prescribed,
         )
+        head.forget()
         pick = self._picker.pick(request, now=now)
         self._observer.picked(pick, seconds=self._timer() - started)
         return pick

@@ -15,6 +15,7 @@ from epp.kvevents.alignment import aligned_blocks, chunk_ends, whole_blocks
 from epp.kvevents.conversation import Text, UnreadableError, read_conversation
 from epp.kvevents.hashing import BlockHasher, BlockName
 from epp.kvevents.shaping import Shaping, ShapingError, read_shaping
+from epp.request.names import is_digest
 from epp.residency import Routed
 from epp.types import ApiKind, InferenceRequest
 
@@ -81,6 +82,8 @@ def map_prompt(
     inference = routed.inference
     if routed.adapter and adapter_path is None:
         raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
+    if is_digest(inference.cache_salt):
+        raise UnmappedError("the cache salt is too long to be kept", reason="arguments")
     ids, read = _read(inference, language)
     adapter = (routed.adapter, adapter_path) if adapter_path is not None else None
     blocks = hasher.names(ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt)

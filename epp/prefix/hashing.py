@@ -7,14 +7,16 @@ versions start from different roots. Every replica of the picker must compute th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
 from epp.types import ChunkHash
 
-_SCHEME = b"prefix-gateway chain 1"
+_SCHEME = b"prefix-gateway chain 2"
 """Change the number with the canonical form of prompts or with anything here: old hashes then match nothing."""
 
 
@@ -50,14 +52,29 @@ class ChunkSchedule:
         return early * self.chunk_bytes + (k - early) * self.later_chunk_bytes
 
 
-def root_seed(*, schedule: ChunkSchedule, model: str, adapter: str = "", cache_salt: str = "") -> int:
-    """The seed of a chain's first hash: prompts that may not share a server's cache never share a root."""
-    parts = [_SCHEME]
-    parts += [
-        b"%d" % n for n in (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
-    ]
-    parts += [text.encode("utf-8", "surrogatepass") for text in (model, adapter, cache_salt)]
-    return xxh3_64_intdigest(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
+class Roots:
+    """The seeds of chains' first hashes: prompts that may not share a server's cache never share a root.
+
+    Nothing is remembered of what clients send: a seed takes about a microsecond, and models and salts may be as many as requests.
+    """
+
+    __slots__ = ("_start",)
+
+    def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
+        """secret: 64 bytes at most. Who does not know it cannot tell which texts have equal hashes."""
+        sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
+        self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
+
+    def seed(self, *, model: str, cache_salt: str = "") -> int:
+        """Of prompts to a model or adapter."""
+        root = self._start.copy()
+        root.update(_framed(*(text.encode("utf-8", "surrogatepass") for text in (model, cache_salt))))
+        return int.from_bytes(root.digest(), "little")
+
+
+def _framed(*parts: bytes) -> bytes:
+    """Each part behind its length, so that no two lists of parts give equal bytes."""
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
@@ -74,3 +91,14 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[Chu
         seed = xxh3_64_intdigest(view[start : start + size], seed)
         append(seed)
     return cast("list[ChunkHash]", chain)
+
+
+def continued_chain(
+    chain: Sequence[ChunkHash], rest: bytes, *, seed: int, schedule: ChunkSchedule
+) -> list[ChunkHash]:
+    """The chain of a longer prompt. rest: its bytes from the end of the chain's last chunk on; `seed` roots an empty chain."""
+    grown, covered, at = list(chain), schedule.end_bytes(len(chain)), 0
+    while (end := schedule.end_bytes(len(grown) + 1) - covered) <= len(rest):
+        grown.append(ChunkHash(xxh3_64_intdigest(rest[at:end], grown[-1] if grown else seed)))
+        at = end
+    return grown

@@ -23,6 +23,7 @@ from epp.errors import BadRequestError
 from epp.request import canonical
 from epp.request.canonical import Content, JsonObject, bad_field
 from epp.request.jsontext import plain_text
+from epp.request.names import bounded_name
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest
 
@@ -187,7 +188,7 @@ def _parse_other(body: Body) -> InferenceRequest:
         model = _DECODE_OTHER.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         model = ""  # Multipart forms, uploads, somebody else's JSON: routed by load.
-    return InferenceRequest(kind=ApiKind.OTHER, model=model if isinstance(model, str) else "")
+    return InferenceRequest(kind=ApiKind.OTHER, model=bounded_name(model) if isinstance(model, str) else "")
 
 
 def _parse_chat(body: Body) -> InferenceRequest:
@@ -315,7 +316,7 @@ def _request(
         more_prompt_bytes=more_prompt_bytes,
         token_ids=token_ids,
         opaque=not token_ids and canonical.OPAQUE in prompt,
-        cache_salt=body.cache_salt or "",
+        cache_salt=bounded_name(body.cache_salt or ""),
         stream=body.stream is True,
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
@@ -326,7 +327,7 @@ def _request(
 def _model(body: _Body) -> str:
     if not body.model:
         raise _no_model()
-    return body.model
+    return bounded_name(body.model)
 
 
 def _no_model() -> BadRequestError:

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from epp.prefix.hashing import ChunkSchedule, root_seed
+from epp.prefix.hashing import ChunkSchedule, Roots
 
 FORMAT: Final = 1
 HASH_BYTES: Final = 8
@@ -185,5 +185,5 @@ def channel_of(pool: str, schedule: ChunkSchedule) -> str:
 
     In braces, so that all keys of a channel live on one node of a cluster.
     """
-    scheme = root_seed(schedule=schedule, model="")
+    scheme = Roots(schedule).seed(model="")
     return f"prefix-gateway:{{{pool}:{FORMAT}:{scheme:016x}}}"

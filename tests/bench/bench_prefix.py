@@ -17,7 +17,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
+from epp.prefix.hashing import ChunkSchedule, Roots, hash_chain
 from epp.prefix.table import PrefixTable
 from epp.types import ChunkHash, EndpointName
 
@@ -162,7 +162,7 @@ class Clock:
 
 def bench_hashing() -> None:
     print(f"\n{'hashing':<20}{'chunks':>8}{'us':>10}")
-    seed = root_seed(schedule=SCHEDULE, model="model")
+    seed = Roots(SCHEDULE).seed(model="model")
     for kb in (1, 40, 400):
         prompt = os.urandom(kb * 1000)
         times_us = []

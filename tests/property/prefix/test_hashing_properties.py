@@ -6,7 +6,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
+from epp.prefix.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 
 schedules = st.builds(
     ChunkSchedule,
@@ -16,7 +16,7 @@ schedules = st.builds(
 )
 seeds = st.integers(min_value=0, max_value=2**64 - 1)
 prompts = st.binary(max_size=600) | st.text(max_size=300).map(lambda text: text.encode())
-identities = st.tuples(st.text(max_size=8), st.text(max_size=8), st.text(max_size=8))
+identities = st.tuples(st.binary(max_size=8), st.text(max_size=8), st.text(max_size=8))
 
 
 def plain_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[int]:
@@ -46,6 +46,16 @@ def test_chain_of_a_prefix_is_a_prefix_of_the_chain(
     assert hash_chain(prompt + more, seed=seed, schedule=schedule)[: len(chain)] == chain
 
 
+@given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
+def test_a_chain_goes_on_from_the_bytes_behind_its_last_chunk(
+    prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
+) -> None:
+    chain = hash_chain(prompt, seed=seed, schedule=schedule)
+    rest = prompt[schedule.end_bytes(len(chain)) :] + more
+    grown = continued_chain(chain, rest, seed=seed, schedule=schedule)
+    assert grown == hash_chain(prompt + more, seed=seed, schedule=schedule)
+
+
 @given(n_bytes=st.integers(min_value=0, max_value=3000), schedule=schedules)
 def test_full_chunks_and_covered_bytes_agree(n_bytes: int, schedule: ChunkSchedule) -> None:
     chunks = schedule.chunks_in(n_bytes)
@@ -68,13 +78,13 @@ def test_a_changed_byte_changes_every_hash_from_its_chunk_on(
 
 
 @given(prompt=prompts, one=identities, other=identities)
-def test_different_model_adapter_or_salt_never_share_a_hash(
-    prompt: bytes, one: tuple[str, str, str], other: tuple[str, str, str]
+def test_different_secret_model_or_salt_never_share_a_hash(
+    prompt: bytes, one: tuple[bytes, str, str], other: tuple[bytes, str, str]
 ) -> None:
     schedule = ChunkSchedule(chunk_bytes=8, later_chunk_bytes=16, later_from_bytes=32)
     chains = []
-    for model, adapter, salt in (one, other):
-        seed = root_seed(schedule=schedule, model=model, adapter=adapter, cache_salt=salt)
+    for secret, model, salt in (one, other):
+        seed = Roots(schedule, secret=secret).seed(model=model, cache_salt=salt)
         chains.append(hash_chain(prompt, seed=seed, schedule=schedule))
     if one == other:
         assert chains[0] == chains[1]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import xxhash
 
-from epp.prefix.hashing import ChunkSchedule, hash_chain, root_seed
+from epp.prefix.hashing import ChunkSchedule, Roots, hash_chain
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
 
@@ -60,15 +60,14 @@ def test_a_prompt_shorter_than_a_chunk_has_no_chain() -> None:
 
 def test_root_is_stable_across_releases() -> None:
     # Replicas of different builds share hashes: whoever changes this value must change the scheme's version.
-    assert root_seed(schedule=ChunkSchedule(), model="m", adapter="a", cache_salt="s") == 0x3D3948CA2C4E8E3C
+    assert Roots(ChunkSchedule(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
 
 
 def test_roots_differ_by_every_part_and_by_where_it_ends() -> None:
-    parts = [("ab", "", ""), ("a", "b", ""), ("a", "", "b"), ("", "ab", ""), ("", "a", "b"), ("", "", "ab")]
-    parts += [("", "", ""), ("a\x00", "b", ""), ("a", "\x00b", ""), ("\udcff", "", "")]
+    parts = [("ab", ""), ("a", "b"), ("", "ab"), ("", ""), ("a\x00", "b"), ("a", "\x00b"), ("\udcff", "")]
     schedules = [ChunkSchedule(), SMALL, ChunkSchedule(4, 8, 10), ChunkSchedule(8, 4, 10)]
     roots = [
-        root_seed(schedule=schedule, model=model, adapter=adapter, cache_salt=salt)
-        for schedule, (model, adapter, salt) in itertools.product(schedules, parts)
+        Roots(schedule, secret=secret).seed(model=model, cache_salt=salt)
+        for schedule, secret, (model, salt) in itertools.product(schedules, (b"", b"a", b"b"), parts)
     ]
     assert len(set(roots)) == len(roots)

@@ -1,0 +1,29 @@
+"""Names that clients choose: models, adapters, cache salts, sessions. A long one is replaced by a digest at the door.
+
+Names are keys and labels further in, and some are kept after the request has ended. A client may send one of many
+megabytes, so nothing behind the door ever sees a name of more than `MAX_NAME_CHARS` + 1 characters.
+Called by `parse` for the body's fields and by `extproc` for headers.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+MAX_NAME_CHARS: Final = 1024
+"""The endpoints file allows no longer name of an adapter, so a longer name is never one that a server has."""
+
+_DIGEST_BYTES: Final = 16
+
+
+def bounded_name(name: str) -> str:
+    """The name itself; of a long one its beginning and a digest, one character longer than any name that is kept."""
+    if len(name) <= MAX_NAME_CHARS:
+        return name
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{name[: MAX_NAME_CHARS - len(digest)]}~{digest}"
+
+
+def is_digest(name: str) -> bool:
+    """Whether `bounded_name` replaced it, so that the name as it was sent is not known any more."""
+    return len(name) > MAX_NAME_CHARS

@@ -1,0 +1,92 @@
+"""What a request leaves in memory, while it is open and once it has ended, whatever its client sent."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from epp.extproc.events import RequestBody, RequestHeaders, ResponseHeaders
+from epp.extproc.stream import HttpStream
+from epp.policy import Sampling
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+from tests.unit.extproc.stream_bench import BUFFERED, HEADERS, Bench
+
+_LONG = 400_000
+_REQUESTS = 40
+_KEPT_BYTES = 50_000
+"""Of one request: its record, its booking, its chain of some hundred hashes in the table."""
+
+
+class Watched(Bench):
+    """Counts as a real picker does: its decisions are kept, too."""
+
+    def __init__(self) -> None:
+        super().__init__(sampling=Sampling(share=1.0))
+        self.metrics = Metrics(decisions=DecisionRing(keep=1000), state=_no_status)
+
+    def stream(self) -> HttpStream:
+        return HttpStream(
+            self.picker,
+            self.metrics,
+            settings=self.settings,
+            new_request_id=lambda: "made",
+            timer=lambda: 0.0,
+        )
+
+
+def _no_status() -> PickerStatus:
+    raise AssertionError("nobody looks at the metrics here")
+
+
+def _request(number: int, **fields: object) -> tuple[RequestHeaders, RequestBody]:
+    long = f"{number:06}" + "x" * _LONG
+    extra = ((":path", f"/{long}/v1/completions"), ("x-session-id", long), ("x-request-id", long))
+    head = RequestHeaders((*HEADERS[:1], *extra), end_of_stream=False, subset=None, modes=BUFFERED)
+    body = {"model": "m", "prompt": "tell me about foxes", "stream": True} | {
+        key: long if value == "long" else value for key, value in fields.items()
+    }
+    return head, RequestBody(json.dumps(body).encode(), end_of_stream=True)
+
+
+@pytest.fixture
+def _traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def _held_bytes() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "open"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"model": "long"}, {"cache_salt": "long"}, {"user": "long"}, {"prompt": "long"}],
+    ids=["model", "salt", "unread", "prompt"],
+)
+def test_nothing_that_a_client_sends_is_kept_at_its_length(*, fields: dict[str, object], ends: bool) -> None:
+    bench, streams = Watched(), []
+    before = _held_bytes()
+    for number in range(_REQUESTS):
+        stream = bench.stream()
+        for event in _request(number, **fields):
+            stream.receive(event, now=float(number))
+        answer = ResponseHeaders(
+            [(":status", "200"), ("content-type", "text/event-stream")], end_of_stream=False
+        )
+        stream.receive(answer, now=number + 0.1)
+        if ends:
+            stream.close(now=number + 0.2)
+        else:
+            streams.append(stream)
+    assert bench.in_flight() == len(streams)
+    assert _held_bytes() - before < _REQUESTS * _KEPT_BYTES
