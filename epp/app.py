@@ -33,6 +33,7 @@ from epp.modelserver.scraper import Scraper
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.request import jsontext
+from epp.request.blocked import BlockedPaths
 from epp.sharing import start as sharing
 from epp.status import live_of, status_of
 from epp.telemetry.admin import AdminServer
@@ -148,6 +149,7 @@ class App:
             listen=self._listen,
             settings=StreamSettings(
                 max_body_bytes=config.envoy.max_body_bytes,
+                blocked=BlockedPaths(config.blocked_paths),
                 hold_streams=config.hold_streams,
                 conformance_headers=config.conformance_headers,
                 scores_metadata=config.scores_metadata,

@@ -82,10 +82,12 @@ class Admin(_Section, frozen=True):
 
 BLOCKED_PATHS: Final = (
     "/abort_requests",
+    "/adapters",
     "/collective_rpc",
     "/fault_tolerance",
     "/finish_weight_update",
     "/get_world_size",
+    "/inference/v1/abort_requests",
     "/init_weight_transfer_engine",
     "/is_paused",
     "/is_scaling_elastic_ep",
@@ -116,7 +118,7 @@ BLOCKED_PATHS: Final = (
     "/weight_checker",
     "/weight_info",
 )
-"""What vLLM serves for its operators, all of its development mode included."""
+"""What vLLM serves for its operators, in all of its modes."""
 
 
 class Envoy(_Section, frozen=True):
@@ -156,12 +158,6 @@ class Envoy(_Section, frozen=True):
     http2_cleartext: Annotated[
         bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")
     ] = True
-    blocked_paths: Annotated[
-        tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
-        Meta(
-            description="Clients get 404 for these paths of the model servers and for all paths below them. A list here replaces the default list."
-        ),
-    ] = BLOCKED_PATHS
     tls: Tls | None = None
     access_log: bool = True
 
@@ -310,6 +306,12 @@ class Config(_Section, frozen=True):
     drain_seconds: Annotated[
         float, Meta(ge=0, le=86400, description="After SIGTERM, longest wait for the streams in flight.")
     ] = 30.0
+    blocked_paths: Annotated[
+        tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
+        Meta(
+            description="Clients get 404 for whatever begins with one of these paths, in any spelling: from the picker behind any gateway, and from our Envoy also while the picker is away. A list here replaces the default."
+        ),
+    ] = BLOCKED_PATHS
     conformance_headers: Annotated[
         bool,
         Meta(

@@ -27,6 +27,14 @@ class BadRequestError(PickError):
         self.reason = reason
 
 
+class BlockedPathError(PickError):
+    """A page of the model servers for their operators."""
+
+    status = 404
+    reason = "path_not_served"
+    error_type = "not_found_error"
+
+
 class BodyTooLargeError(PickError):
     status = 413
     reason = "body_too_large"

@@ -74,6 +74,7 @@ from epp.envoy.names import (
     STAT_PREFIX,
     SUBSET_NAMESPACE,
 )
+from epp.errors import BlockedPathError
 
 if TYPE_CHECKING:
     from epp.config import Config
@@ -157,7 +158,7 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router])],
         route_config=RouteConfiguration(
             name=STAT_PREFIX,
-            virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=_routes(envoy))],
+            virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=_routes(config))],
         ),
         local_reply_config=_errors_as_json(),
         access_log=[_access_log()] if envoy.access_log else [],
@@ -202,18 +203,17 @@ def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
     )
 
 
-def _routes(envoy: EnvoyConfig) -> list[Route]:
+def _routes(config: Config) -> list[Route]:
     """First match wins: what is not for clients, then everything else."""
-    return [*(_blocked(path) for path in envoy.blocked_paths), _to_model_servers(envoy)]
+    return [*(_blocked(path) for path in config.blocked_paths), _to_model_servers(config.envoy)]
 
 
 def _blocked(path: str) -> Route:
-    """404 for `path` and all below it, without asking the picker. One expression for all is more than Envoy compiles."""
+    """404 for what begins with `path`, as from the picker, which may be away. One expression for all is more than Envoy compiles."""
+    body = _error("not served by this gateway", BlockedPathError.error_type, code=BlockedPathError.reason)
     return Route(
-        match=RouteMatch(path_separated_prefix=path),
-        direct_response=DirectResponseAction(
-            status=404, body_format=_error("not served by this gateway", "not_found_error", code=404)
-        ),
+        match=RouteMatch(prefix=path, case_sensitive=False),
+        direct_response=DirectResponseAction(status=BlockedPathError.status, body_format=body),
         typed_per_filter_config={EXT_PROC: AnyMessage.pack(ExtProcPerRoute(disabled=True))},
     )
 

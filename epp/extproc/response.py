@@ -22,6 +22,7 @@ from epp.extproc.events import (
 )
 from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
 from epp.policy import Policy
+from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader
 from epp.types import Address, ApiKind, Endpoint
 
@@ -29,6 +30,8 @@ PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
 """Go on without any change."""
 
 _SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+
+_NOTHING_BLOCKED: Final = BlockedPaths(())
 
 Outcome = Literal["ended", "aborted", "failed"]
 
@@ -61,6 +64,7 @@ class StreamSettings:
     """The data plane may be asked to stream a sampled answer."""
     clear_route_cache: bool = True
     """Let the data plane choose the route again, now that the destination header is there."""
+    blocked: BlockedPaths = _NOTHING_BLOCKED
     assumed_modes: Modes = _SILENT_FULL_DUPLEX
     """The endpoint picker protocol asks for full duplex, so that is what a silent data plane is taken to do."""
 

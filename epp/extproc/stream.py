@@ -26,7 +26,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from epp.decision import Observer, Pick, PickRequest
-from epp.errors import BodyTooLargeError, NoEndpointError, PickError
+from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, PickError
 from epp.extproc.bodies import UNREAD, looks_whole, pieces, read_body
 from epp.extproc.events import (
     Action,
@@ -198,6 +198,8 @@ class HttpStream:
         mode = self._modes.request_body
         if self._response.status is not None:
             return self._pass_on(Slot.REQUEST_HEADERS)
+        if self._settings.blocked.refuse(head.path):
+            return self._refuse(BlockedPathError("not served by this gateway"))
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
             return self._refuse(self._too_large())
         if event.end_of_stream or mode is BodyMode.NONE:

@@ -68,6 +68,8 @@ class Received:
     path: str
     headers: Mapping[str, str]
     body: bytes
+    target: str = ""
+    """The path and query as they came on the wire."""
     finished: bool = False
     """The whole answer was written; False for ever when the client went away."""
 
@@ -129,7 +131,13 @@ class Backend:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        received = Received(request.method, request.path, request.headers.copy(), await request.read())
+        received = Received(
+            request.method,
+            request.path,
+            request.headers.copy(),
+            await request.read(),
+            target=request.raw_path,
+        )
         self.received.append(received)
         behaviour = self.behaviour
         await behaviour.before_headers.passed()

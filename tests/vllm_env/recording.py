@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tests.vllm_env import routes
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer, start_all
@@ -47,6 +48,7 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
             cleanup.callback(small.stop)
             cleanup.callback(plain.stop)
             files = record_pages(plain)
+            files["routes.json"] = _as_lines(read_routes(environment))
             progress("recorded pages and answers; recording KV events")
             for server in (plain, small):
                 algorithm = server.options.hash_algorithm
@@ -56,6 +58,19 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
     for file, text in files.items():
         (DATA_FOLDER / file).write_text(text)
         progress(f"wrote {file}, {len(text):,} characters")
+
+
+def read_routes(environment: VllmEnvironment) -> list[dict[str, str]]:
+    """Every route of vLLM, in all of its modes; takes a quarter of a minute."""
+    done = subprocess.run(
+        [environment.python, "-W", "ignore", str(routes.__file__)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    found: list[dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def record_pages(server: VllmServer) -> dict[str, str]:
@@ -226,6 +241,10 @@ def _one_item_a_line(value: Mapping[str, object]) -> str:
             text = "[\n" + ",\n".join(json.dumps(item) for item in part) + "\n]"
         parts.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _as_lines(items: list[dict[str, str]]) -> str:
+    return "[\n" + ",\n".join(map(json.dumps, items)) + "\n]\n"
 
 
 def _as_json(value: object) -> str:

@@ -28,10 +28,9 @@ def golden_config() -> Config:
         endpoints_file="/etc/prefix-gateway/endpoints.yaml",
         listen=Listen(address="unix:/run/prefix-gateway/picker.sock"),
         workers=2,
-        # Two of the blocked paths: all of them are 500 lines of the same.
-        envoy=Envoy(
-            eds_file="/run/prefix-gateway/eds.json", blocked_paths=("/metrics", "/v1/load_lora_adapter")
-        ),
+        # Two of them: all are 500 lines of the same.
+        blocked_paths=("/metrics", "/v1/load_lora_adapter"),
+        envoy=Envoy(eds_file="/run/prefix-gateway/eds.json"),
     )
 
 

@@ -1,0 +1,77 @@
+"""Which paths no client may reach: the model servers' pages for their operators, in every spelling.
+
+A path is refused when a gateway, a proxy or a model server on its way could read it as a blocked one. So it is compared in
+several readings: percent-encoding undone up to `_DECODINGS` times, dot segments resolved and left alone, slashes merged,
+backslashes as slashes, parameters (`;a=b`), control characters and spaces taken out, in any case. What begins with a
+blocked path is blocked too: vLLM serves its metrics at `/metricsX`, and every route with a line feed at its end.
+A path that is refused for nothing would be a 404 of the model server. Pure; called by `extproc.stream`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+from urllib.parse import unquote
+
+_MAX_CHARS: Final = 2048
+"""A longer path that needs more than one reading is refused unread: reading stays under half a millisecond."""
+_DECODINGS: Final = 3
+"""More than two hops that each decode once more are not to be expected."""
+
+_PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)+")
+"""A path with one reading. All of vLLM's own are such."""
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
+_CLEANED: Final = str.maketrans({"\\": "/"} | dict.fromkeys(map(chr, (*range(33), 127))))
+
+
+class BlockedPaths:
+    """`prefixes` as the configuration lists them: each begins with a slash and does not end with one."""
+
+    __slots__ = ("_prefixes",)
+
+    def __init__(self, prefixes: Iterable[str]) -> None:
+        self._prefixes = tuple(prefix.lower() for prefix in prefixes)
+
+    def refuse(self, target: str) -> bool:
+        """Whether a request for `target`, its `:path` as it came, must not go on."""
+        path = target.partition("?")[0]
+        if _PLAIN.fullmatch(path):
+            return path.startswith(self._prefixes)
+        if not self._prefixes:
+            return False
+        if len(path) > _MAX_CHARS:
+            return True
+        return any(reading.startswith(self._prefixes) for reading in _readings(path))
+
+
+def _readings(path: str) -> Iterator[str]:
+    """What others may take the path for."""
+    if not path.startswith("/"):
+        path = _ORIGIN.sub("", path, count=1)
+    for _ in range(_DECODINGS + 1):
+        segments = [s.partition(";")[0] for s in path.translate(_CLEANED).lower().split("/")]
+        yield _merged(segments)
+        if ".." in segments:
+            # Whether slashes are merged before dot segments are resolved, or after, differs from hop to hop.
+            yield _merged(_resolved(s for s in segments if s))
+            yield _merged(_resolved(segments[1:]))
+        decoded = unquote(path)
+        if decoded == path:
+            return
+        path = decoded
+
+
+def _merged(segments: Iterable[str]) -> str:
+    return "/" + "/".join(s for s in segments if s not in ("", "."))
+
+
+def _resolved(segments: Iterable[str]) -> list[str]:
+    """Without dot segments, as RFC 3986 removes them: an empty segment is one like any other."""
+    kept: list[str] = []
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    return kept

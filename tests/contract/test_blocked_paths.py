@@ -1,0 +1,74 @@
+"""What is blocked, held against vLLM's own router: no spelling of a path leads it to a page for operators.
+
+The list is recorded; where vLLM is built, vLLM is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from epp.config import BLOCKED_PATHS
+from epp.request.blocked import BlockedPaths
+from tests.contract.spellings import combined, single
+from tests.contract.vllm_routes import FOR_CLIENTS, ROUTES, SAMPLES, reaches_operators
+from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.recording import read_routes
+
+pytest_plugins = ["tests.vllm_env.fixtures"]
+
+
+def spellings() -> Iterator[str]:
+    for path in SAMPLES:
+        yield from single(path)
+        yield from combined(path, count=300, seed=1)
+
+
+def test_the_oracle_knows_vllms_odd_ones() -> None:
+    for target in (
+        "/metricsX",
+        "/metrics.json",
+        "/metrics;a=b",
+        "/metrics%20",
+        "/sleep%0a",
+        "/%73leep?a=b",
+        "/adapters/x",
+    ):
+        assert reaches_operators(target), target
+    for target in ("/v1/models", "/sleepX", "/Sleep", "//sleep"):
+        assert not reaches_operators(target), target
+
+
+def test_no_spelling_reaches_a_page_for_operators() -> None:
+    blocked = BlockedPaths(BLOCKED_PATHS)
+    tried = list(spellings())
+    assert [target for target in tried if reaches_operators(target) and not blocked.refuse(target)] == []
+    assert sum(map(reaches_operators, tried)) > 500, "the spellings try nothing"
+
+
+def test_every_single_disguise_is_refused_though_vllm_would_not_know_it() -> None:
+    """Another gateway, or another server, may read what vLLM does not."""
+    blocked = BlockedPaths(BLOCKED_PATHS)
+    assert [target for path in SAMPLES for target in single(path) if not blocked.refuse(target)] == []
+
+
+def test_every_route_for_clients_passes() -> None:
+    blocked = BlockedPaths(BLOCKED_PATHS)
+    known = {route["path"] for route in ROUTES}
+    assert known >= FOR_CLIENTS, "gone from vLLM"
+    for path in FOR_CLIENTS:
+        for target in (path, f"{path}?a=b", path.replace("{response_id}", "resp_5f3A.x"), f"{path}/"):
+            assert not blocked.refuse(target), target
+
+
+def test_nothing_is_listed_that_vllm_does_not_serve() -> None:
+    # As SGLang and older releases of vLLM have it.
+    others = {"/resume_kv_cache_memory"}
+    unknown = {path for path in BLOCKED_PATHS if not any(s.startswith(path) for s in SAMPLES)}
+    assert unknown <= others
+
+
+@pytest.mark.vllm
+def test_the_recorded_routes_are_those_of_this_vllm(vllm_environment: VllmEnvironment) -> None:
+    assert read_routes(vllm_environment) == ROUTES
