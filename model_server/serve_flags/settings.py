@@ -7,6 +7,7 @@ from pathlib import Path
 
 from model_server.core.request import Adapter
 from model_server.serve_flags import backends, beyond, cache
+from model_server.server.models import DEFAULT_MAX_ADAPTERS
 from model_server.server.serve import ServerSettings
 from model_server.weights.known import SMOLLM2
 
@@ -31,6 +32,8 @@ def settings(args: argparse.Namespace) -> ServerSettings:
         model=args.model or ("made-up" if args.runner == "cost" else SMOLLM2),
         served_names=tuple(args.served_model_name),
         adapters=tuple(_adapter(text) for text in args.lora),
+        max_adapters=args.max_adapters,
+        allow_runtime_lora_updating=args.allow_runtime_lora_updating,
         num_blocks=args.num_blocks,
         block_size_tokens=args.block_size,
         enable_prefix_caching=not args.no_prefix_caching,
@@ -53,6 +56,7 @@ def _check(args: argparse.Namespace) -> None:
         ("--max-queue", args.max_queue),
         ("--stream-interval", args.stream_interval),
         ("--max-body-bytes", args.max_body_bytes),
+        ("--max-adapters", args.max_adapters),
         ("--num-blocks", args.num_blocks),
         ("--max-model-len", args.max_model_len),
     ):
@@ -95,7 +99,20 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME[=PATH]",
-        help="LoRA adapter served from the start; may be repeated. More at run time: /v1/load_lora_adapter",
+        help="LoRA adapter served from the start; may be repeated",
+    )
+    group.add_argument(
+        "--allow-runtime-lora-updating",
+        action="store_true",
+        help="let clients load and unload adapters at /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM does with "
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING; a client can then name any folder that this process can read (default: 404)",
+    )
+    group.add_argument(
+        "--max-adapters",
+        type=int,
+        default=DEFAULT_MAX_ADAPTERS,
+        metavar="N",
+        help="adapters that may be loaded at the same time (default %(default)s)",
     )
 
 

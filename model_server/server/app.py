@@ -12,8 +12,9 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -39,10 +40,12 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _CLIENT_GONE = 499
 """Read by nobody: raised, it would be a traceback in the log for each client that goes away."""
+_READ_AT_ONCE_BYTES = 64 * 1024
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 
 _log = logging.getLogger(__name__)
 
+Outcome = TypeVar("Outcome")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -59,8 +62,11 @@ class Api:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         max_body_bytes: int,
+        runtime_lora: bool,
         kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
     ) -> None:
+        """`runtime_lora`: clients may load and unload adapters; otherwise those paths are not there, as in vLLM."""
+        self._runtime_lora = runtime_lora
         self._engine = engine
         self._driver = driver
         self._reader = reader
@@ -73,6 +79,7 @@ class Api:
         self._kv_event_sources = kv_event_sources
         self._started_at = int(wall_clock())
         self._numbers = itertools.count()
+        self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="request-reader")
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_errors_in_api_shape])
@@ -80,8 +87,9 @@ class Api:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._list_models)
-        app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
-        app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
+        if self._runtime_lora:
+            app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
+            app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
@@ -90,15 +98,26 @@ class Api:
         app.router.add_get("/version", self._version)
         app.router.add_get("/kv_event_sources", self._list_kv_event_sources)
         app.router.add_get("/metrics", self._metrics_page)
+        app.on_cleanup.append(self._stop_reading)
         return app
+
+    async def _stop_reading(self, _: web.Application) -> None:
+        self._reading.shutdown(wait=False, cancel_futures=True)
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         arrival_s = self._clock()
-        return await self._answer(http, self._reader.completion(await http.read()), arrival_s)
+        return await self._answer(http, await self._read(http, self._reader.completion), arrival_s)
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         arrival_s = self._clock()
-        return await self._answer(http, self._reader.chat(await http.read()), arrival_s)
+        return await self._answer(http, await self._read(http, self._reader.chat), arrival_s)
+
+    async def _read(self, http: web.Request, read: Callable[[bytes], Outcome]) -> Outcome:
+        """The body, read. A long one in a thread of its own, one after the other: its text takes seconds to cut into tokens."""
+        raw = await http.read()
+        if len(raw) <= _READ_AT_ONCE_BYTES:
+            return read(raw)
+        return await asyncio.get_running_loop().run_in_executor(self._reading, read, raw)
 
     async def _answer(self, http: web.Request, job: Job, arrival_s: float) -> web.StreamResponse:
         requests = self._requests(job, arrival_s)
@@ -190,7 +209,7 @@ class Api:
         }
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
-        body = read_body(await http.read(), LoadAdapterBody)
+        body = read_body(await _small(http), LoadAdapterBody)
         # A client that goes away in the middle leaves no adapter behind that is loaded and has no name.
         await asyncio.shield(self._load(Adapter(body.lora_name, body.lora_path)))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
@@ -200,7 +219,7 @@ class Api:
             await self._backend.load_adapter(adapter)
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
-        body = read_body(await http.read(), UnloadAdapterBody)
+        body = read_body(await _small(http), UnloadAdapterBody)
         adapter = self._models.unload(body.lora_name)
         scheduler = self._engine.scheduler
         in_use = {request.adapter for request in (*scheduler.waiting, *scheduler.running) if request.adapter}
@@ -208,12 +227,12 @@ class Api:
         return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        tokens = self._reader.tokenize(await http.read())
+        tokens = await self._read(http, self._reader.tokenize)
         length = self._engine.config.max_len_tokens
         return web.json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
 
     async def _detokenize(self, http: web.Request) -> web.Response:
-        return web.json_response({"prompt": self._reader.detokenize(await http.read())})
+        return web.json_response({"prompt": await self._read(http, self._reader.detokenize)})
 
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
         self._driver.reset_prefix_cache()
@@ -231,6 +250,14 @@ class Api:
     async def _metrics_page(self, _: web.Request) -> web.Response:
         page = generate_latest(self._metrics.registry)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _small(http: web.Request) -> bytes:
+    """A body that names one adapter. ApiError: it is longer."""
+    raw = await http.read()
+    if len(raw) > _READ_AT_ONCE_BYTES:
+        raise ApiError(f"The body is over the {_READ_AT_ONCE_BYTES:,} bytes that are taken on this path.")
+    return raw
 
 
 async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mailbox) -> AsyncIterator[bytes]:

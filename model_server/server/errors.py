@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+_SHOWN_CHARACTERS = 200
+"""Of a client's own text in a message to it."""
+
 
 class ApiError(Exception):
     """The message is shown to the client."""
@@ -28,7 +31,8 @@ class ModelNotFoundError(ApiError):
     code = "model_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The model {name!r} does not exist here.", param="model")
+        shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
+        super().__init__(f"The model {shown!r} does not exist here.", param="model")
 
 
 class QueueFullError(ApiError):

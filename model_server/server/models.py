@@ -8,14 +8,26 @@ from contextlib import contextmanager
 from model_server.core.request import Adapter
 from model_server.server.errors import ApiError, ModelNotFoundError
 
+DEFAULT_MAX_ADAPTERS = 64
+_MAX_NAME_CHARACTERS = 128
+_MAX_PATH_CHARACTERS = 1024
+
 
 class ServedModels:
-    def __init__(self, *, names: Sequence[str], root: str, adapters: Iterable[Adapter] = ()) -> None:
-        """`names`: the first is the one in metrics. `root`: what the names stand for."""
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        root: str,
+        adapters: Iterable[Adapter] = (),
+        max_adapters: int = DEFAULT_MAX_ADAPTERS,
+    ) -> None:
+        """`names`: the first is the one in metrics. `root`: what the names stand for. `max_adapters`: at the same time."""
         if not names or not all(names):
             raise ValueError("a served model needs a name")
         self.names = tuple(names)
         self.root = root
+        self._max_adapters = max_adapters
         self._adapters: dict[str, Adapter] = {}
         self._loading: set[str] = set()
         for adapter in adapters:
@@ -34,8 +46,15 @@ class ServedModels:
         except KeyError:
             raise ModelNotFoundError(name) from None
 
-    def _check_free(self, name: str) -> None:
-        """ApiError: an adapter cannot have this name."""
+    def _check(self, adapter: Adapter) -> None:
+        """ApiError: it cannot have this name or path, or there is no room for it."""
+        name = adapter.name
+        for text, most, param in (
+            (name, _MAX_NAME_CHARACTERS, "lora_name"),
+            (adapter.path, _MAX_PATH_CHARACTERS, "lora_path"),
+        ):
+            if len(text) > most:
+                raise ApiError(f"{param} must be at most {most} characters.", param=param)
         if not name:
             raise ApiError("An adapter needs a name.", param="lora_name")
         if name in self.names:
@@ -47,6 +66,11 @@ class ServedModels:
             )
         if name in self._loading:
             raise ApiError(f"The adapter {name!r} is being loaded already.", param="lora_name")
+        if len(self._adapters) + len(self._loading) >= self._max_adapters:
+            raise ApiError(
+                f"{self._max_adapters} adapters are loaded, which is all that may be (--max-adapters); unload one first.",
+                param="lora_name",
+            )
 
     def load(self, adapter: Adapter) -> None:
         with self.loading(adapter):
@@ -55,7 +79,7 @@ class ServedModels:
     @contextmanager
     def loading(self, adapter: Adapter) -> Iterator[None]:
         """Nobody else can load under the name meanwhile; it is served when the block ends without an error."""
-        self._check_free(adapter.name)
+        self._check(adapter)
         self._loading.add(adapter.name)
         try:
             yield

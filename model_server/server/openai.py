@@ -6,10 +6,9 @@ ignored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -17,15 +16,22 @@ from model_server.core.request import Adapter, TokenId
 from model_server.core.sampling import SamplingParams
 from model_server.server.errors import ApiError, TooLongError
 from model_server.server.models import ServedModels
+from model_server.server.prompts import (
+    ABSENT,
+    FAULT_PLACE,
+    MAX_LENGTHS,
+    MAX_PROMPTS,
+    MISSING_FIELD,
+    PromptReader,
+    given,
+    option,
+)
 from model_server.server.sampling import SamplingBody, SamplingReader
 from model_server.server.stops import StopRule
-from model_server.text.language import ChatMessage, ChatTemplateError, Language, UnknownTokenError
+from model_server.text.language import Language
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat answer may fill the model's length
-_FAULT_PLACE = re.compile(r" - at `\$\.(\S+)`$")
-_MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
-_ROLE = re.compile(r"[a-z_]{1,24}")
-_MAX_CHOICES = 256
+_MAX_SALT_CHARACTERS = 1024
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256
 
@@ -44,39 +50,24 @@ class _Body(SamplingBody, kw_only=True):
     cache_salt: str | None = None
     ignore_eos: bool | None = False
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: msgspec.Raw = ABSENT
     include_stop_str_in_output: bool | None = False
     prompt_logprobs: int | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
-    prompt: Any
+    prompt: msgspec.Raw
     logprobs: int | None = None
     echo: bool | None = False
     suffix: str | None = None
 
 
-class Message(msgspec.Struct):
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Conversation(Protocol):
-    """What the chat template is given beside the messages, whichever body it stands in."""
-
-    tools: list[dict[str, Any]] | None
-    add_generation_prompt: bool | None
-    continue_final_message: bool | None
-    chat_template_kwargs: dict[str, Any] | None
-
-
 class ChatBody(_Body, kw_only=True):
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
+    messages: msgspec.Raw
+    tools: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: msgspec.Raw = ABSENT
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
@@ -84,16 +75,16 @@ class ChatBody(_Body, kw_only=True):
 
 class TokenizeBody(msgspec.Struct):
     model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[dict[str, Any]] | None = None
+    prompt: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: msgspec.Raw = ABSENT
 
 
 class DetokenizeBody(msgspec.Struct):
-    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+    tokens: msgspec.Raw
     model: str | None = None
 
 
@@ -146,8 +137,8 @@ def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
 
 def _field_at_fault(message: str) -> str | None:
     """Where in the body, as msgspec writes it."""
-    found = [match[1] for pattern in (_FAULT_PLACE, _MISSING_FIELD) if (match := pattern.search(message))]
-    return ".".join(found) or None
+    found = [match[1] for pattern in (FAULT_PLACE, MISSING_FIELD) if (match := pattern.search(message))]
+    return ".".join(found).strip(".") or None
 
 
 class RequestReader:
@@ -164,10 +155,9 @@ class RequestReader:
     ) -> None:
         """`vocabulary_size`: tokens from it on are refused, as the model has none; None: there is no such thing."""
         self._models = models
-        self._language = language
+        self._prompts = PromptReader(language, max_len_tokens=max_len_tokens)
         self._sampling = sampling
         self._max_len_tokens = max_len_tokens
-        self._max_characters = max_len_tokens * language.longest_token_characters
         self._vocabulary_size = vocabulary_size
 
     def completion(self, raw: bytes) -> Job:
@@ -176,7 +166,7 @@ class RequestReader:
             raise ApiError("echo is not supported.", param="echo")
         if body.suffix:
             raise ApiError("suffix is not supported.", param="suffix")
-        prompts = self._prompts(body.prompt)
+        prompts = self._prompts.completion(body.prompt)
         asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return self._job(body, prompts, chat=False, max_tokens=asked, num_logprobs=body.logprobs)
 
@@ -184,7 +174,7 @@ class RequestReader:
         body = read_body(raw, ChatBody)
         if body.top_logprobs and not body.logprobs:
             raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
-        prompt = self._conversation(body.messages, body)
+        prompt = self._prompts.conversation(body)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         told = (body.top_logprobs or 0) if body.logprobs else None
         return self._job(body, [prompt], chat=True, max_tokens=asked, num_logprobs=told)
@@ -192,29 +182,16 @@ class RequestReader:
     def tokenize(self, raw: bytes) -> list[TokenId]:
         body = read_body(raw, TokenizeBody)
         self._models.resolve(body.model)
-        if (body.prompt is None) == (body.messages is None):
+        if given(body.prompt) == given(body.messages):
             raise ApiError("Give either prompt or messages.", param="prompt")
-        if body.prompt is not None:
-            return self._language.encode(body.prompt)
-        return self._conversation(body.messages or [], body)
+        if given(body.prompt):
+            return self._prompts.counted(body.prompt)
+        return self._prompts.conversation(body)
 
     def detokenize(self, raw: bytes) -> str:
         body = read_body(raw, DetokenizeBody)
         self._models.resolve(body.model)
-        try:
-            return self._language.decode([TokenId(token) for token in body.tokens])
-        except UnknownTokenError as error:
-            raise ApiError(str(error), param="tokens") from error
-
-    def _conversation(self, messages: Sequence[Message], body: _Conversation) -> list[TokenId]:
-        if not messages:
-            raise ApiError("messages must not be empty.", param="messages")
-        plain = [_chat_message(message) for message in messages]
-        self._check_characters(sum(len(message.content) for message in plain))
-        try:
-            return self._language.encode_chat(plain, tools=body.tools, variables=_variables(body))
-        except ChatTemplateError as error:
-            raise ApiError(str(error), param="messages") from error
+        return self._prompts.text_of(body.tokens)
 
     def _job(
         self,
@@ -233,6 +210,7 @@ class RequestReader:
         self._check_length(longest, max_tokens)
         self._check_vocabulary(prompts)
         each = _answers_each(body, num_prompts=len(prompts))
+        self._check_sum(each * sum(map(len, prompts)))
         seeds = tuple((body.seed or 0) + index for index in range(each)) * len(prompts)
         options = body.stream_options or StreamOptions()
         return Job(
@@ -271,13 +249,13 @@ class RequestReader:
             param="prompt",
         )
 
-    def _check_characters(self, count: int) -> None:
-        """Before so long a text is cut into tokens, which takes seconds in which nobody else is served."""
-        if count > self._max_characters:
-            raise TooLongError(
-                f"This model's maximum context length is {self._max_len_tokens} tokens, and the prompt's {count} characters "
-                "are more than that in any case. Shorten the prompt.",
-                param="prompt",
+    def _check_sum(self, tokens: int) -> None:
+        """Each answer is a request of its own, whose blocks are hashed before it waits."""
+        if tokens > MAX_LENGTHS * self._max_len_tokens:
+            raise ApiError(
+                f"The request's prompts have {tokens} tokens, each counted once for every answer to it, and one request may have "
+                f"{MAX_LENGTHS} times the model's {self._max_len_tokens}. Send it in parts.",
+                param="n",
             )
 
     def _check_vocabulary(self, prompts: Sequence[list[TokenId]]) -> None:
@@ -286,51 +264,6 @@ class RequestReader:
             raise ApiError(
                 f"Token {largest} is out of the model's vocabulary, which ends at {size - 1}.", param="prompt"
             )
-
-    def _prompts(self, prompt: object) -> list[list[TokenId]]:
-        """A string, token ids, or a list of either."""
-        many: list[object] = [prompt]
-        if isinstance(prompt, list) and prompt and not _is_token_id(prompt[0]):
-            many = prompt
-        if len(many) > _MAX_CHOICES:
-            raise ApiError(f"At most {_MAX_CHOICES} prompts in one request.", param="prompt")
-        self._check_characters(max((len(one) for one in many if isinstance(one, str)), default=0))
-        return [self._prompt(one) for one in many]
-
-    def _prompt(self, prompt: object) -> list[TokenId]:
-        if isinstance(prompt, str):
-            tokens = self._language.encode(prompt)
-        elif isinstance(prompt, list) and all(map(_is_token_id, prompt)):
-            tokens = prompt
-        else:
-            raise ApiError("prompt must be a string, token ids, or a list of either.", param="prompt")
-        if not tokens:
-            raise ApiError("prompt must not be empty.", param="prompt")
-        return tokens
-
-
-def _variables(body: _Conversation) -> dict[str, Any]:
-    named = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
-    return {
-        **(body.chat_template_kwargs or {}),
-        **{name: value for name, value in named.items() if value is not None},
-    }
-
-
-def _chat_message(message: Message) -> ChatMessage:
-    if not _ROLE.fullmatch(message.role):
-        raise ApiError(f"{message.role[:50]!r} is not a role.", param="messages")
-    calls = tuple(message.tool_calls or ())
-    if isinstance(message.content, list):
-        return ChatMessage(message.role, "".join(map(_part_text, message.content)), calls)
-    return ChatMessage(message.role, message.content or "", calls)
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    text = part.get("text")
-    if part.get("type") != "text" or not isinstance(text, str):
-        raise ApiError("This model takes text parts only.", param="messages")
-    return text
 
 
 def _check_options(body: _Body) -> None:
@@ -342,19 +275,22 @@ def _check_options(body: _Body) -> None:
         raise ApiError("prompt_logprobs is not supported.", param="prompt_logprobs")
     if body.cache_salt == "":
         raise ApiError("cache_salt must not be empty.", param="cache_salt")
+    if body.cache_salt is not None and len(body.cache_salt) > _MAX_SALT_CHARACTERS:
+        raise ApiError(f"cache_salt must be at most {_MAX_SALT_CHARACTERS} characters.", param="cache_salt")
 
 
 def _answers_each(body: _Body, *, num_prompts: int) -> int:
     each = 1 if body.n is None else body.n
     if each < 1:
         raise ApiError(f"n is {each} and must be at least 1.", param="n")
-    if each * num_prompts > _MAX_CHOICES:
-        raise ApiError(f"At most {_MAX_CHOICES} answers in one request.", param="n")
+    if each * num_prompts > MAX_PROMPTS:
+        raise ApiError(f"At most {MAX_PROMPTS} answers in one request.", param="n")
     return each
 
 
 def _stops(body: _Body) -> StopRule | None:
-    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop: str | list[str] | None = option(body.stop, str | list[str], param="stop")
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not strings:
         return None
     if len(strings) > _MAX_STOP_STRINGS or any(len(one) > _MAX_STOP_CHARACTERS for one in strings):
@@ -365,7 +301,3 @@ def _stops(body: _Body) -> StopRule | None:
     if not all(strings):
         raise ApiError("A stop string must not be empty.", param="stop")
     return StopRule(strings, include=bool(body.include_stop_str_in_output))
-
-
-def _is_token_id(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**32

@@ -16,6 +16,7 @@ import msgspec
 
 from model_server.core.sampling import SamplingParams
 from model_server.server.errors import ApiError
+from model_server.server.prompts import ABSENT, option
 
 _MAX_SEED = 2**63
 _GREEDY_BELOW = 1e-5
@@ -33,10 +34,10 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = ABSENT
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    response_format: dict[str, Any] | None = None
+    stop_token_ids: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
 
 
 _NEUTRAL: dict[str, object] = {
@@ -44,11 +45,14 @@ _NEUTRAL: dict[str, object] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
-    "logit_bias": {},
     "min_tokens": 0,
-    "stop_token_ids": [],
-    "response_format": {"type": "text"},
 }
+_NEUTRAL_OPTIONS: dict[str, tuple[Any, object]] = {
+    "logit_bias": (dict[str, float], {}),
+    "stop_token_ids": (list[int], []),
+    "response_format": (dict[str, Any], {"type": "text"}),
+}
+"""Those that a client could make long: their type, and the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class SamplingReader:
         self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
     ) -> tuple[SamplingParams, ...]:
         """One for each of `seeds`; None: the client names none, and one is drawn."""
+        options = {
+            name: option(getattr(body, name), kind, param=name)
+            for name, (kind, _) in _NEUTRAL_OPTIONS.items()
+        }
         if self.made_up:
             self._one(body, num_logprobs=None, seed=0)
             if num_logprobs is not None:
@@ -70,8 +78,10 @@ class SamplingReader:
                     param="logprobs",
                 )
             return (SamplingParams(),) * len(seeds)
-        for name, neutral in _NEUTRAL.items():
-            if getattr(body, name) not in (None, neutral):
+        found = {name: (getattr(body, name), neutral) for name, neutral in _NEUTRAL.items()}
+        found |= {name: (options[name], neutral) for name, (_, neutral) in _NEUTRAL_OPTIONS.items()}
+        for name, (value, neutral) in found.items():
+            if value not in (None, neutral):
                 raise ApiError(f"{name} is not supported by this engine; leave it out.", param=name)
         return tuple(self._one(body, num_logprobs=num_logprobs, seed=seed) for seed in seeds)
 

@@ -37,7 +37,7 @@ from model_server.server.driver import EngineDriver
 from model_server.server.kv_events import KvEventLog
 from model_server.server.kv_publisher import KvEventSettings, KvPublisher, open_publisher
 from model_server.server.metrics import Metrics
-from model_server.server.models import ServedModels
+from model_server.server.models import DEFAULT_MAX_ADAPTERS, ServedModels
 from model_server.server.openai import RequestReader
 from model_server.server.sampling import SamplingReader
 from model_server.server.staging import Staging
@@ -57,6 +57,10 @@ class ServerSettings:
     served_names: tuple[str, ...] = ()
     """Empty: the model's own name."""
     adapters: tuple[Adapter, ...] = ()
+    max_adapters: int = DEFAULT_MAX_ADAPTERS
+    """Loaded at the same time, those from the start included."""
+    allow_runtime_lora_updating: bool = False
+    """Clients may load and unload adapters over HTTP."""
     num_blocks: int | None = None
     """None: what suits the backend."""
     block_size_tokens: int = 16
@@ -109,7 +113,12 @@ class Server:
         num_blocks = settings.num_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
         backend = self.backend = _backend(settings, num_blocks=num_blocks, progress=progress)
         names = settings.served_names or (settings.model,)
-        self.models = ServedModels(names=names, root=settings.model, adapters=settings.adapters)
+        self.models = ServedModels(
+            names=names,
+            root=settings.model,
+            adapters=settings.adapters,
+            max_adapters=settings.max_adapters,
+        )
         self.engine = Engine(_engine_config(settings, backend, num_blocks=num_blocks), backend.runner)
         self.staging = _staging(self.engine, backend, settings.kv_store)
         metrics = Metrics(model_name=names[0], max_loras=settings.limits.max_loras, wall_clock=time.time)
@@ -155,6 +164,7 @@ class Server:
             clock=time.monotonic,
             wall_clock=time.time,
             max_body_bytes=settings.max_body_bytes,
+            runtime_lora=settings.allow_runtime_lora_updating,
             kv_event_sources=self._kv_event_sources,
         )
 

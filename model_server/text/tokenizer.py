@@ -11,12 +11,13 @@ Markers like `<|user|>` are single tokens wherever they stand.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import xxhash
 
 from model_server.core.request import TokenId
 
-_PIECES = re.compile(
+PIECES = re.compile(
     r"<\|[a-z_]{1,24}\|>"  # markers
     r"| ?[^\W\d_]{1,6}"  # letters, with the space before them
     r"| ?\d{1,3}"
@@ -29,12 +30,29 @@ LONGEST_PIECE_CHARACTERS = 28
 _MAX_REMEMBERED_PIECES = 200_000
 
 
+_AT_ONCE_CHARACTERS = 16 * 1024
+"""A search holds Python's lock to its end, so a long text is searched in parts: other threads get their turn in between."""
+
+
 class _PieceIds(dict[str, TokenId]):
     """Computes what is missing, so that a long text is looked up in one `map` (a third of the time of a loop)."""
 
     def __missing__(self, piece: str) -> TokenId:
         token_id = self[piece] = TokenId(xxhash.xxh32_intdigest(piece.encode("utf-8", "surrogatepass")))
         return token_id
+
+
+def _parts(text: str) -> Iterator[list[str]]:
+    """The pieces of a long text. A part's end may cut a piece in two, so the next part starts before the last piece that can be."""
+    start = 0
+    while len(text) - start > _AT_ONCE_CHARACTERS:
+        pieces = PIECES.findall(text, start, start + _AT_ONCE_CHARACTERS)
+        doubtful = 0
+        while doubtful < LONGEST_PIECE_CHARACTERS:
+            doubtful += len(pieces.pop())
+        start += _AT_ONCE_CHARACTERS - doubtful
+        yield pieces
+    yield PIECES.findall(text, start)
 
 
 class Tokenizer:
@@ -47,7 +65,9 @@ class Tokenizer:
     def encode(self, text: str) -> list[TokenId]:
         if len(self._ids) > _MAX_REMEMBERED_PIECES:
             self._ids.clear()
-        return list(map(self._ids.__getitem__, _PIECES.findall(text)))
+        if len(text) <= _AT_ONCE_CHARACTERS:
+            return list(map(self._ids.__getitem__, PIECES.findall(text)))
+        return [token for part in _parts(text) for token in map(self._ids.__getitem__, part)]
 
     def register(self, piece: str) -> TokenId:
         """Make one piece decodable and return its id. ValueError when the text is not exactly one piece."""

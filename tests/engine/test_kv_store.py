@@ -83,6 +83,7 @@ def serve(folder: Path, tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def served(*, num_blocks: int = BLOCKS, **store: Any) -> AsyncIterator[Stored]:
         settings = ServerSettings(
+            allow_runtime_lora_updating=True,
             port=0,
             model=str(folder),
             served_names=("tiny",),

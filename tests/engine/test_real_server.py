@@ -67,6 +67,7 @@ class Running:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(folder: Path) -> AsyncIterator[Running]:
     settings = ServerSettings(
+        allow_runtime_lora_updating=True,
         port=0,
         model=str(folder),
         served_names=("tiny",),
@@ -254,7 +255,7 @@ async def test_tokens_that_the_model_has_not_are_refused_and_harm_nobody(running
     assert (await running.refused("/v1/completions", prompt=[[5], [size]]))["param"] == "prompt"
     assert (await running.complete([size - 1]))["usage"]["prompt_tokens"] == 1
     assert (await running.refused("/detokenize", tokens=[-1]))["param"] == "tokens[0]"
-    assert (await running.refused("/detokenize", tokens=[2**70]))["param"] == "tokens"
+    assert (await running.refused("/detokenize", tokens=[2**70]))["param"] == "tokens[0]"
 
 
 async def test_a_temperature_too_small_to_divide_by_is_greedy(running: Running) -> None:

@@ -95,6 +95,7 @@ async def starting() -> AsyncIterator[Start]:
                     "limits": limits,
                     "backend": backend,
                     "adapters": (Adapter("style", "/s"), Adapter("law")),
+                    "allow_runtime_lora_updating": True,
                     "drain_timeout_s": 0.01,
                     **changes,
                 }

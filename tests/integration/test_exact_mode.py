@@ -36,7 +36,7 @@ from model_server.server.kv_publisher import KvEventSettings, open_publisher
 from model_server.server.serve import Server, ServerSettings, listening
 from model_server.text.chat import render_chat
 from model_server.text.language import ChatMessage
-from model_server.text.tokenizer import _PIECES, Tokenizer
+from model_server.text.tokenizer import PIECES, Tokenizer
 from tests.harness.client import http_client
 from tests.harness.envoy import running_envoy
 from tests.harness.following import following_picker
@@ -56,7 +56,7 @@ class StandInLanguage:
         self._tokenizer = Tokenizer()
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        return Tokens(self._tokenizer.encode(text), [piece.end() for piece in _PIECES.finditer(text)])
+        return Tokens(self._tokenizer.encode(text), [piece.end() for piece in PIECES.finditer(text)])
 
     def render(
         self,

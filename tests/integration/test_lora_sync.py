@@ -63,6 +63,7 @@ class Site:
 
 def settings_of(**changes: Any) -> ServerSettings:
     return ServerSettings(
+        allow_runtime_lora_updating=True,
         port=0,
         model="demo",
         limits=SchedulerLimits(),
@@ -233,7 +234,7 @@ def command(*flags: str) -> list[str]:
 def test_the_command_runs_once_or_until_a_signal(tmp_path: Path) -> None:
     file = tmp_path / "adapters.yaml"
     file.write_text("adapters: [{name: sql, path: /sql}]")
-    serve = command("serve", "--port", "0", "--model", "demo")
+    serve = command("serve", "--port", "0", "--model", "demo", "--allow-runtime-lora-updating")
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from model_server.core.request import Adapter
 from model_server.core.scheduler import Chunk
 from model_server.runners.hf.errors import AdapterError
 
+_MOST_BYTES = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 4 << 30}
+_PIECE_BYTES = 1 << 20
+_MOST_KNOWN = 4096
+"""Adapters whose files' digest is remembered, loaded or not."""
 _PREFIX = "base_model.model."
 _REFUSED: dict[str, object] = {
     "use_dora": False,
@@ -75,6 +80,10 @@ class AdapterBank:
             raise AdapterError(
                 f"{adapter.path} has changed since {adapter.name!r} was loaded from it, and what the old one computed may be "
                 "cached: load it from another path or under another name"
+            )
+        if adapter not in self._digests and len(self._digests) >= _MOST_KNOWN:
+            raise AdapterError(
+                f"{_MOST_KNOWN} different adapters have been loaded since this server started: start it again to load another"
             )
         parts = self._read(folder)
         if _digest(folder) != digest:
@@ -192,10 +201,16 @@ def _scale(config: dict[str, Any]) -> float:
 
 
 def _digest(folder: Path) -> bytes:
+    """Of its files, which are read in pieces, once they are known to be files of a size that an adapter can have."""
     digest = hashlib.sha256()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
+    for name, most in _MOST_BYTES.items():
         try:
-            digest.update((folder / name).read_bytes())
-        except OSError as error:
+            file = (folder / name).stat()
+            if not stat.S_ISREG(file.st_mode) or file.st_size > most:
+                raise AdapterError(f"{folder / name} is no file of at most {most:,} bytes")
+            with (folder / name).open("rb") as content:
+                while piece := content.read(_PIECE_BYTES):
+                    digest.update(piece)
+        except (OSError, ValueError) as error:
             raise AdapterError(f"{folder} is no adapter: {error}") from error
     return digest.digest()

@@ -1,0 +1,279 @@
+"""Prompts out of request bodies: counted while they are still bytes, then decoded and cut into tokens.
+
+A body leaves everything that can be long as raw JSON. Each piece is measured first (bytes, commas, braces), which costs about 2 ns a
+byte, and refused when it cannot fit the model's length. So no body makes many objects or many tokens that are then thrown away.
+Caller: the request reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import islice
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+
+from model_server.core.request import TokenId
+from model_server.server.errors import ApiError, TooLongError
+from model_server.text.language import ChatMessage, ChatTemplateError, Language, UnknownTokenError
+
+MAX_PROMPTS = 256
+MAX_LENGTHS = 16
+"""All prompts of one request together may have so many times the tokens that the model takes at once."""
+ABSENT = msgspec.Raw()
+"""A field that the client left out."""
+_MAX_OPTION_BYTES = 64 * 1024
+_MAX_COUNTED_CHARACTERS = 256 * 1024
+"""/tokenize counts a text up to this length even where the model's own length is shorter: that is what the page is for."""
+_LONGEST_ESCAPE_BYTES = 6
+"""JSON writes one character in at most so many bytes, as in \\u00e9; a pair of them for one outside the first plane."""
+_MOST_JSON_MARKS = 8
+"""No tokenizer packs more brackets and commas of JSON into one token than this, on the average of a text."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_LIST_START = re.compile(rb"\[\s*+(.)", re.DOTALL)
+FAULT_PLACE = re.compile(r" - at `\$(\S*)`$")
+MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
+_ROLE = re.compile(r"[a-z_]{1,24}")
+_ANY_JSON = msgspec.json.Decoder(float_hook=float)
+"""`float_hook`: msgspec's own way takes 10 us for a number like 1e-310."""
+
+Decoded = TypeVar("Decoded")
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: msgspec.Raw = ABSENT
+
+
+class Conversation(Protocol):
+    """What the chat template is given, whichever body it stands in."""
+
+    messages: msgspec.Raw
+    tools: msgspec.Raw
+    chat_template_kwargs: msgspec.Raw
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+
+_TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
+
+
+def given(raw: msgspec.Raw) -> bool:
+    """The field is there and not null."""
+    return bytes(memoryview(raw)[:5]) not in (b"", b"null")
+
+
+def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) -> Decoded:
+    """ApiError, naming the field and the place in it."""
+    try:
+        value: Decoded = msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(f"{param} cannot be read: {error}", param=_place(param, str(error))) from error
+    return value
+
+
+def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decoded | None:
+    """A field whose value is small where a client means it. ApiError."""
+    if not given(raw):
+        return None
+    if len(memoryview(raw)) > _MAX_OPTION_BYTES:
+        raise ApiError(f"{param} is over {_MAX_OPTION_BYTES:,} bytes; send less.", param=param)
+    value: Decoded = decoded(raw, kind, param=param)
+    return value
+
+
+class PromptReader:
+    """For one model: its tokenizer and length."""
+
+    def __init__(self, language: Language, *, max_len_tokens: int) -> None:
+        self._language = language
+        self._max_len_tokens = max_len_tokens
+        self._max_characters = max_len_tokens * language.longest_token_characters
+
+    def completion(self, raw: msgspec.Raw) -> list[list[TokenId]]:
+        """A string, token ids, or a list of either."""
+        first, second = _first_marks(raw)
+        if first not in (b'"', b"["):
+            raise ApiError("prompt must be a string, token ids, or a list of either.", param="prompt")
+        if first == b'"':
+            prompts = [self._text(raw)]
+        elif second == b'"':
+            prompts = self._cut(self._texts(raw))
+        elif second == b"[":
+            prompts = self._id_lists(raw)
+        else:
+            prompts = [self._ids(raw, param="prompt")]
+        if not all(prompts):
+            raise ApiError("prompt must not be empty.", param="prompt")
+        return prompts
+
+    def counted(self, raw: msgspec.Raw) -> list[TokenId]:
+        """A text that someone wants the tokens of, which may be longer than the model's length."""
+        return self._text(raw, at_least=_MAX_COUNTED_CHARACTERS)
+
+    def conversation(self, body: Conversation) -> list[TokenId]:
+        messages = self._messages(body.messages)
+        calls = [message.tool_calls for message in messages if given(message.tool_calls)]
+        told = [raw for raw in (body.tools, body.chat_template_kwargs) if given(raw)]
+        contents = [_content(message) for message in messages]
+        self._check_characters(sum(map(len, contents)) + sum(len(memoryview(raw)) for raw in (*calls, *told)))
+        self._check_marks((*calls, *told))
+        tools = _json(body.tools, list[dict[str, Any]], param="tools")
+        variables = _json(body.chat_template_kwargs, dict[str, Any], param="chat_template_kwargs") or {}
+        plain = [
+            ChatMessage(
+                message.role, content, tuple(_json(message.tool_calls, list[Any], param="messages") or ())
+            )
+            for message, content in zip(messages, contents, strict=True)
+        ]
+        try:
+            return self._language.encode_chat(plain, tools=tools, variables={**variables, **_named(body)})
+        except ChatTemplateError as error:
+            raise ApiError(str(error)[:1000], param="messages") from error
+
+    def text_of(self, raw: msgspec.Raw) -> str:
+        """Of token ids."""
+        tokens = self._ids(raw, param="tokens", at_least=_MAX_COUNTED_CHARACTERS)
+        try:
+            return self._language.decode(tokens)
+        except UnknownTokenError as error:
+            raise ApiError(str(error), param="tokens") from error
+
+    def _messages(self, raw: msgspec.Raw) -> list[Message]:
+        self._check_bytes(raw, self._max_characters)
+        if bytes(raw).count(b"{") > _MOST_JSON_MARKS * self._max_len_tokens:
+            self._refuse("the messages have more parts")
+        messages: list[Message] = decoded(raw, list[Message], param="messages")
+        if not messages:
+            raise ApiError("messages must not be empty.", param="messages")
+        if len(messages) > self._max_len_tokens:
+            self._refuse(f"the conversation's {len(messages)} messages")
+        for message in messages:
+            if not _ROLE.fullmatch(message.role):
+                raise ApiError(f"{message.role[:50]!r} is not a role.", param="messages")
+        return messages
+
+    def _text(self, raw: msgspec.Raw, *, at_least: int = 0) -> list[TokenId]:
+        longest = max(self._max_characters, at_least)
+        self._check_bytes(raw, longest)
+        text: str = decoded(raw, str, param="prompt")
+        self._check_characters(len(text), longest)
+        return self._language.encode(text)
+
+    def _texts(self, raw: msgspec.Raw) -> list[str]:
+        """Of many prompts, which are counted before the first of them is decoded."""
+        strings = _STRING.finditer(memoryview(raw))
+        if sum(1 for _ in islice(strings, MAX_PROMPTS + 1)) > MAX_PROMPTS:
+            raise _too_many()
+        self._check_bytes(raw, MAX_LENGTHS * self._max_characters)
+        texts: list[str] = decoded(raw, list[str], param="prompt")
+        self._check_characters(max(map(len, texts)))
+        self._check_characters(sum(map(len, texts)), MAX_LENGTHS * self._max_characters)
+        return texts
+
+    def _cut(self, texts: list[str]) -> list[list[TokenId]]:
+        """Ends with the first text that is one too many."""
+        room = MAX_LENGTHS * self._max_len_tokens
+        prompts = []
+        for text in texts:
+            prompts.append(self._language.encode(text))
+            room -= len(prompts[-1])
+            if room < 0:
+                raise ApiError(
+                    f"The prompts of one request may have {MAX_LENGTHS} times the model's {self._max_len_tokens} tokens "
+                    "together. Send them in parts.",
+                    param="prompt",
+                )
+        return prompts
+
+    def _ids(self, raw: msgspec.Raw, *, param: str, at_least: int = 0) -> list[TokenId]:
+        whole = bytes(raw)
+        count = whole.count(b",") + 1
+        if count > max(self._max_len_tokens, at_least):
+            self._refuse(f"the list's {count} tokens", param=param)
+        return decoded(whole, _TokenIds, param=param)
+
+    def _id_lists(self, raw: msgspec.Raw) -> list[list[TokenId]]:
+        whole = bytes(raw)
+        if whole.count(b"[") - 1 > MAX_PROMPTS:
+            raise _too_many()
+        if whole.count(b",") > MAX_LENGTHS * self._max_len_tokens:
+            self._refuse("the lists' tokens")
+        return decoded(whole, list[_TokenIds], param="prompt")
+
+    def _check_bytes(self, raw: msgspec.Raw, most_characters: int) -> None:
+        size = len(memoryview(raw))
+        if size > _LONGEST_ESCAPE_BYTES * most_characters + _MAX_OPTION_BYTES:
+            self._refuse(f"the prompt's {size} bytes")
+
+    def _check_characters(self, count: int, longest: int | None = None) -> None:
+        """Before so long a text is cut into tokens, which takes seconds."""
+        if count > (self._max_characters if longest is None else longest):
+            self._refuse(f"the prompt's {count} characters")
+
+    def _check_marks(self, raws: Iterable[msgspec.Raw]) -> None:
+        marks = sum(bytes(raw).count(mark) for raw in raws for mark in (b",", b"[", b"{"))
+        if marks > _MOST_JSON_MARKS * self._max_len_tokens:
+            self._refuse(f"the {marks} values of tools, tool calls and template variables")
+
+    def _refuse(self, what: str, *, param: str = "prompt") -> None:
+        raise TooLongError(
+            f"This model's maximum context length is {self._max_len_tokens} tokens, and {what} are more than that in any case. "
+            "Shorten the prompt.",
+            param=param,
+        )
+
+
+def _content(message: Message) -> str:
+    if isinstance(message.content, list):
+        return "".join(map(_part_text, message.content))
+    return message.content or ""
+
+
+def _part_text(part: Part) -> str:
+    if part.type != "text" or part.text is None:
+        raise ApiError("This model takes text parts only.", param="messages")
+    return part.text
+
+
+def _named(body: Conversation) -> dict[str, Any]:
+    """What a client says to the template by fields of their own."""
+    named = {
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
+    """Any JSON of that type; None where the field is absent."""
+    if not given(raw):
+        return None
+    try:
+        return msgspec.convert(_ANY_JSON.decode(raw), kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise ApiError(f"{param} cannot be read: {error}", param=_place(param, str(error))) from error
+
+
+def _first_marks(raw: msgspec.Raw) -> tuple[bytes, bytes]:
+    """The first character of a value, and the first one inside where it is a list."""
+    view = memoryview(raw)
+    found = _LIST_START.match(view)
+    return bytes(view[:1]), found[1] if found else b""
+
+
+def _too_many() -> ApiError:
+    return ApiError(f"At most {MAX_PROMPTS} prompts in one request.", param="prompt")
+
+
+def _place(param: str, message: str) -> str:
+    """Where in the field, as msgspec writes it."""
+    fault, missing = FAULT_PLACE.search(message), MISSING_FIELD.search(message)
+    return param + (fault[1] if fault else "") + (f".{missing[1]}" if missing else "")

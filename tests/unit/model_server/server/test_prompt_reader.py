@@ -1,0 +1,199 @@
+"""What a client sends is measured while it is still bytes: what cannot fit the model is refused before it is decoded."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from model_server.core.request import TokenId
+from model_server.server.errors import ApiError, TooLongError
+from model_server.server.models import ServedModels
+from model_server.server.openai import Job, RequestReader
+from model_server.server.sampling import SamplingReader
+from model_server.text.language import NO_VARIABLES, ChatMessage
+from model_server.text.standin import StandInLanguage
+from model_server.text.tokenizer import PIECES, Tokenizer
+
+MAX_LEN = 1000
+MOST_CHARACTERS = MAX_LEN * 28
+BODY_BYTES = 4_000_000
+CHAT = b'{"messages":[{"role":"user","content":"Hi"}],'
+
+
+class CountingLanguage(StandInLanguage):
+    """Counts the characters that it was given to cut into tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(Tokenizer(), eos_token_id=TokenId(0))
+        self.characters = 0
+
+    def encode(self, text: str) -> list[TokenId]:
+        self.characters += len(text)
+        return super().encode(text)
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> list[TokenId]:
+        tokens = super().encode_chat(messages, tools=tools, variables=variables)
+        self.characters += len(json.dumps([[m.content, *m.tool_calls] for m in messages]))
+        self.characters += len(json.dumps(tools))
+        return tokens
+
+
+def reader(language: StandInLanguage | None = None) -> RequestReader:
+    return RequestReader(
+        models=ServedModels(names=["demo"], root="demo"),
+        language=language or CountingLanguage(),
+        sampling=SamplingReader(made_up=True, rng=random.Random(1)),
+        max_len_tokens=MAX_LEN,
+    )
+
+
+def of(piece: bytes) -> bytes:
+    return piece * (BODY_BYTES // len(piece))
+
+
+HOSTILE = {
+    "text in tools": ("chat", CHAT + b'"tools":[{"a":"' + of(b"word ") + b'"}]}'),
+    "objects in tools": ("chat", CHAT + b'"tools":[' + of(b"{},") + b"{}]}"),
+    "numbers in tools": ("chat", CHAT + b'"tools":[{"a":[' + of(b"1e-310,") + b"1]}]}"),
+    "text in tool calls": (
+        "chat",
+        b'{"messages":[{"role":"user","tool_calls":["' + of(b"word ") + b'"]}]}',
+    ),
+    "lists in tool calls": ("chat", b'{"messages":[{"role":"user","tool_calls":[' + of(b"[],") + b"[]]}]}"),
+    "template variables": ("chat", CHAT + b'"chat_template_kwargs":{"a":[' + of(b"{},") + b"1]}}"),
+    "messages": ("chat", b'{"messages":[' + of(b'{"role":"a"},') + b'{"role":"a"}]}'),
+    "parts": ("chat", b'{"messages":[{"role":"a","content":[' + of(b'{"type":"text"},') + b"1]}]}"),
+    "text to count": ("tokenize", b'{"prompt":"' + of(b"a-") + b'"}'),
+    "tools to count": ("tokenize", CHAT + b'"tools":[{"a":"' + of(b"word ") + b'"}]}'),
+    "token ids": ("completion", b'{"prompt":[' + of(b"1,") + b"1]}"),
+    "lists of token ids": ("completion", b'{"prompt":[' + of(b"[1],") + b"[1]]}"),
+    "strings": ("completion", b'{"prompt":[' + of(b'"ab",') + b'"ab"]}'),
+    "numbers": ("completion", b'{"prompt":[' + of(b"1e-310,") + b"1]}"),
+    "token ids to turn back": ("detokenize", b'{"tokens":[' + of(b"1,") + b"1]}"),
+    "stop strings": ("completion", b'{"prompt":"a","stop":[' + of(b'"ab",') + b'"ab"]}'),
+    "stop tokens": ("completion", b'{"prompt":"a","stop_token_ids":[' + of(b"1000,") + b"1]}"),
+    "answer format": ("completion", b'{"prompt":"a","response_format":{"a":[' + of(b"{},") + b"1]}}"),
+    "salt": ("completion", b'{"prompt":"a","cache_salt":"' + of(b"salt") + b'"}'),
+    "model": ("completion", b'{"prompt":"a","model":"' + of(b"name") + b'"}'),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_long_body_is_refused_without_making_objects_or_tokens_of_it(case: str) -> None:
+    method, raw = HOSTILE[case]
+    language = CountingLanguage()
+    ours = reader(language)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as refused:
+            getattr(ours, method)(raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2.2 * len(raw)  # a copy of it, and its text where it is one
+    assert language.characters <= MOST_CHARACTERS
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "field", ["tools", "tool_calls", "chat_template_kwargs", "content", "parts", "prompt"]
+)
+def test_every_text_of_a_conversation_counts_towards_the_models_length(field: str) -> None:
+    def body(characters: int) -> bytes:
+        text = "x" * characters
+        message: dict[str, Any] = {"role": "user", "content": "Hi"}
+        fields: dict[str, Any] = {}
+        match field:
+            case "tools":
+                fields["tools"] = [{"a": text}]
+            case "chat_template_kwargs":
+                fields["chat_template_kwargs"] = {"a": text}
+            case "tool_calls":
+                message["tool_calls"] = [text]
+            case "content":
+                message["content"] = text
+            case "parts":
+                message["content"] = [{"type": "text", "text": text[: characters // 2]}] * 2
+            case "prompt":
+                return json.dumps({"prompt": text}).encode()
+        return json.dumps({"messages": [message], **fields}).encode()
+
+    read = reader().completion if field == "prompt" else reader().chat
+    with pytest.raises(TooLongError, match="in any case"):
+        read(body(MOST_CHARACTERS + 2))
+    assert isinstance(read(body(4000)), Job)
+
+
+def test_prompts_and_answers_of_one_request_have_a_bound_together() -> None:
+    ids = list(range(MAX_LEN - 10))
+    fits = json.dumps({"prompt": ids, "n": 16, "max_tokens": 1}).encode()
+    assert len(reader().completion(fits).prompts) == 16
+    for body in (
+        {"prompt": ids, "n": 17, "max_tokens": 1},
+        {"prompt": [ids] * 17, "max_tokens": 1},
+        {"prompt": ["a b c d e f g h " * 100] * 21, "max_tokens": 1},
+    ):
+        with pytest.raises(ApiError, match=r"in parts|in any case"):
+            reader().completion(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["ab cd", ["ab cd", 'quotes "inside", and\\ such'], [1, 2, 3], [[1, 2], [3]], ["Ж" * 5_000]],
+    ids=["text", "texts", "ids", "lists of ids", "escaped characters"],
+)
+def test_prompts_of_every_shape_are_read_as_they_were_sent(prompt: Any) -> None:
+    raw = json.dumps({"prompt": prompt, "max_tokens": 1}, indent=2).encode()
+    many = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    wanted = [Tokenizer().encode(one) if isinstance(one, str) else one for one in many]
+    assert list(reader().completion(raw).prompts) == wanted
+
+
+def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
+    seen: list[Any] = []
+
+    class Told(CountingLanguage):
+        def encode_chat(
+            self,
+            messages: Sequence[ChatMessage],
+            *,
+            tools: Sequence[Any] | None = None,
+            variables: Mapping[str, Any] = NO_VARIABLES,
+        ) -> list[TokenId]:
+            seen.append((messages, tools, variables))
+            return super().encode_chat(messages, tools=tools, variables=variables)
+
+    tools = [{"type": "function", "function": {"name": "f", "x": [1, 2.5, -1e-310, None, True, "é\n"]}}]
+    calls = [{"id": "1", "function": {"arguments": '{"a": 1}'}}]
+    body = {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": calls}],
+        "tools": tools,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "add_generation_prompt": False,
+    }
+    reader(Told()).chat(json.dumps(body).encode())
+    [(messages, told_tools, variables)] = seen
+    assert list(messages[0].tool_calls) == calls
+    assert told_tools == tools
+    assert variables == {"enable_thinking": False, "add_generation_prompt": False}
+
+
+def test_a_long_text_is_cut_in_parts_into_the_tokens_of_the_whole() -> None:
+    rng = random.Random(7)
+    words = ["hello", " world", "<|user|>", "<", "|", "_", "  ", "\n\n", "12345", "!?", "é", "漢字", "x" * 30]
+    for _ in range(20):
+        text = "".join(rng.choices(words, k=rng.randrange(20_000)))
+        tokenizer = Tokenizer()
+        pieces = [tokenizer.encode(piece)[0] for piece in PIECES.findall(text)]
+        assert tokenizer.encode(text) == pieces
