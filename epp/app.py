@@ -1,7 +1,7 @@
 """The composition root: builds every part from the configuration, connects them, and runs until told to stop.
 
-The only module besides the command line that sees everything. Every loop is a named task; one that ends early takes the
-process down, loudly, and a supervisor (systemd, kubelet, `epp serve` with workers) starts it anew.
+The only module besides the command line that sees everything. Every loop is a named task that `sources` keeps running; only
+the serving socket is worth the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from epp.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.request import jsontext
 from epp.request.blocked import BlockedPaths
 from epp.sharing import start as sharing
+from epp.sources import Sources
 from epp.status import live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
@@ -68,7 +69,9 @@ def load_inputs(config: Config) -> Inputs:
     policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else b""
     return Inputs(
         policy=_policy(policy_text, config) if config.policy_file else DEFAULT_POLICY,
-        endpoints=load_endpoints(endpoints_text, source=config.endpoints_file),
+        endpoints=load_endpoints(endpoints_text, source=config.endpoints_file)
+        if config.endpoints_file
+        else (),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
     )
@@ -106,6 +109,7 @@ class App:
         setup_logging(config.log)
         now = time.monotonic()
         rng = random.Random()
+        self._sources = sources = Sources(rng=rng)
         journal: Journal | None = [] if sharing.shares(config.sharing, hub=hub) else None
         prompts = exact.queue_of(config.exact_mode)
         self._picker = Picker(
@@ -113,7 +117,9 @@ class App:
         )
         self._use_policy(inputs.policy)
         self._sharing = (
-            sharing.make(self._picker, journal, config.sharing, hub=hub) if journal is not None else None
+            sharing.make(self._picker, journal, config.sharing, hub=hub, keep=sources.keep)
+            if journal is not None
+            else None
         )
         self._exact = (
             exact.make(self._picker, prompts, config.exact_mode)
@@ -124,6 +130,7 @@ class App:
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
             clock=time.monotonic,
+            keep=sources.keep,
             rng=rng,
         )
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
@@ -180,17 +187,12 @@ class App:
             loop.add_signal_handler(name, stopping.set)
         async with self._serving():
             tasks = self._tasks()
-            waiting = asyncio.create_task(stopping.wait(), name="stop")
-            done, _ = await asyncio.wait((*tasks, waiting), return_when=asyncio.FIRST_COMPLETED)
-            ended = [task for task in done if task is not waiting]
-            if not ended:
-                await self._drain()
-            for task in (*tasks, waiting):
+            await stopping.wait()
+            await self._drain()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, waiting, return_exceptions=True)
-        for task in ended:
-            _log.critical("%s ended, which it never should", task.get_name(), exc_info=task.exception())
-        return 1 if ended else 0
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return 0
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -215,29 +217,33 @@ class App:
             await self._admin.stop()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        """Every loop that must run as long as the process does."""
+        """Every loop that runs as long as the process does."""
         config, inputs = self._config, self._inputs
-        watchers, loops = [], []
+        tasks: list[asyncio.Task[None]] = []
+
+        def keep(source: str, run: Callable[[], Awaitable[None]], *, name: str = "") -> None:
+            tasks.append(asyncio.create_task(self._sources.keep(source, run), name=name or source))
+
+        keep("scrape", self._scraper.run)
+        keep("housekeeping", self._housekeep)
+        watchers = []
         if self._cluster is None:
             watchers.append(
                 self._watcher("endpoints", config.endpoints_file, inputs.endpoints_text, self._on_endpoints)
             )
         else:
-            loops.append(asyncio.create_task(self._cluster.run(), name="cluster"))
-        if self._sharing is not None:
-            loops.append(asyncio.create_task(self._sharing.run(), name="sharing"))
-        if self._exact is not None:
-            loops.append(asyncio.create_task(self._exact.run(), name="exact mode"))
-        if self._not_ready():
-            loops.append(asyncio.create_task(self._become_ready(), name="readiness"))
+            keep("kubernetes", self._cluster.run, name="cluster")
         if config.policy_file:
             watchers.append(self._watcher("policy", config.policy_file, inputs.policy_text, self._on_policy))
-        return [
-            *loops,
-            asyncio.create_task(self._scraper.run(), name="scraper"),
-            asyncio.create_task(self._housekeep(), name="housekeeping"),
-            *(asyncio.create_task(w.run(), name=f"watcher of {w.path}") for w in watchers),
-        ]
+        for watcher in watchers:
+            keep("file", watcher.run, name=f"watcher of {watcher.path}")
+        if self._sharing is not None:
+            keep("sharing", self._sharing.run)
+        if self._exact is not None:
+            keep("exact", self._exact.run, name="exact mode")
+        if self._not_ready():
+            keep("readiness", self._become_ready)
+        return tasks
 
     def _watcher(
         self, kind: str, path: str, applied: bytes, on_change: Callable[[bytes], None]
@@ -267,6 +273,7 @@ class App:
             self._sharing,
             self._exact,
             draining=self._draining,
+            source_failures=self._sources.failures,
             now=time.monotonic(),
         )
 
@@ -303,6 +310,7 @@ class App:
                 holding=self._metrics.holding,
             ),
             default=self._inputs.policy,
+            keep=self._sources.keep,
             writes=self._worker == 0,  # the workers of one pod see the same; one of them speaks
             rng=rng,
         )

@@ -16,7 +16,7 @@ from epp.errors import ConfigError
 from epp.exact_config import ExactMode
 from epp.sharing_config import Sharing
 from epp.types import Address
-from epp.yaml_faults import in_words
+from epp.yaml_faults import decode, in_words
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -410,10 +410,10 @@ def _check_address(text: str, *, field: str) -> None:
 def load_config(path: Path) -> Config:
     """Read and check the configuration. ConfigError names the file and the field."""
     try:
-        config = msgspec.yaml.decode(path.read_bytes(), type=Config | None) or Config()
+        config: Config = decode(path.read_bytes(), kind=Config | None) or Config()
         config.validate()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError, ConfigError) as error:
+    except (ValueError, ConfigError) as error:
         raise ConfigError(f"{path}: {in_words(error, of=Config)}") from error
     return config

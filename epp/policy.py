@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from epp.errors import ConfigError
-from epp.yaml_faults import in_words
+from epp.yaml_faults import decode, in_words
 
 API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
 KIND: Final = "PrefixRoutingPolicy"
@@ -370,7 +370,9 @@ def check_spec(spec: object) -> PolicySpec:
     """A spec given as JSON values, checked as one in a file is. ConfigError names the field at fault."""
     try:
         return msgspec.convert(spec, type=PolicySpec)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except RecursionError as error:
+        raise ConfigError("nested too deeply - at `$.spec`") from error
+    except ValueError as error:
         text = str(error).replace("`$.", "`$.spec.").replace("`$`", "`$.spec`")
         raise ConfigError(text if "`$.spec" in text else f"{text} - at `$.spec`") from error
 
@@ -378,10 +380,11 @@ def check_spec(spec: object) -> PolicySpec:
 def load_policy(text: str | bytes, *, source: str) -> Policy:
     """Decode and check one policy document. ConfigError names `source` and the field at fault."""
     try:
-        return msgspec.yaml.decode(text, type=Policy)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        policy: Policy = decode(text, kind=Policy)
+    except ValueError as error:
         hint = f"; rules are {', '.join(get_args(RuleName))}" if "$.spec.rule`" in str(error) else ""
         raise ConfigError(f"{source}: {in_words(error, of=Policy)}{hint}") from error
+    return policy
 
 
 DEFAULT_POLICY = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="default"))

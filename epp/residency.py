@@ -95,8 +95,8 @@ Finding = Held | Checked | Account
 class RoutedQueue:
     """Prompts on their way from the picker to exact mode, bounded in number and bytes; what is over a bound is dropped and counted.
 
-    The picker calls `keep` with each pick, then `put` or `let_go` once; the other thread calls `take`. Once nobody takes any more, the
-    picker's thread closes it.
+    The picker calls `keep` with each pick, then `put` or `let_go` once; the other thread calls `take`. While nobody takes any, the
+    picker's thread has it closed.
     """
 
     def __init__(self, *, max_prompts: int, max_bytes: int) -> None:
@@ -152,6 +152,10 @@ class RoutedQueue:
         self._closed = True
         while self.take() is not None:
             pass
+
+    def open(self) -> None:
+        """Somebody takes again."""
+        self._closed = False
 
     @property
     def held_bytes(self) -> int:

@@ -31,6 +31,7 @@ def status_of(
     exact: ExactService | None,
     *,
     draining: bool,
+    source_failures: Mapping[str, int],
     now: float,
 ) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
@@ -47,6 +48,7 @@ def status_of(
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         draining=draining,
+        source_failures=dict(source_failures),
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=_exact(exact, picker) if exact is not None else None,
     )

@@ -1,16 +1,17 @@
-"""What is wrong with a YAML file that does not fit its struct, in one line for the person who wrote it.
+"""YAML files into their structs; and what is wrong with one that does not fit, in one line for the person who wrote it.
 
-Pure text work over msgspec's errors. Called by the readers of the configuration, the policy and the endpoints file, which put
-the file's name before it.
+Called by the readers of the configuration, the policy and the endpoints file, which put the file's name before it.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import Final
+from types import UnionType
+from typing import Any, Final
 
 import msgspec
+import yaml
 from msgspec import inspect
 
 _UNKNOWN: Final = re.compile(
@@ -19,6 +20,41 @@ _UNKNOWN: Final = re.compile(
 _MARK: Final = re.compile(r'\s*in "<(?:byte|unicode) string>", line (\d+), column (\d+):?')
 _STEP: Final = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
 _NOTHING: Final = "Expected `object`, got `null`"
+
+
+_MOST_DEPTH: Final = 64
+_MOST_ALIASES: Final = 1_000
+
+
+def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
+    """The document as `kind`. ValueError for anything else, whatever the text."""
+    try:
+        _check_shape(text)
+        return msgspec.yaml.decode(text, type=kind)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:
+        # PyYAML makes values of explicit tags (`!!bool x`) without looking at them first.
+        raise ValueError(f"a value does not fit its tag: {type(error).__name__}: {error}") from error
+
+
+def _check_shape(text: str | bytes) -> None:
+    """Refuse what PyYAML would overflow its stack on, or blow up without end: deep nesting, aliases within what has an anchor."""
+    anchored: list[bool] = []
+    aliases = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchored.append(event.anchor is not None or (bool(anchored) and anchored[-1]))
+            if len(anchored) > _MOST_DEPTH:
+                raise ValueError("nested too deeply")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchored.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+            if aliases > _MOST_ALIASES or (anchored and anchored[-1]):
+                raise ValueError("too many aliases, or one within a value that has an anchor itself")
 
 
 def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:

@@ -9,8 +9,8 @@
         kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
         kv_replay: tcp://10.0.0.1:5558
 
-Names and addresses are unique. No endpoints at all is legal: requests then get 503 until there are some. Called by
-`app` at start and whenever `watch` sees the file change.
+Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty file is refused:
+some editors and scripts empty a file before they write it anew. Called by `app` at start and whenever `watch` sees the file change.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from msgspec import Meta
 
 from epp.errors import ConfigError
 from epp.types import Address, Endpoint, EndpointName
-from epp.yaml_faults import in_words
+from epp.yaml_faults import decode, in_words
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
+_MOST_ENDPOINTS = 16_384
+_NOTHING = "is empty; a file that lists no servers says `endpoints: []`"
 _Text = Annotated[str, Meta(max_length=1024)]
 
 
@@ -44,18 +46,18 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    endpoints: tuple[_Entry, ...] = ()
+    endpoints: Annotated[tuple[_Entry, ...], Meta(max_length=_MOST_ENDPOINTS)]
 
 
 def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
-    """Decode and check the file. ConfigError names `source` and the field at fault. An empty file lists nothing."""
+    """Decode and check the file. ConfigError names `source` and the field at fault."""
     try:
-        file = msgspec.yaml.decode(text, type=_File | None)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {in_words(error, of=_File)}") from error
-    entries = file.endpoints if file else ()
+        file: _File = decode(text, kind=_File)
+    except ValueError as error:
+        words = in_words(error, of=_File)
+        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
     try:
-        endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(entries)]
+        endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(file.endpoints)]
         _check_unique("name", [e.name for e in endpoints])
         _check_unique("address", [str(e.address) for e in endpoints])
     except ConfigError as error:

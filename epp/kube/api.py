@@ -225,7 +225,7 @@ def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
         return
     try:
         message = msgspec.json.decode(answer, type=Failure).message
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         message = ""  # a proxy's page
     after = response.headers.get("Retry-After", "")
     raise ApiError(
@@ -247,7 +247,7 @@ def read(answer: bytes, kind: type[_T]) -> _T:
     """An answer as one of our structs. ApiError when it is none: a proxy's page, for one."""
     try:
         return msgspec.json.decode(answer, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"an answer that cannot be read: {error}") from error
 
 

@@ -30,6 +30,7 @@ from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
 from epp.kube.writing import Place, Writer
 from epp.policy import Policy
+from epp.sources import Keep
 from epp.types import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -60,12 +61,13 @@ class Cluster:
     """`run` until cancelled. `default` is the policy that routes while no object does."""
 
     def __init__(
-        self, settings: Kubernetes, *, hooks: Hooks, default: Policy, writes: bool, rng: Random
+        self, settings: Kubernetes, *, hooks: Hooks, default: Policy, writes: bool, keep: Keep, rng: Random
     ) -> None:
         self._settings = settings
         self._hooks = hooks
         self._default = default
         self._writes = writes
+        self._keep = keep
         self._rng = rng
         self._namespace = namespace_of(settings)
         self._policies = PolicySet(pool=settings.pool)
@@ -83,15 +85,18 @@ class Cluster:
         api = await Api.connect(self._settings)
         try:
             async with asyncio.TaskGroup() as group:
-                pool = self._pool_watch(api)
+                keep, pool, policies = self._keep, self._pool_watch(api), self._policy_reflector(api)
                 group.create_task(pool.run(), name="watch of the pool and its pods")
-                group.create_task(self._policy_reflector(api).run(), name="watch of the policies")
-                group.create_task(self._judge(pool), name="judge of the policies")
+                group.create_task(keep("kubernetes", policies.run), name="watch of the policies")
+                group.create_task(keep("kubernetes", lambda: self._judge(pool)), name="judge of the policies")
                 if self._writes:
                     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
                     holding = self._make_holding(api, identity)
-                    group.create_task(holding.run(), name="lease")
-                    group.create_task(self._write(api, pool, holding, identity), name="status writer")
+                    group.create_task(keep("kubernetes", holding.run), name="lease")
+                    group.create_task(
+                        keep("kubernetes", lambda: self._write(api, pool, holding, identity)),
+                        name="status writer",
+                    )
         finally:
             await api.close()
 
@@ -109,6 +114,7 @@ class Cluster:
             on_endpoints=self._hooks.endpoints,
             on_pool=on_pool,
             on_state=self._hooks.followed,
+            keep=self._keep,
             rng=self._rng,
         )
 

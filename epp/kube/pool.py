@@ -18,6 +18,7 @@ from epp.errors import ConfigError
 from epp.kube.discovery import Discovery, label_selector, pool_ports
 from epp.kube.objects import Pod, Pool
 from epp.kube.reflector import Reader, Reflector, Source
+from epp.sources import Keep
 from epp.types import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class PoolWatch:
         on_endpoints: Callable[[Sequence[Endpoint]], None],
         on_pool: Callable[[], None],
         on_state: Callable[[str, bool], None],
+        keep: Keep,
         rng: Random,
     ) -> None:
         self._reader = reader
@@ -48,6 +50,7 @@ class PoolWatch:
         self._on_endpoints = on_endpoints
         self._on_pool = on_pool
         self._on_state = on_state
+        self._keep = keep
         self._rng = rng
         self._discovery = Discovery(family=settings.address_family, ports=settings.target_ports)
         self._labels: Mapping[str, str] = {}
@@ -70,8 +73,10 @@ class PoolWatch:
             if self._settings.selector:
                 self._follow(self._settings.selector)
             else:
-                group.create_task(self._pool_reflector().run(), name="watch of the pool")
-            await self._hand_on()
+                group.create_task(
+                    self._keep("kubernetes", self._pool_reflector().run), name="watch of the pool"
+                )
+            await self._keep("kubernetes", self._hand_on)
 
     # -- what the pool's reflector feeds ---------------------------------------------------------------------------
 
@@ -160,7 +165,9 @@ class PoolWatch:
             on_state=self._on_state,
             rng=self._rng,
         )
-        self._task = self._group.create_task(self._pods.run(), name="watch of the pods")
+        self._task = self._group.create_task(
+            self._keep("kubernetes", self._pods.run), name="watch of the pods"
+        )
 
     async def _hand_on(self) -> None:
         """Endpoints, whenever there are others. Those of a watch that has not listed yet are not known to be all."""

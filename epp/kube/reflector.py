@@ -22,6 +22,7 @@ import msgspec
 
 from epp.kube.api import ApiError, Query
 from epp.kube.objects import Failure, ObjectMeta
+from epp.sources import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ _WATCH_S: Final = (240, 360)
 """A watch ends after so many seconds and is opened anew; not all at the same time."""
 _IDLE_S: Final = 100.0
 """A bookmark comes about once a minute; a connection silent for longer is dead."""
-_FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
 _LIVED_S: Final = 5.0
 """A watch that lasted so long was not refused: the next pause is short again."""
@@ -86,28 +86,6 @@ class _Versioned(msgspec.Struct, frozen=True):
     metadata: ObjectMeta
 
 
-class Pauses:
-    """How long to wait before the next try: twice as long each time, and never quite the same."""
-
-    def __init__(
-        self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S
-    ) -> None:
-        self._rng = rng
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._tries = 0
-
-    def next_s(self, *, at_least_s: float = 0.0) -> float:
-        """`at_least_s`: what the server asked for, within reason."""
-        bound = min(self._longest_s, self._first_s * 2**self._tries)
-        self._tries = min(self._tries + 1, 32)
-        asked = min(at_least_s, 6 * self._longest_s)
-        return float(max(asked, bound * self._rng.uniform(0.5, 1.0)))
-
-    def reset(self) -> None:
-        self._tries = 0
-
-
 class Reflector(Generic[T]):
     """Feeds `sink`; `on_change` is called after each list and each event, `on_state` when the connection comes or goes.
 
@@ -130,7 +108,7 @@ class Reflector(Generic[T]):
         self._on_change = on_change
         self._on_state = on_state
         self._rng = rng
-        self._pauses = Pauses(rng)
+        self._pauses = Pauses(rng, longest_s=_LONGEST_PAUSE_S)
         self._version = ""
         """Where a watch may go on; empty: nowhere, list first."""
         self._complaint = ""
@@ -219,7 +197,7 @@ class Reflector(Generic[T]):
     def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
         try:
             return decoder.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._version = ""
             raise ApiError(f"an answer that cannot be read: {error}") from error
 

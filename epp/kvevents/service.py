@@ -4,8 +4,9 @@ Owns the sockets: for each server a SUB socket, and a DEALER socket while a repl
 nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The picker belongs to the event loop: findings are
 handed over there, in portions. The thread touches nothing of the loop's but the queue of prompts, which is made for that.
 
-Exact mode makes the table better and the picker does not need it: an error that nobody foresaw, in the thread or in what it found, turns
-it off for good, with the reason in the log and in the states. The picker goes on by what its table believes. Called by the composition root.
+Exact mode makes the table better and the picker does not need it. An error that nobody foresaw, in the thread or in what it found, turns
+exact mode off and ends `run` with that error; the states show the reason. The picker goes on by what its table believes. The next `run`
+knows nothing of the one before: it starts with a new `Exact`. Called by the composition root, which runs it again after a pause.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class ExactService:
         self,
         picker: Picker,
         queue: RoutedQueue,
-        exact: Exact,
+        make_exact: Callable[[], Exact],
         *,
         topic: str,
         source: Callable[[Endpoint], Source | None],
@@ -110,16 +111,17 @@ class ExactService:
     ) -> None:
         self._picker = picker
         self._queue = queue
-        self._exact = exact
+        self._make_exact = make_exact
+        self._exact = make_exact()
         self._topic = topic
         self._source = source
         self._clock = clock
         self._wanted: Mapping[EndpointName, Source] = {}
         """Replaced as a whole by the loop, read by the thread."""
         self._found: deque[Finding] = deque()
-        self._stopping = threading.Event()
         self._failure: BaseException | None = None
         """What ended the thread."""
+        self._runs = 0
         self._deaf: dict[EndpointName, _Deaf] = {}
         self._told: dict[str, str] = {}
         self._counted = (0, 0)
@@ -138,11 +140,12 @@ class ExactService:
         self._wanted = {name: source for name, source in found if source is not None}
 
     async def run(self) -> None:
-        """Until cancelled."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        """Until cancelled, or until an error that nobody foresaw, which is raised once exact mode is off."""
+        self._begin()
+        loop, news, stopping = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         thread = threading.Thread(
             target=self._run_thread,
-            args=(lambda: loop.call_soon_threadsafe(news.set),),
+            args=(lambda: loop.call_soon_threadsafe(news.set), stopping),
             name="kv-events",
             daemon=True,
         )
@@ -152,17 +155,29 @@ class ExactService:
                 await news.wait()
                 news.clear()
                 await self._apply()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the table goes on without corrections
+        except Exception as error:  # noqa: BLE001 - it is raised again below
             self._failure = error
-        finally:
-            self._stopping.set()
+        except asyncio.CancelledError:
+            stopping.set()
             thread.join(_STOP_S)  # it looks every few milliseconds, but not while it makes tokens of a prompt
+            raise
+        stopping.set()
         self._turn_off(self._failure)
-        await loop.create_future()  # until cancelled
+        while thread.is_alive():  # noqa: ASYNC110 - a thread sets no asyncio event
+            await asyncio.sleep(_POLL_MS / 1000)
+        raise self._failure
+
+    def _begin(self) -> None:
+        """Anew, with nothing of a run before: what failed may be in it."""
+        self._runs += 1
+        if self._runs > 1:
+            self._exact, self._failure = self._make_exact(), None
+            self._deaf, self._told, self._counted = {}, {}, (0, 0)
+            self._found.clear()
+            self._queue.open()
 
     def _turn_off(self, failure: BaseException) -> None:
-        """For good: nothing is followed, nothing is asked of the picker any more, and nothing that it was told is believed on."""
-        _log.error("exact mode is off until the picker starts again: %r", failure, exc_info=failure)
+        """Nothing is followed, nothing is asked of the picker any more, and nothing that it was told is believed on."""
         self._queue.close()
         self._found.clear()
         reason = f"failed: {type(failure).__name__}: {failure}"
@@ -191,14 +206,14 @@ class ExactService:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _run_thread(self, wake: Callable[[], object]) -> None:
+    def _run_thread(self, wake: Callable[[], object], stopping: threading.Event) -> None:
         context = new_context()
         followed: dict[EndpointName, _Followed] = {}
         try:
-            self._follow(followed, context, wake)
+            self._follow(followed, context, wake, stopping)
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
-            self._failure = error
-            if not self._stopping.is_set():
+            if not stopping.is_set():
+                self._failure = error
                 wake()
         finally:
             for one in followed.values():
@@ -212,11 +227,12 @@ class ExactService:
         followed: dict[EndpointName, _Followed],
         context: Context,
         wake: Callable[[], object],
+        stopping: threading.Event,
     ) -> None:
         poller, status_at = zmq.Poller(), 0.0
-        while not self._stopping.is_set():
+        while not stopping.is_set():
             if len(self._found) > _MOST_FOUND:
-                self._stopping.wait(_POLL_MS / 1000)
+                stopping.wait(_POLL_MS / 1000)
                 continue
             self._reconcile(followed, poller, context, now=self._clock())
             readable = {socket for socket, _ in poller.poll(_POLL_MS if not len(self._queue) else 0)}

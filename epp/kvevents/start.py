@@ -48,7 +48,9 @@ def make(picker: Picker, queue: RoutedQueue, settings: ExactMode) -> ExactServic
             replay = f"tcp://{host}:{settings.replay_port}"
         return Source(endpoint.model, endpoint.incarnation, events, replay)
 
-    exact = Exact(models, max_blocks=settings.max_blocks, max_chunks=settings.max_chunks)
+    def exact() -> Exact:
+        return Exact(models, max_blocks=settings.max_blocks, max_chunks=settings.max_chunks)
+
     return ExactService(picker, queue, exact, topic=settings.topic, source=source)
 
 

@@ -78,7 +78,15 @@ _MAX_STEPS: Final = 20_000
 """Lines looked at in one page: thirty times what vLLM writes, and 10 ms of the event loop at the worst."""
 _MAX_VALUE: Final = 1e15
 """No counter of tokens or seconds gets here in a server's life; larger numbers are garbage, and floats lose units."""
+_MAX_BLOCK_TOKENS: Final = 2**20
+_MAX_CAPACITY_TOKENS: Final = 2**36
+"""A thousand times the largest cache that a server has today; more is garbage, and would not fit where it is stored."""
 _MAX_DIGITS: Final = 15
+_MAX_SLOTS: Final = 65_536
+_MAX_ADAPTERS: Final = 4_096
+"""Adapters with requests that are read of one page."""
+_MAX_NAME_BYTES: Final = 1_024
+"""Of an adapter; longer ones are passed over. The endpoints file has the same bound."""
 _MAX_LINE_BYTES: Final = 65_536
 
 
@@ -158,17 +166,18 @@ class _Found:
         engines: dict[bytes, int] = {}
         for sample in self._by_field.get("cache_config", ()):
             labels = _labels(sample.labels)
-            size = _whole(labels.get(b"block_size") or labels.get(b"page_size"))
+            size = _whole(labels.get(b"block_size") or labels.get(b"page_size"), most=_MAX_BLOCK_TOKENS)
             blocks = _whole(labels.get(b"num_gpu_blocks") or labels.get(b"num_pages"))
             tokens = _whole(labels.get(b"kv_cache_size_tokens")) or (
                 blocks * size if blocks and size else None
             )
             if tokens:
                 engines[_rank(labels)] = tokens
-        pages = [v for v in self._of_engines("page_size") if v >= 1]
+        pages = [v for v in self._of_engines("page_size") if 1 <= v <= _MAX_BLOCK_TOKENS]
         pool = [v for v in self._of_engines("pool_tokens") if v >= 1]
         capacity = int(sum(pool)) if pool else sum(engines.values())
-        return size or (int(pages[0]) if pages else None), capacity or None
+        known = 0 < capacity <= _MAX_CAPACITY_TOKENS
+        return size or (int(pages[0]) if pages else None), capacity if known else None
 
     def lora(self) -> tuple[int | None, frozenset[str]]:
         """(adapter slots of one engine, adapters with requests). Old label sets stay on the page: the newest counts."""
@@ -179,12 +188,13 @@ class _Found:
             if sample.value >= newest.get(engine, (0.0, labels))[0]:
                 newest[engine] = (sample.value, labels)
         active: set[str] = set()
-        slots = [int(v) for v in self._of_engines("lora_slots") if v >= 1]
+        slots = [int(v) for v in self._of_engines("lora_slots") if 1 <= v <= _MAX_SLOTS]
         for _, labels in newest.values():
             for key in (b"running_lora_adapters", b"waiting_lora_adapters"):
-                names = labels.get(key, b"").decode("utf-8", "replace").split(",")
-                active.update(name.strip() for name in names if name.strip())
-            slots += [s for s in (_whole(labels.get(b"max_lora")),) if s]
+                names = (name.strip() for name in labels.get(key, b"").split(b",", _MAX_ADAPTERS))
+                read = [name.decode("utf-8", "replace") for name in names if 0 < len(name) <= _MAX_NAME_BYTES]
+                active.update(read[: _MAX_ADAPTERS - len(active)])
+            slots += [s for s in (_whole(labels.get(b"max_lora"), most=_MAX_SLOTS),) if s]
         return (max(slots) if slots else None), frozenset(active)
 
     def _of_engines(self, field: str) -> list[float]:
@@ -281,8 +291,12 @@ def _number(text: bytes) -> float:
     return value if 0 <= value <= _MAX_VALUE else math.nan
 
 
-def _whole(text: bytes | None) -> int | None:
-    return int(text) if text and text.isdigit() and len(text) <= _MAX_DIGITS else None
+def _whole(text: bytes | None, *, most: int = 10**_MAX_DIGITS) -> int | None:
+    """None: not a whole number, or one over `most`."""
+    if not text or not text.isdigit() or len(text) > _MAX_DIGITS:
+        return None
+    number = int(text)
+    return number if number <= most else None
 
 
 def _rank(labels: dict[bytes, bytes]) -> bytes:

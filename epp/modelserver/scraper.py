@@ -22,6 +22,7 @@ import aiohttp
 
 from epp.modelserver.metrics_page import MetricsError, parse_page
 from epp.policy import Scrape
+from epp.sources import Keep
 from epp.types import Endpoint, EndpointMetrics, EndpointName
 
 logger = logging.getLogger(__name__)
@@ -71,18 +72,20 @@ class Scraper:
         settings: Callable[[], Scrape],
         on_metrics: OnMetrics,
         clock: Callable[[], float],
+        keep: Keep,
         rng: Random,
     ) -> None:
         self._settings = settings
         self._on_metrics = on_metrics
         self._clock = clock
+        self._keep = keep
         self._rng = rng
         self._targets: dict[EndpointName, _Target] = {}
         self._session: aiohttp.ClientSession | None = None
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Scrape until cancelled. An error that is not a server's fault ends it, loudly."""
+        """Scrape until cancelled. What one server's page does to its task, `keep` sees to."""
         assert self._session is None, "already running"
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -136,7 +139,9 @@ class Scraper:
 
     def _start(self, target: _Target) -> None:
         if self._group is not None:
-            target.task = self._group.create_task(self._follow(target), name=f"scrape {target.endpoint.name}")
+            target.task = self._group.create_task(
+                self._keep("scrape", lambda: self._follow(target)), name=f"scrape of {target.endpoint.name}"
+            )
 
     async def _follow(self, target: _Target) -> None:
         """Scrape one endpoint for ever, at the pace of the settings of the moment."""

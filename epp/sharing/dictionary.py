@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from itertools import chain as chained
 from typing import Final
 
-from epp.sharing.wire import HASH_BYTES, pack_hashes, unpack_hashes
+from epp.sharing.wire import HASH_BYTES, MOST_NAMES, pack_hashes, unpack_hashes
 
 MOST_HASHES: Final = 32_768
 """Told before the speaker starts anew: about 3 MB on either side."""
-MOST_NAMES: Final = 8_192
 _MOST_CHUNKS: Final = 2**20
 """Of one chain; longer than any body that the picker accepts."""
 
@@ -35,7 +34,7 @@ class Told:
     @property
     def full(self) -> bool:
         """Time to start anew with the next batch."""
-        return len(self._hashes) > MOST_HASHES or len(self._names) > MOST_NAMES
+        return len(self._hashes) > MOST_HASHES or len(self._names) > MOST_NAMES // 2
 
     def name(self, name: str, identity: int) -> int:
         """Index of a name, told in this batch if it is new."""
@@ -78,7 +77,7 @@ class Heard:
         self._names: list[tuple[str, int]] = []
 
     def add_names(self, names: Sequence[tuple[str, int]]) -> None:
-        self._names.extend(names[: max(0, MOST_NAMES * 2 - len(self._names))])
+        self._names.extend(names[: max(0, MOST_NAMES - len(self._names))])
 
     def name(self, index: int) -> tuple[str, int] | None:
         """None: nobody told it."""

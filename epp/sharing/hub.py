@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Final
 
 _HEADER: Final = struct.Struct(">IB")
+_TURN: Final = struct.Struct(">I")
+_MOST_TURN_BYTES: Final = 256
+_MOST_CHANNEL_BYTES: Final = 1_024
 _MOST_BYTES: Final = 512 * 2**20
 """Of a frame; a table of a million entries takes some 10 MB."""
 _UNREAD_BYTES: Final = 8 * 2**20
@@ -82,9 +85,7 @@ class Hub:
                 kind, content = await read_frame(reader)
                 if kind == b"J":
                     channel.writers.discard(writer)
-                    channel = self._channels.setdefault(content, _Channel())
-                    channel.writers.add(writer)
-                    self._forget_others(content)
+                    channel = self._join(content, writer)
                 else:
                     self._answer(channel, kind, content, writer)
                     await writer.drain()
@@ -95,6 +96,14 @@ class Hub:
             self._tasks.discard(task)
             with contextlib.suppress(OSError):
                 writer.close()
+
+    def _join(self, name: bytes, writer: asyncio.StreamWriter) -> _Channel:
+        if len(name) > _MOST_CHANNEL_BYTES:
+            raise BadFrameError(f"a channel's name of {len(name)} bytes")
+        channel = self._channels.setdefault(name, _Channel())
+        channel.writers.add(writer)
+        self._forget_others(name)
+        return channel
 
     def _forget_others(self, joined: bytes) -> None:
         """A channel that all have left is one of a policy before: its table is of no more use."""
@@ -114,9 +123,12 @@ class Hub:
             age_s = self._clock() - struct.unpack(">d", channel.table[:8])[0] if channel.table else 0.0
             writer.write(frame(b"T", struct.pack(">d", age_s) + channel.table[8:] if channel.table else b""))
         elif kind == b"N":
-            period_s, name = struct.unpack(">I", content[:4])[0] / 1000, content[4:]
+            if not _TURN.size <= len(content) <= _MOST_TURN_BYTES:
+                raise BadFrameError(f"a turn of {len(content)} bytes")
+            period_s, name = _TURN.unpack_from(content)[0] / 1000, content[_TURN.size :]
             now = self._clock()
-            free = channel.turns.get(name, now) <= now
+            channel.turns = {turn: until for turn, until in channel.turns.items() if until > now}
+            free = name not in channel.turns
             if free:
                 channel.turns[name] = now + period_s
             writer.write(frame(b"Y" if free else b"N"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import struct
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from epp.sharing.link import LinkError, Received
 
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
+_AGE: Final = struct.Struct(">d")
 _MOST_UNHEARD: Final = 4096
 """Batches that wait for `read`; beyond that the oldest go, and their numbers show it."""
 
@@ -51,7 +53,11 @@ class HubLink:
 
     async def stored(self) -> Received | None:
         _, content = await self._ask(frame(b"G"))
-        return Received(content[8:], struct.unpack(">d", content[:8])[0]) if content else None
+        if not content:
+            return None
+        if len(content) < _AGE.size or not 0 <= (age_s := _AGE.unpack_from(content)[0]) < math.inf:
+            raise LinkError("what is stored as the table is none", reason="refused")
+        return Received(content[_AGE.size :], age_s)
 
     async def store(self, table: bytes) -> None:
         await self._send(frame(b"T", table))

@@ -40,7 +40,6 @@ from epp.types import ChunkHash, EndpointName
 
 _MOST_OPEN: Final = 100_000
 """Requests of one other picker; more are not believed."""
-_MOST_TOKENS: Final = 2**31
 _SAME_RESTART_S: Final = 5.0
 """Word of a restart within so long of our own is of the same one: pickers scrape at different moments."""
 
@@ -197,7 +196,7 @@ class Listener:
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
     ) -> None:
         """books: whether requests of this picker still count as load."""
-        at = made_at if isinstance(event, Charged | Sized) else made_at - max(0, event.age_ms) / 1000
+        at = made_at if isinstance(event, Charged | Sized) else made_at - event.age_ms / 1000
         if isinstance(event, Over):
             self._over(peer, newest - event.ago, event, at=at, now=now)
             return
@@ -248,7 +247,7 @@ class Listener:
                 loads = state.use_adapter(adapter[0], spec=self._picker.policy.spec, now=now)
         if not books or len(peer.open) >= _MOST_OPEN:
             return
-        booking = Booking(tokens=max(0, min(event.tokens, _MOST_TOKENS)), booked_at=at, loads=loads)
+        booking = Booking(tokens=event.tokens, booked_at=at, loads=loads)
         state.book_peers(booking, at=at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
@@ -310,7 +309,7 @@ class Listener:
         """Room for what follows, until the endpoint itself has told its size."""
         name = state.endpoint.name
         if state.metrics is None:
-            self._picker.table.resize(name, capacity_bytes=max(0, event.capacity_bytes))
+            self._picker.table.resize(name, capacity_bytes=event.capacity_bytes)
             if event.prompt_tokens is not None:
                 self._floors[name] = event.prompt_tokens
 

@@ -34,6 +34,8 @@ _READ_BATCHES: Final = 200
 _KEEP_MS: Final = 3_600_000
 """A channel that nobody uses is gone after so long."""
 _START: Final = b"0-0"
+_MOST_POSITION_BYTES: Final = 41
+"""Of a stream entry's id: two numbers of 64 bits."""
 
 
 class _PasswordFile(CredentialProvider):
@@ -100,10 +102,7 @@ class RedisLink:
         if data is None:
             return None
         position, _, table = data.partition(b"\n")
-        try:
-            order = _order(position)
-        except ValueError as error:
-            raise LinkError("what is stored as the table is none", reason="refused") from error
+        order = _order(position)
         if order < _order(self._position):
             self._position = b"%d-%d" % order
         return Received(table, self._age_s(position))
@@ -214,6 +213,12 @@ def _milliseconds(entry: bytes) -> int:
 
 
 def _order(entry: bytes) -> tuple[int, int]:
-    """Ids of stream entries compare as these. ValueError on what is none."""
+    """Ids of stream entries compare as these. LinkError on what is none."""
     milliseconds, _, number = entry.partition(b"-")
-    return int(milliseconds), int(number or 0)
+    number = number or b"0"
+    if len(entry) > _MOST_POSITION_BYTES or not (milliseconds.isdigit() and number.isdigit()):
+        raise LinkError("a position that is no id of a stream's entry", reason="refused")
+    order = int(milliseconds), int(number)
+    if max(order) >= 2**64:
+        raise LinkError("a position that is no id of a stream's entry", reason="refused")
+    return order

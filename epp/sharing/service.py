@@ -1,6 +1,6 @@
 """Runs one picker's exchange over a link: gathers, says, reads, stores and loads tables. No pick waits for any of it.
 
-Four loops. The ticking one alone is bound to the clock: it empties the journal into the bounded row whatever the link
+Four loops, each started again by `keep` if it fails. The ticking one alone is bound to the clock: it empties the journal into the bounded row whatever the link
 does. The others wait for the link, and after an error try again, ever more slowly, up to a second apart.
 """
 
@@ -20,6 +20,7 @@ from epp.sharing.exchange import Exchange
 from epp.sharing.link import Link, LinkError
 from epp.sharing.wire import Flag, MalformedError
 from epp.sharing_config import Sharing
+from epp.sources import Keep
 
 _log = logging.getLogger("epp.sharing")
 _TELL: Final = "tell the other pickers"
@@ -60,11 +61,13 @@ class SharingService:
         link: Link,
         *,
         settings: Sharing,
+        keep: Keep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._exchange = exchange
         self._link = link
         self._settings = settings
+        self._keep = keep
         self._clock = clock
         self._channel = exchange.channel(settings.pool)
         self._work = asyncio.Event()
@@ -79,6 +82,7 @@ class SharingService:
         self._asked_at = float("inf")
         """When the others were first told that this one joins."""
         self._warm = asyncio.Event()
+        self._load_tried = False
         self._away: set[str] = set()
         self.counts = LinkCounts()
 
@@ -108,11 +112,11 @@ class SharingService:
             ("reading", self._read),
             ("storing", self._store),
         )
-        tasks = {asyncio.create_task(loop(), name=f"sharing: {name}") for name, loop in loops}
+        tasks: set[asyncio.Task[None]] = {
+            asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}") for name, loop in loops
+        }
         try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
+            await asyncio.wait(tasks)  # until cancelled
         finally:
             await _cancelled(tasks)
             await self._leave()
@@ -193,7 +197,9 @@ class SharingService:
     async def _read(self) -> None:
         await self._joined.wait()
         await self._loadable.wait()
-        await self._retrying(_LOAD, self._load)
+        if not self._load_tried:  # a table that ended this loop is not tried again
+            self._load_tried = True
+            await self._retrying(_LOAD, self._load)
         while True:
             await self._joined.wait()
             await self._retrying(_HEAR, self._read_once)

@@ -13,6 +13,7 @@ from epp.sharing.hub_link import HubLink
 from epp.sharing.link import Link
 from epp.sharing.service import SharingService
 from epp.sharing_config import Redis, Sharing
+from epp.sources import Keep
 
 _SPEAKER_BYTES = 8
 
@@ -42,7 +43,9 @@ def shares(settings: Sharing, *, hub: Path | None) -> bool:
     return settings.redis is not None or hub is not None
 
 
-def make(picker: Picker, journal: Journal, settings: Sharing, *, hub: Path | None) -> SharingService:
+def make(
+    picker: Picker, journal: Journal, settings: Sharing, *, hub: Path | None, keep: Keep
+) -> SharingService:
     """Over Redis if there is one, so that the workers of all machines share alike; else over the hub of this one."""
     link: Link
     if settings.redis is not None:
@@ -57,7 +60,7 @@ def make(picker: Picker, journal: Journal, settings: Sharing, *, hub: Path | Non
         outbox_bytes=settings.outbox_bytes,
         peer_timeout_s=settings.peer_timeout_seconds,
     )
-    return SharingService(exchange, link, settings=settings)
+    return SharingService(exchange, link, settings=settings, keep=keep)
 
 
 def _redis_link(settings: Redis) -> Link:

@@ -12,7 +12,17 @@ from typing import Final
 from epp.picker import Picker
 from epp.sharing.dictionary import Told
 from epp.sharing.speaker import identity_of
-from epp.sharing.wire import Batch, Charged, Event, Flag, Held, Sized, StoredTable, encode
+from epp.sharing.wire import (
+    MOST_BYTES,
+    Batch,
+    Charged,
+    Event,
+    Flag,
+    Held,
+    Sized,
+    StoredTable,
+    encode,
+)
 
 _PORTION: Final = 200
 """Chains of one portion: a few milliseconds, to make and to load."""
@@ -37,7 +47,11 @@ class TableWriter:
             counter = state.metrics.prompt_tokens if state.metrics else None
             index = self._told.name(name, identity_of(state))
             events: list[Event] = [
-                Sized(endpoint=index, capacity_bytes=table.capacity_bytes(name), prompt_tokens=counter)
+                Sized(
+                    endpoint=index,
+                    capacity_bytes=min(MOST_BYTES, table.capacity_bytes(name)),
+                    prompt_tokens=counter,
+                )
             ]
             for chain, size_bytes in table.uses(name):
                 if len(events) >= _PORTION:
@@ -49,7 +63,7 @@ class TableWriter:
                     head, tail = self._told.chain(chain)
                     events.append(Held(age_ms=0, endpoint=index, head=head, tail=tail))
                 else:
-                    events.append(Charged(endpoint=index, size_bytes=size_bytes))
+                    events.append(Charged(endpoint=index, size_bytes=min(MOST_BYTES, size_bytes)))
             self._cut(events)
             yield
 

@@ -1,7 +1,8 @@
 """What pickers tell each other: batches of events, as msgpack.
 
 Owns the format alone; what names and chains refer to is `dictionary`'s, what events mean is `listener`'s. Every batch is
-decoded against these types, so bytes of another make are one typed error. A change of anything here changes `FORMAT`,
+decoded against these types, and every number, name and list has a bound here, so bytes of another make are one typed error
+and nothing larger gets in. A change of anything here changes `FORMAT`,
 which is part of the channel's name: pickers of different formats never hear each other.
 
 Numbers of requests are told as their distance from the batch's newest, times as their age when the batch was made.
@@ -12,15 +13,29 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from epp.prefix.hashing import ChunkSchedule, Roots
 
 FORMAT: Final = 1
 HASH_BYTES: Final = 8
 _MOST_AGE_MS: Final = 2**31
+MOST_NAMES: Final = 16_384
+"""That one picker may refer to before it starts anew."""
+MOST_BYTES: Final = 2**50
+"""Of one server's cache."""
+MOST_BATCH_BYTES: Final = 16 * 2**20
+MOST_TABLE_BYTES: Final = 256 * 2**20
+
+_Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
+_Number = Annotated[int, Meta(ge=0, le=2**62)]
+_Index = Annotated[int, Meta(ge=0, le=MOST_NAMES)]
+_Tokens = Annotated[int, Meta(ge=0, le=2**31)]
+_Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+_Name = Annotated[str, Meta(max_length=1_024)]
 
 
 class Flag(enum.IntFlag):
@@ -51,11 +66,11 @@ class Kept(enum.IntEnum):
 class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """A request was sent to an endpoint."""
 
-    ago: int
-    age_ms: int
-    endpoint: int
-    tokens: int
-    adapter: int
+    ago: _Number
+    age_ms: _Age
+    endpoint: _Index
+    tokens: _Tokens
+    adapter: _Index
     """0: none; else one more than the index of its name."""
     head: bytes
     tail: bytes
@@ -64,26 +79,26 @@ class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
 class Moved(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """Another endpoint than the one told of first has served it."""
 
-    ago: int
-    age_ms: int
-    endpoint: int
-    tokens: int
-    adapter: int
+    ago: _Number
+    age_ms: _Age
+    endpoint: _Index
+    tokens: _Tokens
+    adapter: _Index
     head: bytes
     tail: bytes
 
 
 class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    ago: int
-    age_ms: int
-    kept: int
+    ago: _Number
+    age_ms: _Age
+    kept: Annotated[int, Meta(ge=0, le=3)]
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
     """An endpoint holds this chain, whoever asked for it."""
 
-    age_ms: int
-    endpoint: int
+    age_ms: _Age
+    endpoint: _Index
     head: bytes
     tail: bytes
 
@@ -91,23 +106,23 @@ class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
 class Charged(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """Bytes in an endpoint's cache without a prompt that anybody knows. In stored tables only."""
 
-    endpoint: int
-    size_bytes: int
+    endpoint: _Index
+    size_bytes: _Bytes
 
 
 class Restarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
     """An endpoint was seen to have lost its cache."""
 
-    age_ms: int
-    endpoint: int
+    age_ms: _Age
+    endpoint: _Index
 
 
 class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
     """The table's bound for an endpoint, and how far its counter of prompt tokens was. In stored tables only."""
 
-    endpoint: int
-    capacity_bytes: int
-    prompt_tokens: float | None
+    endpoint: _Index
+    capacity_bytes: _Bytes
+    prompt_tokens: Annotated[float, Meta(ge=0, le=1e20)] | None
 
 
 Event = Began | Moved | Over | Held | Charged | Restarted | Sized
@@ -116,16 +131,16 @@ Event = Began | Moved | Over | Held | Charged | Restarted | Sized
 class Batch(msgspec.Struct, array_like=True, frozen=True):
     """What one picker did since its last batch; without events, a sign of life."""
 
-    speaker: bytes
+    speaker: Annotated[bytes, Meta(max_length=64)]
     """Who says it: random, another one after each start."""
-    number: int
+    number: _Number
     """Counts its batches from 1."""
-    hello: int
+    hello: _Number
     """Whoever sees it change starts anew: this picker has missed something."""
-    flags: int
-    newest: int
+    flags: Annotated[int, Meta(ge=0, le=2**16)]
+    newest: _Number
     """Number of its newest request."""
-    names: list[tuple[str, int]]
+    names: Annotated[list[tuple[_Name, int]], Meta(max_length=MOST_NAMES)]
     """Added to its names: what each is called, and a hash of which process of that name is meant."""
     events: list[Event]
 
@@ -150,16 +165,20 @@ def encode(message: Batch | StoredTable) -> bytes:
 
 
 def decode_batch(data: bytes) -> Batch:
+    if len(data) > MOST_BATCH_BYTES:
+        raise MalformedError(f"a batch of {len(data)} bytes")
     try:
         return _batch_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a batch of format {FORMAT}: {error}") from error
 
 
 def decode_table(data: bytes) -> StoredTable:
+    if len(data) > MOST_TABLE_BYTES:
+        raise MalformedError(f"a stored table of {len(data)} bytes")
     try:
         return _table_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a stored table of format {FORMAT}: {error}") from error
 
 

@@ -155,6 +155,13 @@ POLICY: Final = Spec(
     ("policy", "rule"),
 )
 DRAINING: Final = Spec("epp_draining", "gauge", "1 while the picker drains after SIGTERM.")
+SOURCE_FAILURES: Final = Spec(
+    "epp_source_failures_total",
+    "counter",
+    "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, sharing, exact, housekeeping, readiness. "
+    "The loop was started again after a pause. The log says why it failed.",
+    ("source",),
+)
 TABLE_TOTAL: Final = Spec("epp_table_size_entries", "gauge", "Entries of the prefix table for all endpoints.")
 READY: Final = Spec("epp_endpoint_ready", "gauge", "1 while requests may go to the endpoint.", ("endpoint",))
 ENDPOINT_IN_FLIGHT: Final = Spec(
@@ -384,6 +391,7 @@ STATE: Final = (
     *(
         POLICY,
         DRAINING,
+        SOURCE_FAILURES,
         TABLE_TOTAL,
         READY,
         ENDPOINT_IN_FLIGHT,

@@ -168,6 +168,8 @@ class _StateCollector(Collector):
         yield self._picks_of({e.name for e in status.endpoints})
         yield _family(catalog.POLICY, ((status.policy, status.rule), 1.0))
         yield _family(catalog.DRAINING, ((), float(status.draining)))
+        failures = (((source,), float(count)) for source, count in status.source_failures.items())
+        yield _family(catalog.SOURCE_FAILURES, *failures)
         yield _family(catalog.TABLE_TOTAL, ((), status.table_entries))
         yield from _endpoint_families(status)
         if status.sharing is not None:

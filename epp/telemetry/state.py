@@ -7,7 +7,7 @@ means that the server does not say, or that nothing fresh is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from epp.types import Address, EndpointName
 
@@ -123,6 +123,8 @@ class PickerStatus:
     policy: str = ""
     rule: str = ""
     draining: bool = False
+    source_failures: Mapping[str, int] = field(default_factory=dict)
+    """How often each source of news failed and was started again."""
     sharing: SharingStatus | None = None
     """None: it shares with nobody."""
     exact: ExactStatus | None = None

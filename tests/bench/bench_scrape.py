@@ -20,6 +20,7 @@ import uvloop
 from epp.modelserver.metrics_page import parse_page
 from epp.modelserver.scraper import Scraper
 from epp.policy import Scrape
+from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.modelserver.metric_pages import EngineState, LoraSeries, vllm_page
 
@@ -63,7 +64,8 @@ async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
         good += metrics is not None
         failed += metrics is None
 
-    scraper = Scraper(settings=Scrape, on_metrics=count, clock=time.monotonic, rng=Random(1))
+    keep = Sources(rng=Random(1)).keep
+    scraper = Scraper(settings=Scrape, on_metrics=count, clock=time.monotonic, keep=keep, rng=Random(1))
     scraper.set_endpoints([Endpoint(EndpointName(f"s{port}"), Address("127.0.0.1", port)) for port in ports])
     running = asyncio.create_task(scraper.run())
     await asyncio.sleep(2.5)

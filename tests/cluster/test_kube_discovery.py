@@ -19,6 +19,7 @@ from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY
+from epp.sources import Sources
 from epp.types import ApiKind, EndpointName, InferenceRequest
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
@@ -108,6 +109,7 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
         on_endpoints=lambda endpoints: picker.set_endpoints(endpoints, now=0.0),
         on_pool=lambda: None,
         on_state=lambda *_: None,
+        keep=Sources(rng=random.Random(1)).keep,
         rng=random.Random(1),
     )
     task = asyncio.create_task(watch.run())

@@ -103,6 +103,8 @@ class Backend:
         self.received: list[Received] = []
         self.metrics: dict[str, float] = dict(METRICS)
         self.metrics_page: MetricsPage = "normal"
+        self.more_metrics = ""
+        """Further lines of the normal page."""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -199,7 +201,7 @@ class Backend:
             case "normal":
                 pass
         lines = [f'{name}{{model_name="m",engine="0"}} {value}' for name, value in self.metrics.items()]
-        return web.Response(text="\n".join(lines) + "\n")
+        return web.Response(text="\n".join(lines) + "\n" + self.more_metrics)
 
     async def _huge_page(self, request: web.Request) -> web.StreamResponse:
         """64 MiB, then no end: more than anyone should read."""

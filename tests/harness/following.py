@@ -35,7 +35,7 @@ async def following_picker(
     service = ExactService(
         picker,
         queue,
-        exact,
+        lambda: exact,
         topic=topic,
         source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
         clock=asyncio.get_running_loop().time,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from epp.sharing.link import Link
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.service import SharingService
 from epp.sharing_config import Redis, Sharing
+from epp.sources import Sources
 from epp.types import Endpoint
 from tests.harness.processes import wait_until
 from tests.unit.sharing.pickers import Replica, endpoints, text
@@ -60,7 +62,9 @@ async def sharing(
     replica = Replica(
         next(_numbers), on=on or endpoints("abc"), outbox_bytes=settings.outbox_bytes, policy=policy
     )
-    service = SharingService(replica.exchange, link, settings=settings)
+    service = SharingService(
+        replica.exchange, link, settings=settings, keep=Sources(rng=random.Random(1)).keep
+    )
     task = asyncio.create_task(service.run())
     try:
         yield Sharer(replica, service)

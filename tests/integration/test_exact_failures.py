@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -20,6 +20,7 @@ from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY
 from epp.request.parse import parse_request
 from epp.residency import Account, Finding, RoutedQueue
+from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.processes import wait_until
 
@@ -63,7 +64,7 @@ def removed(block: int) -> dict[str, object]:
 class Following:
     """A picker, and the service that follows servers for it at these addresses."""
 
-    def __init__(self, exact: Exact, *, topic: str, **addresses: str) -> None:
+    def __init__(self, exact: Callable[[], Exact], *, topic: str, **addresses: str) -> None:
         self.queue = RoutedQueue(max_prompts=10, max_bytes=10**6)
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=self.queue)
         endpoints = [
@@ -100,9 +101,12 @@ class Following:
 
 
 @contextlib.asynccontextmanager
-async def following(exact: Exact, *, topic: str = "kv", **addresses: str) -> AsyncIterator[Following]:
+async def following(
+    exact: Callable[[], Exact], *, topic: str = "kv", pause_s: float = 600.0, **addresses: str
+) -> AsyncIterator[Following]:
     parts = Following(exact, topic=topic, **addresses)
-    task = asyncio.create_task(parts.service.run())
+    keep = Sources(rng=random.Random(1), first_pause_s=pause_s).keep
+    task = asyncio.create_task(keep("exact", parts.service.run), name="exact mode")
     try:
         yield parts
         assert not task.done(), "the process would end"
@@ -139,7 +143,7 @@ class Failing(Exact):
 async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
     publisher: Publisher, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    async with following(Failing(error), a=publisher.address) as parts:
+    async with following(lambda: Failing(error), a=publisher.address) as parts:
         parts.pick("kept until the thread looks at it " * 20)
 
         def is_off() -> bool:
@@ -150,8 +154,11 @@ async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
         (model,) = parts.service.status.models.values()
         assert model.reason.startswith(f"failed: {type(error).__name__}")
         assert all(server.state == "off" for server in parts.service.status.servers.values())
+        await wait_until(
+            lambda: any(r.levelname == "ERROR" for r in caplog.records), what="the failure is logged"
+        )
         logged = [r for r in caplog.records if r.levelname == "ERROR"]
-        assert ["exact mode is off" in r.getMessage() for r in logged] == [True]
+        assert ["exact mode failed and starts again" in r.getMessage() for r in logged] == [True]
         assert logged[0].exc_info is not None
 
         for n in range(20):  # the picker goes on, and holds no prompts for nobody
@@ -167,6 +174,20 @@ async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
         parts.picker.check_integrity()
 
 
+async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Publisher) -> None:
+    made = iter([Failing(ZeroDivisionError("by zero"))])
+    async with following(lambda: next(made, None) or an_exact(), pause_s=0.01, a=publisher.address) as parts:
+
+        def follows_again() -> bool:
+            publisher.send(removed(1))
+            return next(made, None) is None and parts.events(A) > 0 and parts.state(A) != "off"
+
+        await wait_until(follows_again, what="it follows the server again")
+        parts.pick("held for the thread " * 20)
+        await wait_until(lambda: not parts.queue.held_bytes, what="the prompts are looked at again")
+        parts.picker.check_integrity()
+
+
 class Lying(Exact):
     """Finds what no picker can take in."""
 
@@ -175,8 +196,10 @@ class Lying(Exact):
 
 
 async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(publisher: Publisher) -> None:
-    exact = Lying({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
-    async with following(exact, a=publisher.address) as parts:
+    def lying() -> Exact:
+        return Lying({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
+
+    async with following(lying, a=publisher.address) as parts:
         await wait_until(
             lambda: any(m.reason.startswith("failed") for m in parts.service.status.models.values()),
             what="exact mode is off",
@@ -185,7 +208,7 @@ async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(
 
 
 async def test_a_server_that_cannot_be_listened_to_is_off_alone_with_the_reason(publisher: Publisher) -> None:
-    async with following(an_exact(), a=publisher.address, b="tcp://127.0.0.1") as parts:
+    async with following(an_exact, a=publisher.address, b="tcp://127.0.0.1") as parts:
 
         def a_is_heard() -> bool:
             publisher.send(removed(1))
@@ -200,7 +223,7 @@ async def test_a_server_that_cannot_be_listened_to_is_off_alone_with_the_reason(
 
 
 async def test_frames_of_another_topic_or_of_no_message_are_let_pass(publisher: Publisher) -> None:
-    async with following(an_exact(), a=publisher.address) as parts:
+    async with following(an_exact, a=publisher.address) as parts:
 
         def a_is_heard() -> bool:
             publisher.send(removed(1))

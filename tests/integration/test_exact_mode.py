@@ -244,7 +244,7 @@ async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_
         service = ExactService(
             picker,
             queue,
-            exact,
+            lambda: exact,
             topic="",
             source=lambda _: Source("", "", publisher.endpoint, replay if replays else ""),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
@@ -15,7 +15,9 @@ import pytest
 
 from epp.modelserver.scraper import Scraper
 from epp.policy import Scrape
+from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.harness.processes import wait_until
 
 Reader: TypeAlias = asyncio.StreamReader
 Writer: TypeAlias = asyncio.StreamWriter
@@ -83,8 +85,13 @@ class Watched:
         self.settings = settings
         self.seen: dict[str, list[EndpointMetrics | None]] = defaultdict(list)
         self._reported = asyncio.Event()
+        keep = Sources(rng=Random(7), first_pause_s=0.01).keep
         self.scraper = Scraper(
-            settings=lambda: self.settings, on_metrics=self._on_metrics, clock=time.monotonic, rng=Random(7)
+            settings=lambda: self.settings,
+            on_metrics=self._on_metrics,
+            clock=time.monotonic,
+            keep=keep,
+            rng=Random(7),
         )
 
     def _on_metrics(self, name: EndpointName, metrics: EndpointMetrics | None) -> None:
@@ -263,13 +270,26 @@ async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.
         assert None not in watched.seen["a"]
 
 
-async def test_a_failing_consumer_ends_the_scraper_loudly() -> None:
-    def broken(name: EndpointName, metrics: EndpointMetrics | None) -> None:
-        raise RuntimeError("consumer bug")
+async def test_what_one_page_does_to_its_consumer_costs_the_others_nothing() -> None:
+    seen: Counter[str] = Counter()
 
-    scraper = Scraper(settings=lambda: FAST, on_metrics=broken, clock=time.monotonic, rng=Random(7))
+    def broken(name: EndpointName, _: EndpointMetrics | None) -> None:
+        seen[name] += 1
+        if name == "a":
+            raise RuntimeError("consumer bug")
+
+    sources = Sources(rng=Random(7), first_pause_s=0.01)
+    scraper = Scraper(
+        settings=lambda: FAST, on_metrics=broken, clock=time.monotonic, keep=sources.keep, rng=Random(7)
+    )
     async with Server(http(PAGE)).running() as server:
-        scraper.set_endpoints([endpoint("a", server.address)])
-        with pytest.raises(ExceptionGroup) as raised:
-            await asyncio.wait_for(scraper.run(), PATIENCE_S)
-        assert raised.group_contains(RuntimeError, match="consumer bug")
+        scraper.set_endpoints([endpoint("a", server.address), endpoint("b", server.address)])
+        task = asyncio.create_task(scraper.run())
+        try:
+            await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped on")
+            assert not task.done()
+            assert sources.failures["scrape"] >= 2
+            scraper.check_integrity()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])

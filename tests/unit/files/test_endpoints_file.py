@@ -43,13 +43,31 @@ def test_an_address_may_carry_its_port_or_stand_beside_it(written: str, read: st
     assert str(endpoint.address) == read
 
 
-@pytest.mark.parametrize("text", ["endpoints: []", "endpoints:\n", "{}", "", "# nothing yet\n"])
-def test_no_endpoints_are_legal_unless_written_as_null(text: str) -> None:
-    if text == "endpoints:\n":
-        with pytest.raises(ConfigError, match=r"\$\.endpoints"):
-            load_endpoints(text, source="e.yaml")
-    else:
-        assert list(load_endpoints(text, source="e.yaml")) == []
+def test_an_explicit_empty_list_alone_means_no_endpoints() -> None:
+    assert list(load_endpoints("endpoints: []", source="e.yaml")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"e\.yaml: is empty; a file that lists no servers says `endpoints: \[\]`"),
+        ("# nothing yet\n", r"is empty"),
+        ("{}", r"missing required field `endpoints`"),
+        ("endpoints:\n", r"\$\.endpoints"),
+    ],
+)
+def test_a_file_without_a_list_is_refused_not_taken_for_an_empty_one(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_endpoints(text, source="e.yaml")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!bool x", "!!int ''", "!!timestamp x", "!!float x", "[" * 900 + "]" * 900, "[" * 10**5 + "]" * 10**5],
+)
+def test_a_value_that_does_not_fit_its_tag_is_one_typed_error(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"e\.yaml: "):
+        load_endpoints(f"endpoints: [{{name: a, address: '10.0.0.1:80', model: {value}}}]", source="e.yaml")
 
 
 A = "{name: a, address: '10.0.0.1:80'}"

@@ -13,7 +13,7 @@ import pytest
 
 from epp.kube.api import ApiError, Query
 from epp.kube.objects import Pod
-from epp.kube.reflector import Pauses, Reflector, Source
+from epp.kube.reflector import Reflector, Source
 
 
 def raw(name: str, version: int) -> dict[str, Any]:
@@ -211,19 +211,3 @@ async def test_what_an_operator_can_do_is_said_once(
     complaints = [r.getMessage() for r in caplog.records if "cannot be followed" in r.getMessage()]
     assert len(complaints) == 1
     assert advice in complaints[0]
-
-
-def test_pauses_grow_to_a_bound_and_are_never_the_same() -> None:
-    pauses = Pauses(random.Random(1))
-    waited = [pauses.next_s() for _ in range(12)]
-    assert waited[0] <= 0.2
-    assert all(5 <= pause <= 10 for pause in waited[-3:])
-    assert len(set(waited)) == len(waited)
-    pauses.reset()
-    assert pauses.next_s() <= 0.2
-
-
-def test_a_pause_is_at_least_what_the_server_asks_for_within_reason() -> None:
-    pauses = Pauses(random.Random(1))
-    assert pauses.next_s(at_least_s=3.0) == 3.0
-    assert pauses.next_s(at_least_s=1e9) == 60.0

@@ -1,0 +1,107 @@
+"""Keeps the sources of news running: scrapes, files, the API server, other pickers, KV events, housekeeping.
+
+A source reads what others wrote, so it can fail in ways that nobody foresaw. It must never end the picker: `Sources.keep` runs
+it again after a pause, logs the reason and counts it. The pause doubles with each failure, up to half a minute, and is short again
+after the source has run well for a while. Only the serving socket is worth the process.
+
+The composition root owns the one `Sources` and hands its `keep` to the adapters that have loops of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, NoReturn, Protocol
+
+from epp.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 30.0
+_RAN_WELL_S: Final = 60.0
+"""A source that ran for so long before it failed is started again after a short pause."""
+
+
+class Keep(Protocol):
+    """Runs `run` for ever: starts it again whenever it ends. `source` is a label for metrics, from a small fixed set."""
+
+    async def __call__(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn: ...
+
+
+class Pauses:
+    """How long to wait before the next try: twice as long each time, and never quite the same."""
+
+    def __init__(
+        self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S
+    ) -> None:
+        self._rng = rng
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._tries = 0
+
+    def next_s(self, *, at_least_s: float = 0.0) -> float:
+        """`at_least_s`: what a server asked for, within reason."""
+        bound = min(self._longest_s, self._first_s * 2**self._tries)
+        self._tries = min(self._tries + 1, 32)
+        asked = min(at_least_s, 6 * self._longest_s)
+        return float(max(asked, bound * self._rng.uniform(0.5, 1.0)))
+
+    def reset(self) -> None:
+        self._tries = 0
+
+
+class Sources:
+    """`failures` counts by source, for metrics."""
+
+    def __init__(self, *, rng: Random, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+        self._rng = rng
+        self._first_pause_s = first_pause_s
+        self.failures: Counter[str] = Counter()
+
+    async def keep(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn:
+        """Run it until this task is cancelled. KeyboardInterrupt and SystemExit pass through."""
+        loop = asyncio.get_running_loop()
+        pauses = Pauses(self._rng, first_s=self._first_pause_s)
+        self.failures[source] += 0  # so that the metric is there before the first failure
+        while True:
+            started = loop.time()
+            failure: BaseException | None = None
+            try:
+                await run()
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                failure = error  # a library cancelled a part of it
+            except BaseException as error:  # noqa: BLE001 - some packages raise what is no Exception; the picker goes on
+                failure = error
+            if loop.time() - started >= _RAN_WELL_S:
+                pauses.reset()
+            pause_s = pauses.next_s()
+            self.failures[source] += 1
+            self._log_failure(source, failure, pause_s=pause_s)
+            await asyncio.sleep(pause_s)
+
+    def _log_failure(self, source: str, failure: BaseException | None, *, pause_s: float) -> None:
+        task = asyncio.current_task()
+        name = task.get_name() if task is not None else source
+        reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
+        expected = failure is None or isinstance(failure, ConfigError)
+        _log.error(
+            "%s failed and starts again in %.1f s; what it said before stays in use: %s",
+            name,
+            pause_s,
+            reason,
+            exc_info=None if expected else failure,
+            extra={"source": source},
+        )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,121 @@
+"""What model servers, files and Redis say cannot end a picker: a running `epp serve` gets all of it and goes on serving."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis.asyncio as aredis
+
+from epp.policy import DEFAULT_POLICY
+from epp.prefix.hashing import ChunkSchedule
+from epp.sharing.wire import channel_of
+from tests.harness.backend import Backend, running_backend
+from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
+from tests.harness.processes import wait_until
+from tests.harness.redis_server import RedisServer, running_redis
+
+DEEP = b"\x91" * 5_000
+"""Arrays of one element within each other, in msgpack."""
+HUGE_CACHE = 'vllm:cache_config_info{block_size="999999999999999",num_gpu_blocks="999999999999999"} 1.0\n'
+
+
+def channel() -> str:
+    chunks = DEFAULT_POLICY.spec.chunks
+    schedule = ChunkSchedule(
+        chunk_bytes=chunks.size_bytes,
+        later_chunk_bytes=chunks.later_size_bytes,
+        later_from_bytes=chunks.later_from_bytes,
+    )
+    return channel_of("default", schedule)
+
+
+@asynccontextmanager
+async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> AsyncIterator[PickerProcess]:
+    config = config_in(
+        directory,
+        sharing={"redis": {"url": redis.url}, "snapshotIntervalSeconds": 1},
+        policyFile=str(directory / "policy.yaml"),
+    )
+    policy = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: first}\n"
+    (directory / "policy.yaml").write_text(policy)
+    write_endpoints(config, [backend])
+    async with running_picker(config, directory=directory) as picker:
+        yield picker
+
+
+async def scraped(picker: PickerProcess) -> None:
+    """Until the endpoint's page is believed."""
+
+    async def so() -> bool:
+        return await picker.metric("epp_endpoint_scrape_ok") == 1
+
+    await wait_until(so, what="the page is read")
+
+
+async def counted(picker: PickerProcess, name: str, **labels: str) -> None:
+    async def so() -> bool:
+        return await picker.metric(name, **labels) > 0
+
+    await wait_until(so, what=f"{name} counts it")
+
+
+async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    async with running_redis(tmp_path) as redis, running_backend("s0") as backend:
+        backend.more_metrics = HUGE_CACHE
+        async with picker_on(tmp_path, backend, redis) as picker:
+            await scraped(picker)
+            await counted(picker, "epp_sharing_tables_total", what="stored")
+            assert "epp_endpoint_capacity_tokens{" not in await picker.metrics()
+            assert await picker.metric("epp_source_failures_total") == 0
+            assert await picker.process.terminate() == 0
+
+
+@pytest.mark.parametrize(
+    "table",
+    [b"1-0\n" + DEEP, b"9" * 4_000 + b"-0\n", b"-\n", msgspec.msgpack.encode([[b"\x91" * 3_000]])],
+    ids=["nested", "position", "no-position", "nested-portion"],
+)
+async def test_what_redis_holds_ends_neither_a_running_picker_nor_one_that_starts(
+    tmp_path: Path, table: bytes
+) -> None:
+    async with (
+        running_redis(tmp_path) as redis,
+        running_backend("s0") as backend,
+        aredis.Redis(port=redis.port, protocol=2) as client,
+    ):
+        await client.set(f"{channel()}:table", table)
+        async with picker_on(tmp_path, backend, redis) as picker:
+            for junk in (DEEP, b"", b"\xff" * 100, b"9" * 10_000):
+                await client.xadd(f"{channel()}:stream", {b"b": junk})
+            await counted(picker, "epp_sharing_skipped_events_total", reason="malformed")
+            assert await picker.metric("epp_source_failures_total") == 0
+            assert await picker.process.terminate() == 0
+
+
+async def test_a_file_that_no_parser_can_read_is_refused_and_ends_nothing(tmp_path: Path) -> None:
+    async with (
+        running_redis(tmp_path) as redis,
+        running_backend("s0") as backend,
+        picker_on(tmp_path, backend, redis) as picker,
+    ):
+        await scraped(picker)
+        for n, text in enumerate(
+            ("endpoints: [{model: !!bool x}]", "", "[" * 10**5 + "]" * 10**5, "!!int ''"), start=1
+        ):
+            for name, source in (("endpoints", "endpoints"), ("policy", "policy")):
+                (tmp_path / f"{name}.yaml").write_text(text)
+
+                async def refused(source: str = source, n: int = n) -> bool:
+                    name = "epp_reloads_total"
+                    return await picker.metric(name, source=source, result="refused") == n
+
+                await wait_until(refused, what=f"{name}.yaml is refused")
+        assert await picker.metric("epp_endpoint_ready") == 1
+        assert await picker.metric("epp_source_failures_total") == 0
+        assert await picker.process.terminate() == 0

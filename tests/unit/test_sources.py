@@ -1,0 +1,100 @@
+"""A source of news that fails is started again, and never ends the picker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.sources import Pauses, Sources
+from tests.harness.processes import wait_until
+
+
+class Panic(BaseException):
+    """As pyo3 raises it: no Exception."""
+
+
+class Failing:
+    """Fails as often as there are errors, then runs on."""
+
+    def __init__(self, *errors: BaseException | None) -> None:
+        self._errors = list(errors)
+        self.runs = 0
+
+    async def run(self) -> None:
+        self.runs += 1
+        if not self._errors:
+            await asyncio.get_running_loop().create_future()
+        error = self._errors.pop(0)
+        if error is not None:
+            raise error
+
+
+@contextlib.asynccontextmanager
+async def kept(sources: Sources, failing: Failing) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(sources.keep("file", failing.run), name="watcher of policy.yaml")
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def sources(first_pause_s: float = 0.001) -> Sources:
+    return Sources(rng=random.Random(1), first_pause_s=first_pause_s)
+
+
+async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    errors = (
+        RecursionError("deep"),
+        ConfigError("no way in"),
+        ExceptionGroup("of a group", [KeyError("bool")]),
+        Panic("of a package"),
+        asyncio.CancelledError("of a library"),
+        None,
+    )
+    failing, kept_by = Failing(*errors), sources()
+    async with kept(kept_by, failing) as task:
+        await wait_until(lambda: failing.runs == len(errors) + 1, what="it was started after every failure")
+        assert not task.done()
+    assert kept_by.failures == {"file": len(errors)}
+    logged = [r for r in caplog.records if r.name == "epp.sources"]
+    assert all(r.getMessage().startswith("watcher of policy.yaml failed") for r in logged)
+    reasons = [r.getMessage().partition("stays in use: ")[2] for r in logged]
+    assert reasons[0] == "RecursionError: deep"
+    assert reasons[-1] == "it returned"
+    assert [r.exc_info is not None for r in logged] == [True, False, True, True, True, False]
+
+
+async def test_a_source_that_is_cancelled_ends() -> None:
+    failing, kept_by = Failing(), sources()
+    async with kept(kept_by, failing) as task:
+        await wait_until(lambda: failing.runs == 1, what="it runs")
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    assert kept_by.failures == {"file": 0}
+
+
+async def test_one_source_that_fails_leaves_the_others_alone() -> None:
+    bad, good, kept_by = Failing(*[OSError("away")] * 5), Failing(), sources()
+    async with kept(kept_by, bad), kept(kept_by, good):
+        await wait_until(lambda: bad.runs == 6, what="the bad one was started again")
+        assert good.runs == 1
+
+
+def test_pauses_double_up_to_a_bound_and_are_short_again_after_a_reset() -> None:
+    pauses = Pauses(random.Random(1), first_s=1.0, longest_s=8.0)
+    found = [pauses.next_s() for _ in range(6)]
+    assert all(bound / 2 <= pause <= bound for pause, bound in zip(found, (1, 2, 4, 8, 8, 8), strict=True))
+    assert pauses.next_s(at_least_s=20.0) == 20.0
+    assert pauses.next_s(at_least_s=10**9) == 48.0
+    pauses.reset()
+    assert pauses.next_s() <= 1.0
