@@ -1,0 +1,348 @@
+"""Flow control: says of each request whether it goes now, waits, or is refused.
+
+A request that would have to wait at its server waits here instead, where it can still be placed well, overtaken, or cancelled
+for nothing. Owns the waiting requests, their order and their bounds. It does not know bodies, servers or the
+wire: a request is an opaque payload, and `Forecaster` tells what the picker predicts for it. Every method is
+synchronous; time is an argument.
+
+How a caller uses it: `offer` each request. When it answers None, the request waits, and later comes out of `next` or is taken back
+by `leave`. Call `next` until it answers None after each event that may have freed a server or brought a request, and
+at `due_at`. Each `LetGo` must be sent, and so booked, before `next` is called again.
+
+Invariants: each offered request is let go once, or refused once, or left; what waits is within every bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from math import ceil, inf
+from typing import Generic
+
+from epp.flow.pace import Pace
+from epp.flow.queues import Load, Queues
+from epp.flow.request import Forecast, Forecaster, Held, LetGo, Refused, RefusedFor, T, Verdict
+from epp.flow.settings import FlowSettings
+
+_MAX_SHED = 64
+"""The most waiting requests that one newcomer may push out."""
+_LEAST_DELAY_S = 0.01
+"""Between two looks at the same request, or at a fleet that has no room."""
+_SHARE_OF_LEFT = 0.25
+_LONGEST_DELAY_S = 1.0
+"""A fleet without room is looked at so often even when nothing happens: predictions err."""
+_MAX_RETRY_AFTER_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """For people and metrics: what waits at one priority."""
+
+    requests: int
+    size_bytes: int
+    tokens: int
+
+
+class FlowControl(Generic[T]):
+    def __init__(self, settings: FlowSettings, forecaster: Forecaster[T]) -> None:
+        self._settings = settings
+        self._forecaster = forecaster
+        self._queues: Queues[T] = Queues()
+        self._numbers = count()
+        self._alarms: list[tuple[float, int, Held[T]]] = []
+        """When to look at a request again: its latest start, or its end of life. Those that left are skipped."""
+        self._shed: deque[Refused[T]] = deque()
+        self._pace = Pace()
+        self._draining = False
+        self._room_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        payload: T,
+        forecast: Forecast,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        size_bytes: int = 0,
+        ttft_s: float | None = None,
+        now: float,
+    ) -> tuple[Held[T], Verdict[T] | None]:
+        """A newcomer and what is decided at once; None: it waits, and `next` tells.
+
+        ttft_s: its own deadline, from now. A newcomer that waits may have pushed out others: `next` names them.
+        """
+        settings = self._settings
+        hopeless = forecast.soonest_s > (settings.ttft_s if ttft_s is None else ttft_s)
+        held = self._newcomer(
+            payload,
+            forecast,
+            priority=priority,
+            tenant=tenant,
+            size_bytes=size_bytes,
+            ttft_s=ttft_s,
+            late=hopeless and settings.when_late == "demote",
+            now=now,
+        )
+        if self._draining:
+            return held, self._go(held, forecast.tokens, now=now)
+        if hopeless and not held.late:
+            return held, self._refusal(held, "deadline", now=now)
+        if not self._queues and forecast.wait_s <= settings.headroom_s:
+            return held, self._go(held, forecast.tokens, now=now)
+        victims = self._admit(held)
+        if held in victims:
+            return held, self._refusal(held, "full", now=now)
+        self._shed.extend([self._refusal(victim, "full", now=now) for victim in victims])
+        self._set_alarm(held, forecast, now=now)
+        self._room_at = min(self._room_at, now)
+        return held, None
+
+    def leave(self, held: Held[T]) -> None:
+        """The client is gone. Does nothing where the request no longer waits."""
+        if held.waits:
+            self._queues.take(held)
+            self._tidy()
+
+    def next(self, *, now: float) -> Verdict[T] | None:
+        """The next request whose fate is decided, most pressing first; None: nothing more at this moment."""
+        if self._shed:
+            return self._shed.popleft()
+        refused = None if self._draining else self._ring(now=now)
+        if refused is not None or not self._queues:
+            return refused
+        found = self._first_that_may_go(now=now)
+        if found is None:
+            return None
+        held, forecast = found
+        self._queues.take(held)
+        verdict = self._go(held, forecast.tokens, now=now)
+        self._tidy()
+        return verdict
+
+    @property
+    def due_at(self) -> float:
+        """When to call `next` at the latest; inf: not before something happens."""
+        if self._shed:
+            return 0.0
+        if not self._queues:
+            return inf
+        return min(self._alarms[0][0] if self._alarms else inf, self._room_at)
+
+    # -- the operator --------------------------------------------------------------------------------------------
+
+    def apply(self, settings: FlowSettings, *, now: float) -> None:
+        """Other settings. What waits keeps its deadline and its place; what is over the new bounds is shed."""
+        self._settings = settings
+        for scope in self._scopes_over():
+            while self._over(*scope):
+                victim = self._queues.worst(priority=scope[0], tenant=scope[1])
+                assert victim is not None
+                self._queues.take(victim)
+                self._shed.append(self._refusal(victim, "full", now=now))
+        self._room_at = min(self._room_at, now)
+
+    def drain(self) -> None:
+        """The process ends: from now on nothing waits. `next` lets go all that does, in order."""
+        self._draining = True
+        self._room_at = 0.0
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> Mapping[int, Waiting]:
+        """By priority."""
+        return {of: Waiting(*load.as_tuple()) for of, load in self._queues.by_priority.items()}
+
+    def oldest_s(self, *, now: float) -> float:
+        """Age of the request that waits longest. Looks at every one: for a scrape, not for a request."""
+        return max((now - held.arrived_at for held in self._queues), default=0.0)
+
+    def saturation(self, *, now: float) -> float:
+        """0: idle. 1: a newcomer waits as long as the goal says. Above: the fleet is too small for what comes."""
+        wait_s = self._forecaster.least_wait_s(now=now)
+        drain_s = self._pace.drain_s(self._queues.in_all.tokens, now=now) if self._queues else 0.0
+        if drain_s is None:
+            drain_s = self._settings.goal_s
+        waited = (min(wait_s, _MAX_RETRY_AFTER_S) + drain_s) / self._settings.goal_s
+        excess = self._pace.excess(now=now)
+        return max(waited, excess) if excess > 1 else waited
+
+    def check_integrity(self) -> None:
+        self._queues.check_integrity()
+        assert not self._scopes_over()
+        alarmed = {held.number for _, _, held in self._alarms if held.waits}
+        assert alarmed == {held.number for held in self._queues if self._alarm_at(held) < inf}
+        assert len(self._alarms) <= 2 * len(self._queues) + 64
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _newcomer(
+        self,
+        payload: T,
+        forecast: Forecast,
+        *,
+        priority: int,
+        tenant: str,
+        size_bytes: int,
+        ttft_s: float | None,
+        late: bool,
+        now: float,
+    ) -> Held[T]:
+        settings, queues = self._settings, self._queues
+        priority = queues.priority(priority, max_priorities=settings.max_priorities)
+        held = Held(
+            payload,
+            number=next(self._numbers),
+            priority=priority,
+            tenant=queues.tenant(tenant, priority=priority, late=late, max_tenants=settings.max_tenants),
+            size_bytes=size_bytes,
+            tokens=max(1, forecast.tokens),
+            arrived_at=now,
+            deadline=now + (settings.ttft_s if ttft_s is None else ttft_s),
+            expires_at=now + settings.ttl_of(priority),
+        )
+        held.late = late
+        held.key = (self._place(held, own_s=forecast.own_s), held.number)
+        return held
+
+    def _place(self, held: Held[T], *, own_s: float) -> float:
+        settings = self._settings
+        if settings.order == "deadline":
+            return held.deadline
+        if settings.order == "shortest":
+            return held.arrived_at + settings.patience * own_s
+        return held.arrived_at
+
+    def _first_that_may_go(self, *, now: float) -> tuple[Held[T], Forecast] | None:
+        settings, forecaster = self._settings, self._forecaster
+        headroom_s = inf if self._draining else settings.headroom_s
+        least_s = forecaster.least_wait_s(now=now)
+        if least_s > headroom_s:
+            self._room_at = now + _delay_s(least_s - headroom_s)
+            return None
+        looks, wait_s = settings.max_looks, inf
+        for band in self._queues.bands():
+            for flow in band.by_share(looks):
+                for held in flow.items[: min(looks, settings.looks)]:
+                    forecast = forecaster.forecast(held.payload, now=now)
+                    if forecast.wait_s <= headroom_s:
+                        return held, forecast
+                    looks -= 1
+                    wait_s = min(wait_s, forecast.wait_s)
+            if looks <= 0:
+                break
+        self._room_at = now + _delay_s(wait_s - headroom_s)
+        return None
+
+    def _go(self, held: Held[T], tokens: int, *, now: float) -> LetGo[T]:
+        self._queues.charge(held, tokens)
+        self._pace.let_go(tokens, now=now)
+        return LetGo(held)
+
+    def _refusal(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+        drain_s = self._pace.drain_s(self._queues.tokens_before(held.priority) + held.tokens, now=now)
+        self._pace.refused(held.tokens, now=now)
+        seconds = min(_MAX_RETRY_AFTER_S, ceil(drain_s)) if drain_s is not None else 1
+        return Refused(held, reason, max(1, seconds))
+
+    # -- deadlines and ends of life ------------------------------------------------------------------------------
+
+    def _alarm_at(self, held: Held[T]) -> float:
+        return held.expires_at if held.late else min(held.expires_at, held.deadline)
+
+    def _set_alarm(self, held: Held[T], forecast: Forecast | None, *, now: float) -> None:
+        """Look again when it could be too late: with the servers as they are now, or as busy as others make them until then.
+
+        What others are sent is seen late by a quarter of the time that is left at most, for some twenty looks in all.
+        """
+        latest = held.expires_at
+        if forecast is not None and not held.late:
+            slack_s = held.deadline - forecast.soonest_s - now
+            left_s = held.deadline - forecast.own_s - now
+            latest = min(latest, now + max(_LEAST_DELAY_S, slack_s, _SHARE_OF_LEFT * left_s))
+        if latest < inf:
+            heapq.heappush(self._alarms, (latest, held.number, held))
+
+    def _ring(self, *, now: float) -> Refused[T] | None:
+        """Refuse or demote the first that is too late."""
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now:
+            held = heapq.heappop(alarms)[2]
+            if not held.waits:
+                continue
+            if now >= held.expires_at:
+                return self._give_up(held, "ttl", now=now)
+            if held.late:
+                self._set_alarm(held, None, now=now)
+                continue
+            forecast = self._forecaster.forecast(held.payload, now=now)
+            if now + forecast.soonest_s <= held.deadline:
+                self._set_alarm(held, forecast, now=now)
+            elif self._settings.when_late == "refuse":
+                return self._give_up(held, "deadline", now=now)
+            else:
+                self._queues.demote(held, max_tenants=self._settings.max_tenants)
+                self._set_alarm(held, None, now=now)
+        return None
+
+    def _give_up(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+        self._queues.take(held)
+        self._tidy()
+        return self._refusal(held, reason, now=now)
+
+    def _tidy(self) -> None:
+        """What left by another way than its alarm is forgotten before it is half of all."""
+        if not self._queues:
+            self._alarms.clear()
+        elif len(self._alarms) > 2 * len(self._queues) + 32:
+            self._alarms = [alarm for alarm in self._alarms if alarm[2].waits]
+            heapq.heapify(self._alarms)
+
+    # -- bounds --------------------------------------------------------------------------------------------------
+
+    def _admit(self, held: Held[T]) -> list[Held[T]]:
+        """Let it wait, and take out whoever is worth least where that passes a bound; itself alone if that is worth least."""
+        self._queues.put(held)
+        victims: list[Held[T]] = []
+        for scope in ((held.priority, held.tenant), (held.priority, None), (None, None)):
+            while self._over(*scope):
+                worst = self._queues.worst(priority=scope[0], tenant=scope[1])
+                assert worst is not None
+                if worst is held or len(victims) == _MAX_SHED:
+                    self._queues.take(held)
+                    for victim in victims:
+                        self._queues.put(victim)
+                    return [held]
+                self._queues.take(worst)
+                victims.append(worst)
+        return victims
+
+    def _over(self, priority: int | None, tenant: str | None) -> bool:
+        queues, settings = self._queues, self._settings
+        load: Load | None
+        if priority is None:
+            load, bound = queues.in_all, settings.in_all
+        elif tenant is None:
+            load, bound = queues.by_priority.get(priority), settings.per_priority
+        else:
+            load, bound = queues.by_tenant.get((priority, tenant)), settings.per_tenant
+        if load is None:
+            return False
+        return load.requests > bound.requests or load.size_bytes > bound.size_bytes
+
+    def _scopes_over(self) -> list[tuple[int | None, str | None]]:
+        scopes: list[tuple[int | None, str | None]] = [*self._queues.by_tenant]
+        scopes += [(priority, None) for priority in self._queues.by_priority]
+        scopes.append((None, None))
+        return [scope for scope in scopes if self._over(*scope)]
+
+
+def _delay_s(predicted_s: float) -> float:
+    return min(_LONGEST_DELAY_S, max(_LEAST_DELAY_S, predicted_s))

@@ -1,0 +1,57 @@
+"""How fast requests are let go and how many more come: what Retry-After and the saturation gauge are made of."""
+
+from __future__ import annotations
+
+from math import exp
+
+_WINDOW_S = 10.0
+
+
+class Rate:
+    """Tokens a second over about the last ten seconds, older ones counting less."""
+
+    __slots__ = ("_at", "_began_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at = 0.0
+        self._began_at: float | None = None
+
+    def add(self, tokens: float, *, now: float) -> None:
+        if self._began_at is None:
+            self._began_at = self._at = now
+        self._sum = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S) + tokens
+        self._at = max(self._at, now)
+
+    def per_s(self, *, now: float) -> float:
+        """0 where nothing was added."""
+        if self._began_at is None:
+            return 0.0
+        age_s = max(0.1, now - self._began_at)
+        decayed = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S)
+        return decayed / (_WINDOW_S * (1 - exp(-age_s / _WINDOW_S)))
+
+
+class Pace:
+    __slots__ = ("_let_go", "_refused")
+
+    def __init__(self) -> None:
+        self._let_go = Rate()
+        self._refused = Rate()
+
+    def let_go(self, tokens: int, *, now: float) -> None:
+        self._let_go.add(max(1, tokens), now=now)
+
+    def refused(self, tokens: int, *, now: float) -> None:
+        self._refused.add(max(1, tokens), now=now)
+
+    def drain_s(self, tokens: float, *, now: float) -> float | None:
+        """How long it takes until so many tokens are let go; None: nothing was let go of late, so nobody knows."""
+        rate = self._let_go.per_s(now=now)
+        return tokens / rate if rate > 1e-3 else None
+
+    def excess(self, *, now: float) -> float:
+        """What came over what could be let go, of late: 1 where nothing was refused."""
+        let_go = self._let_go.per_s(now=now)
+        refused = self._refused.per_s(now=now)
+        return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0

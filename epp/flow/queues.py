@@ -1,0 +1,226 @@
+"""The waiting requests in order: bands of priority, in each the tenants by what they have had, in each tenant its requests.
+
+A band is one priority's requests in time, or those of them that were demoted. Within a band tenants share in tokens: each
+has a tag, the tokens that were let go for it, and the least tag goes first. A tenant that comes back with an
+empty queue is lifted to the band's floor, so nobody saves up a share by staying away.
+
+Invariants: a flow is in `band.flows` with requests, or idle with a tag above the floor or until its place is needed; counts equal sums.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import nsmallest
+from operator import attrgetter
+from typing import Generic
+
+from epp.flow.request import Held, T
+
+OTHERS = "\0others"
+"""The tenants beyond the limit, who share one queue. No header can carry this name."""
+
+_BY_KEY = attrgetter("key")
+
+
+class Load:
+    """So many requests, bytes and tokens wait."""
+
+    __slots__ = ("requests", "size_bytes", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = self.size_bytes = self.tokens = 0
+
+    def add(self, held: Held[T], sign: int) -> None:
+        self.requests += sign
+        self.size_bytes += sign * held.size_bytes
+        self.tokens += sign * held.tokens
+
+    def as_tuple(self) -> tuple[int, int, int]:
+        return self.requests, self.size_bytes, self.tokens
+
+
+class Flow(Generic[T]):
+    """One tenant's requests in one band."""
+
+    __slots__ = ("items", "queued_tokens", "tag")
+
+    def __init__(self, tag: float) -> None:
+        self.items: list[Held[T]] = []
+        """By `key`."""
+        self.queued_tokens = 0
+        self.tag = tag
+
+
+class Band(Generic[T]):
+    __slots__ = ("floor", "flows")
+
+    def __init__(self) -> None:
+        self.floor = 0.0
+        self.flows: dict[str, Flow[T]] = {}
+
+    def flow(self, tenant: str) -> Flow[T]:
+        """Its flow, made where there is none, and lifted to the floor where nothing of it waits."""
+        flow = self.flows.get(tenant)
+        if flow is None:
+            flow = self.flows[tenant] = Flow(self.floor)
+        elif not flow.items:
+            flow.tag = max(flow.tag, self.floor)
+        return flow
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        flow = self.flow(tenant)
+        self.floor = max(self.floor, flow.tag)
+        flow.tag += max(1, tokens)
+
+    def knows(self, tenant: str, *, max_tenants: int) -> bool:
+        """Whether the tenant has a queue of its own, or there is room for one; forgets idle tenants who owe nothing for it."""
+        if tenant in self.flows or len(self.flows) < max_tenants:
+            return True
+        idle = [name for name, flow in self.flows.items() if not flow.items and flow.tag <= self.floor]
+        for name in idle:
+            del self.flows[name]
+        return len(self.flows) < max_tenants
+
+    def by_share(self, most: int) -> list[Flow[T]]:
+        """Flows with requests, who had least first."""
+        waiting = [flow for flow in self.flows.values() if flow.items]
+        return nsmallest(most, waiting, key=attrgetter("tag"))
+
+    def worst(self, tenant: str | None) -> Held[T] | None:
+        """The last request of the tenant that is furthest over its share, or of the given one."""
+        if tenant is not None:
+            flow = self.flows.get(tenant)
+            return flow.items[-1] if flow is not None and flow.items else None
+        waiting = [flow for flow in self.flows.values() if flow.items]
+        if not waiting:
+            return None
+        # Of equals the newest: nothing that waits is pushed out by what is worth no more.
+        return max(waiting, key=lambda f: (f.tag + f.queued_tokens, f.items[-1].number)).items[-1]
+
+
+class Queues(Generic[T]):
+    def __init__(self) -> None:
+        self._bands: dict[tuple[int, bool], Band[T]] = {}
+        """By (minus the priority, demoted): smaller goes first."""
+        self._order: list[tuple[int, bool]] = []
+        self.in_all = Load()
+        self.by_priority: dict[int, Load] = {}
+        self.by_tenant: dict[tuple[int, str], Load] = {}
+
+    def __len__(self) -> int:
+        return self.in_all.requests
+
+    def __iter__(self) -> Iterator[Held[T]]:
+        for key in self._order:
+            for flow in self._bands[key].flows.values():
+                yield from flow.items
+
+    def bands(self) -> Iterator[Band[T]]:
+        """In order, the first to go first."""
+        return (self._bands[key] for key in self._order)
+
+    def band(self, priority: int, *, late: bool) -> Band[T]:
+        key = (-priority, late)
+        band = self._bands.get(key)
+        if band is None:
+            band = self._bands[key] = Band()
+            insort(self._order, key)
+        return band
+
+    def priority(self, wanted: int, *, max_priorities: int) -> int:
+        """The priority that it is kept under: the next lower one that is in use, or the lowest, where there are too many."""
+        if (-wanted, False) in self._bands:
+            return wanted
+        known = {-below for below, _ in self._order}
+        if len(known) < max_priorities:
+            return wanted
+        self._forget_idle()
+        known = {-below for below, _ in self._order}
+        if len(known) < max_priorities or wanted in known:
+            return wanted
+        return max((of for of in known if of <= wanted), default=min(known))
+
+    def tenant(self, tenant: str, *, priority: int, late: bool, max_tenants: int) -> str:
+        """The name that the tenant's requests are kept under."""
+        return tenant if self.band(priority, late=late).knows(tenant, max_tenants=max_tenants) else OTHERS
+
+    def put(self, held: Held[T]) -> None:
+        flow = self.band(held.priority, late=held.late).flow(held.tenant)
+        insort(flow.items, held, key=_BY_KEY)
+        flow.queued_tokens += held.tokens
+        held.waits = True
+        self._count(held, 1)
+
+    def take(self, held: Held[T]) -> None:
+        """Out of its queue, for whatever reason."""
+        flow = self.band(held.priority, late=held.late).flows[held.tenant]
+        at = bisect_left(flow.items, held.key, key=_BY_KEY)
+        assert flow.items[at] is held
+        del flow.items[at]
+        flow.queued_tokens -= held.tokens
+        held.waits = False
+        self._count(held, -1)
+
+    def demote(self, held: Held[T], *, max_tenants: int) -> None:
+        """Behind those of its priority that can be in time."""
+        self.take(held)
+        held.late = True
+        held.tenant = self.tenant(held.tenant, priority=held.priority, late=True, max_tenants=max_tenants)
+        self.put(held)
+
+    def charge(self, held: Held[T], tokens: int) -> None:
+        """The tenant has had so many tokens of what this band got."""
+        self.band(held.priority, late=held.late).charge(held.tenant, tokens)
+
+    def worst(self, *, priority: int | None = None, tenant: str | None = None) -> Held[T] | None:
+        """Who is worth least: lowest priority, demoted before in time, furthest over its share, newest."""
+        for key in reversed(self._order):
+            if priority is None or key[0] == -priority:
+                held = self._bands[key].worst(tenant)
+                if held is not None:
+                    return held
+        return None
+
+    def tokens_before(self, priority: int) -> int:
+        """Tokens that wait at this priority or above."""
+        return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
+
+    def _forget_idle(self) -> None:
+        """Forget the bands in which nothing waits, and with them what their tenants have had."""
+        for key in list(self._order):
+            if not any(flow.items for flow in self._bands[key].flows.values()):
+                del self._bands[key]
+                self._order.remove(key)
+
+    def _count(self, held: Held[T], sign: int) -> None:
+        self.in_all.add(held, sign)
+        flow = (held.priority, held.tenant)
+        self.by_priority.setdefault(held.priority, Load()).add(held, sign)
+        self.by_tenant.setdefault(flow, Load()).add(held, sign)
+        if not self.by_priority[held.priority].requests:
+            del self.by_priority[held.priority]
+        if not self.by_tenant[flow].requests:
+            del self.by_tenant[flow]
+
+    def check_integrity(self) -> None:
+        assert self._order == sorted(self._bands)
+        counted: dict[object, Load] = {}
+        for (below, late), band in self._bands.items():
+            for tenant, flow in band.flows.items():
+                assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
+                assert flow.queued_tokens == sum(h.tokens for h in flow.items)
+                for held in flow.items:
+                    assert (held.waits, held.late) == (True, late)
+                    assert (held.priority, held.tenant) == (-below, tenant)
+                    assert flow.tag >= 0
+                    for scope in (None, held.priority, (held.priority, tenant)):
+                        counted.setdefault(scope, Load()).add(held, 1)
+        kept: list[tuple[object, Load]] = [
+            (None, self.in_all),
+            *self.by_priority.items(),
+            *self.by_tenant.items(),
+        ]
+        assert {scope: load.as_tuple() for scope, load in kept if load.requests} == {
+            scope: load.as_tuple() for scope, load in counted.items()
+        }

@@ -1,0 +1,67 @@
+"""What an operator decides about waiting requests. Plain values; `control` obeys them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+Order = Literal["arrival", "deadline", "shortest"]
+"""Who goes first within a tenant: who came first, whose deadline is first, or who has the least to compute.
+
+`shortest` ages: a request goes before every one that comes `patience` times its own prefill time later.
+"""
+WhenLate = Literal["refuse", "demote"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The most that may wait: requests, and bytes of their bodies."""
+
+    requests: int = 10_000
+    size_bytes: int = 2**29
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    headroom_s: float = 0.1
+    """A request is let go once the server that it would be sent to is predicted to begin with it within this time."""
+    order: Order = "arrival"
+    patience: float = 20.0
+    """For order `shortest`; see there."""
+    ttft_s: float = inf
+    """Deadline of the first token for requests that name none; inf: they have none."""
+    when_late: WhenLate = "refuse"
+    """What becomes of a request that can no longer meet its deadline. `demote`: it goes behind those of its priority that can."""
+    ttl_s: float = inf
+    """The longest wait at the gateway; the request is refused then."""
+    ttl_by_priority_s: Mapping[int, float] = field(default_factory=dict)
+    """The same for requests of one priority, instead of `ttl_s`."""
+    in_all: Bound = Bound()
+    per_priority: Bound = Bound()
+    per_tenant: Bound = Bound()
+    """For one tenant's requests of one priority."""
+    max_tenants: int = 256
+    """For each priority. Tenants beyond them share one queue."""
+    max_priorities: int = 16
+    """A request of a priority beyond them is kept at the next lower one."""
+    looks: int = 4
+    """How many of a tenant's requests are tried, in order, when the first waits for a server that holds its prefix."""
+    max_looks: int = 32
+    """The most forecasts made to find one request that may go."""
+    goal_s: float = 2.0
+    """The wait at which saturation is 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("headroom_s", "patience"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name}: not a time that can pass")
+        if not all(t > 0 for t in (self.ttft_s, self.ttl_s, self.goal_s, *self.ttl_by_priority_s.values())):
+            raise ValueError("ttft_s, ttl_s and goal_s are times over 0")
+        if min(self.max_tenants, self.max_priorities, self.looks, self.max_looks) < 1:
+            raise ValueError("max_tenants, max_priorities, looks and max_looks are at least 1")
+
+    def ttl_of(self, priority: int) -> float:
+        """Seconds that a request of this priority may wait."""
+        return self.ttl_by_priority_s.get(priority, self.ttl_s)

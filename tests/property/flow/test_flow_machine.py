@@ -1,0 +1,273 @@
+"""Whatever happens in whatever order: each request goes once, is refused once, or leaves; bounds and order hold.
+
+The machine plays the wire: it offers requests, takes some back, lets time pass, changes settings and the fleet, and calls
+`next` as the wire would. It keeps its own list of who waits, and compares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from epp.flow.control import FlowControl
+from epp.flow.request import Held, LetGo, Verdict
+from epp.flow.settings import Bound, FlowSettings
+from tests.unit.flow.a_fleet import RATE, AFleet, Ask, Gateway
+
+MANY = 10**6
+EPSILON = 1e-9
+
+asks = st.builds(Ask, tokens=st.integers(1, 3000), home=st.integers(-1, 2))
+bounds = st.sampled_from([Bound(), Bound(requests=3), Bound(requests=6), Bound(size_bytes=200)])
+all_settings = st.builds(
+    FlowSettings,
+    headroom_s=st.sampled_from([0.0, 0.1, 1.0]),
+    order=st.sampled_from(["arrival", "deadline", "shortest"]),
+    ttft_s=st.sampled_from([inf, 0.5, 2.0]),
+    when_late=st.sampled_from(["refuse", "demote"]),
+    ttl_s=st.sampled_from([inf, 3.0]),
+    in_all=bounds,
+    per_priority=bounds,
+    per_tenant=bounds,
+    max_tenants=st.sampled_from([1, 2, 256]),
+    max_priorities=st.sampled_from([1, 2, 16]),
+    looks=st.sampled_from([1, MANY]),
+    max_looks=st.sampled_from([2, MANY]),
+)
+
+
+class FlowMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.fleet = AFleet(2)
+        self.settings = FlowSettings(looks=MANY, max_looks=MANY)
+        self.flow: FlowControl[Ask] = FlowControl(self.settings, self.fleet)
+        self.waiting: dict[int, Held[Ask]] = {}
+        self.fates: Counter[str] = Counter()
+        self.offered = 0
+        self.draining = False
+
+    # -- the world -----------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.floats(0, 2))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(num_servers=st.integers(0, 3))
+    def the_fleet_changes(self, num_servers: int) -> None:
+        kept = self.fleet.busy_until[:num_servers]
+        self.fleet.busy_until = kept + [self.now] * (num_servers - len(kept))
+
+    @rule(changed=all_settings)
+    def the_policy_changes(self, changed: FlowSettings) -> None:
+        self.settings = changed
+        self.flow.apply(changed, now=self.now)
+        self.pump()
+
+    @rule()
+    def the_process_drains(self) -> None:
+        self.draining = True
+        self.flow.drain()
+        self.pump()
+        assert not self.waiting
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @rule(
+        ask=asks,
+        count=st.integers(1, 6),
+        priority=st.integers(-1, 3),
+        tenant=st.sampled_from("abc"),
+        size_bytes=st.sampled_from([0, 10, 90, 300]),
+        ttft_s=st.sampled_from([None, None, 0.3, 4.0]),
+    )
+    def requests_come(
+        self, *, ask: Ask, count: int, priority: int, tenant: str, size_bytes: int, ttft_s: float | None
+    ) -> None:
+        for _ in range(count):
+            self.offered += 1
+            forecast = self.fleet.forecast(ask, now=self.now)
+            held, verdict = self.flow.offer(
+                ask,
+                forecast,
+                priority=priority,
+                tenant=tenant,
+                size_bytes=size_bytes,
+                ttft_s=ttft_s,
+                now=self.now,
+            )
+            self.waiting[held.number] = held
+            if verdict is not None:
+                assert verdict.held is held
+                self.decided(verdict)
+            self.pump()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def a_client_leaves(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.waiting)))
+        held = self.waiting.pop(number)
+        self.flow.leave(held)
+        self.flow.leave(held)
+        self.fates["left"] += 1
+
+    @rule()
+    def pump(self) -> None:
+        while (verdict := self.flow.next(now=self.now)) is not None:
+            self.decided(verdict)
+
+    @rule()
+    def woken(self) -> None:
+        """As the wire's timer would: at the very moment that was asked for."""
+        if self.flow.due_at < inf:
+            self.now = max(self.now, self.flow.due_at)
+        self.pump()
+
+    # -- what must be true of a verdict --------------------------------------------------------------------------
+
+    def decided(self, verdict: Verdict[Ask]) -> None:
+        held = self.waiting.pop(verdict.held.number)
+        assert held is verdict.held
+        assert not held.waits
+        if isinstance(verdict, LetGo):
+            self.fates["let go"] += 1
+            self.check_order(held)
+            self.fleet.take(held.payload, now=self.now)
+            return
+        self.fates["refused"] += 1
+        assert not self.draining
+        assert 1 <= verdict.retry_after_s <= 3600
+        forecast = self.fleet.forecast(held.payload, now=self.now)
+        if verdict.reason == "deadline":
+            assert self.now + forecast.soonest_s > held.deadline
+        elif verdict.reason == "ttl":
+            assert self.now >= held.expires_at
+        else:
+            self.check_worth(held)
+
+    def check_order(self, gone: Held[Ask]) -> None:
+        """Room was there, and nobody was passed by who stands before it and could have gone."""
+        forecast = self.fleet.forecast(gone.payload, now=self.now)
+        assert self.draining or forecast.wait_s <= self.settings.headroom_s
+        if self.draining or self.settings.looks < MANY or self.settings.max_looks < MANY:
+            return
+        for other in self.waiting.values():
+            before = (-other.priority, other.late) < (-gone.priority, gone.late)
+            same_flow = (other.priority, other.late, other.tenant) == (gone.priority, gone.late, gone.tenant)
+            if before or (same_flow and other.key < gone.key):
+                wait_s = self.fleet.forecast(other.payload, now=self.now).wait_s
+                assert wait_s > self.settings.headroom_s, (other.number, gone.number)
+
+    def check_worth(self, refused: Held[Ask]) -> None:
+        """Where only the bound in all can have been passed, nobody of a lower priority waits on."""
+        if (self.settings.per_priority, self.settings.per_tenant) != (Bound(), Bound()):
+            return
+        if refused.size_bytes <= self.settings.in_all.size_bytes:
+            waiting = [h for h in self.waiting.values() if h.waits]
+            assert all(h.priority >= refused.priority for h in waiting)
+
+    # -- what always holds ---------------------------------------------------------------------------------------
+
+    @invariant()
+    def sound(self) -> None:
+        self.flow.check_integrity()
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert len(self.flow) == len(self.waiting)
+        assert sum(self.fates.values()) + len(self.waiting) == self.offered
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        all_that_wait = list(self.waiting.values())
+        self.check_bound(self.settings.in_all, all_that_wait)
+        for priority in {h.priority for h in all_that_wait}:
+            of_priority = [h for h in all_that_wait if h.priority == priority]
+            self.check_bound(self.settings.per_priority, of_priority)
+            for tenant in {h.tenant for h in of_priority}:
+                self.check_bound(self.settings.per_tenant, [h for h in of_priority if h.tenant == tenant])
+
+    def check_bound(self, bound: Bound, waiting: list[Held[Ask]]) -> None:
+        assert len(waiting) <= bound.requests
+        assert sum(held.size_bytes for held in waiting) <= bound.size_bytes
+
+    @invariant()
+    def it_is_woken_while_somebody_waits(self) -> None:
+        assert not self.waiting or self.flow.due_at < inf
+
+    def teardown(self) -> None:
+        """All that waits goes or is refused in the end, without any event but time."""
+        self.pump()
+        for _ in range(400 + 60 * len(self.waiting)):
+            if not self.waiting:
+                break
+            assert self.flow.due_at > self.now
+            self.now = self.flow.due_at
+            self.pump()
+        assert not self.waiting
+        assert sum(self.fates.values()) == self.offered
+        self.sound()
+
+
+TestFlowMachine = FlowMachine.TestCase
+TestFlowMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 1000), min_size=30, max_size=60), min_size=2, max_size=4),
+    seconds=st.floats(1, 8),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[int]], seconds: float) -> None:
+    """On servers that are alike: at most one request's tokens on each side."""
+    fleet = AFleet(2)
+    fleet.busy_until = [0.5, 0.5]  # so that all of them wait before the first goes
+    gate = Gateway(FlowControl(FlowSettings(), fleet), fleet)
+    left = {f"tenant-{n}": len(tokens) for n, tokens in enumerate(sizes)}
+    for number in range(60):
+        for n, tokens in enumerate(sizes):
+            if number < len(tokens):
+                gate.offer(Ask(tokens[number]), tenant=f"tenant-{n}", now=0.0)
+    gate.run(now=0.0, until=seconds)
+    had: Counter[str] = Counter(dict.fromkeys(left, 0))
+    for held in gate.let_go:
+        had[held.tenant] += held.payload.tokens
+        left[held.tenant] -= 1
+        if min(left.values()) == 0:
+            break
+        assert max(had.values()) - min(had.values()) <= 2000
+
+
+@given(patience=st.floats(0, 10), tokens=st.integers(1, 2000))
+@settings(max_examples=60, deadline=None)
+def test_with_order_shortest_a_request_waits_for_a_bounded_time(patience: float, tokens: int) -> None:
+    """However much shorter work comes: only what comes within its patience goes before it."""
+    fleet = AFleet(1)
+    gate = Gateway(FlowControl(FlowSettings(order="shortest", patience=patience), fleet), fleet)
+    gate.offer(Ask(1000), now=0.0)
+    held = gate.offer(Ask(tokens), now=0.0)
+    now = 0.0
+    while held.waits:  # twice what the server can do, for as long as it waits
+        for _ in range(2):
+            gate.offer(Ask(100), now=now)
+        gate.run(now=now, until=now + 0.1)
+        now += 0.1
+        assert now <= 2 + 3 * patience * tokens / RATE
+
+
+@given(tokens=st.lists(st.integers(1, 1000), min_size=1, max_size=50))
+@settings(max_examples=40, deadline=None)
+def test_a_light_tenant_waits_for_one_request_of_each_other_at_most(tokens: list[int]) -> None:
+    fleet = AFleet(1)
+    gate = Gateway(FlowControl(FlowSettings(), fleet), fleet)
+    gate.offer(Ask(1000), tenant="greedy", now=0.0)
+    for size in tokens:
+        gate.offer(Ask(size), tenant="greedy", now=0.0)
+    light = gate.offer(Ask(10), tenant="light", now=0.0)
+    gate.run(now=0.0, until=2.0 + EPSILON)
+    assert light in gate.let_go

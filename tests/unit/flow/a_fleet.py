@@ -1,0 +1,113 @@
+"""A fleet for tests of flow control: servers that compute tokens at a steady rate, prompts that one of them has in part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epp.flow.control import FlowControl
+from epp.flow.request import Forecast, Held, LetGo, Refused, Verdict
+
+RATE = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt: its tokens, and the server that holds all but a tenth of them; none where it is -1."""
+
+    tokens: int
+    home: int = -1
+
+
+class AFleet:
+    """Obeys `Forecaster`. `take` sends a request to the server that was forecast."""
+
+    def __init__(self, num_servers: int) -> None:
+        self.busy_until = [0.0] * num_servers
+        self.asked = 0
+
+    def least_wait_s(self, *, now: float) -> float:
+        return min((max(0.0, until - now) for until in self.busy_until), default=0.0)
+
+    def forecast(self, payload: Ask, *, now: float) -> Forecast:
+        self.asked += 1
+        if not self.busy_until:
+            return Forecast(0.0, 0.0, 0.0, payload.tokens)
+        server = self._best(payload, now=now)
+        tokens = self._tokens(payload, server)
+        wait_s = max(0.0, self.busy_until[server] - now)
+        return Forecast(wait_s, wait_s + tokens / RATE, tokens / RATE, tokens)
+
+    def take(self, payload: Ask, *, now: float) -> int:
+        """Book it; the tokens that it costs there."""
+        if not self.busy_until:
+            return 0
+        server = self._best(payload, now=now)
+        tokens = self._tokens(payload, server)
+        self.busy_until[server] = max(now, self.busy_until[server]) + tokens / RATE
+        return tokens
+
+    def _best(self, payload: Ask, *, now: float) -> int:
+        return min(
+            range(len(self.busy_until)),
+            key=lambda s: max(0.0, self.busy_until[s] - now) + self._tokens(payload, s) / RATE,
+        )
+
+    @staticmethod
+    def _tokens(payload: Ask, server: int) -> int:
+        return max(1, payload.tokens // 10) if server == payload.home else payload.tokens
+
+
+class Gateway:
+    """Flow control in front of that fleet, as the wire uses it."""
+
+    def __init__(self, flow: FlowControl[Ask], fleet: AFleet) -> None:
+        self.flow = flow
+        self.fleet = fleet
+        self.let_go: list[Held[Ask]] = []
+        self.refused: list[Refused[Ask]] = []
+
+    def offer(
+        self,
+        ask: Ask,
+        *,
+        now: float,
+        priority: int = 0,
+        tenant: str = "",
+        size_bytes: int = 0,
+        ttft_s: float | None = None,
+    ) -> Held[Ask]:
+        held, verdict = self.flow.offer(
+            ask,
+            self.fleet.forecast(ask, now=now),
+            priority=priority,
+            tenant=tenant,
+            size_bytes=size_bytes,
+            ttft_s=ttft_s,
+            now=now,
+        )
+        self.carry_out(verdict, now=now)
+        return held
+
+    def pump(self, *, now: float) -> int:
+        """All that is decided at this moment; how many."""
+        decided = 0
+        while (verdict := self.flow.next(now=now)) is not None:
+            self.carry_out(verdict, now=now)
+            decided += 1
+        return decided
+
+    def run(self, *, now: float, until: float) -> float:
+        """Be woken whenever flow control asks for it; the time at the end."""
+        while True:
+            self.pump(now=now)
+            if self.flow.due_at > until:
+                return until
+            assert self.flow.due_at > now, "flow control asks to be woken in the past"
+            now = self.flow.due_at
+
+    def carry_out(self, verdict: Verdict[Ask] | None, *, now: float) -> None:
+        if isinstance(verdict, LetGo):
+            self.fleet.take(verdict.held.payload, now=now)
+            self.let_go.append(verdict.held)
+        elif verdict is not None:
+            self.refused.append(verdict)
