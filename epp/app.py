@@ -16,13 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from epp.config import AssumedModes, Config, Listen
+from epp.config import AssumedModes, Config, Listen, Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
 from epp.extproc.events import BodyMode, Modes
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
+from epp.files.certificate import CertificateWatch
 from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
 from epp.journal import Journal
@@ -46,6 +47,7 @@ from epp.types import Endpoint
 
 _log = logging.getLogger("epp")
 _HOUSEKEEPING_S = 1.0
+_LAG_LOOK_S = 0.1
 _STOP_GRACE_S = 1.0
 
 
@@ -106,7 +108,7 @@ class App:
         self._config = config
         self._worker = worker
         self._inputs = inputs = load_inputs(config)
-        setup_logging(config.log)
+        self._log_counts = setup_logging(config.log).counts
         now = time.monotonic()
         rng = random.Random()
         self._sources = sources = Sources(rng=rng)
@@ -226,6 +228,7 @@ class App:
 
         keep("scrape", self._scraper.run)
         keep("housekeeping", self._housekeep)
+        keep("housekeeping", self._watch_lag, name="watch of the event loop")
         watchers = []
         if self._cluster is None:
             watchers.append(
@@ -235,6 +238,8 @@ class App:
             keep("kubernetes", self._cluster.run, name="cluster")
         if config.policy_file:
             watchers.append(self._watcher("policy", config.policy_file, inputs.policy_text, self._on_policy))
+        if config.listen.tls is not None:
+            keep("file", self._certificate_watch(config.listen.tls).run, name="watch of the certificate")
         for watcher in watchers:
             keep("file", watcher.run, name=f"watcher of {watcher.path}")
         if self._sharing is not None:
@@ -256,6 +261,12 @@ class App:
             applied=applied,
         )
 
+    def _certificate_watch(self, tls: Tls) -> CertificateWatch:
+        self._metrics.watching("certificate")
+        return CertificateWatch(
+            tls, field="listen.tls", on_result=lambda ok: self._metrics.reloaded("certificate", ok=ok)
+        )
+
     def _not_ready(self) -> str:
         """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""
         if self._draining:
@@ -274,6 +285,7 @@ class App:
             self._exact,
             draining=self._draining,
             source_failures=self._sources.failures,
+            log_counts=self._log_counts,
             now=time.monotonic(),
         )
 
@@ -282,6 +294,14 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
+
+    async def _watch_lag(self) -> None:
+        """How late the loop is with what is due."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_LOOK_S
+            await asyncio.sleep(_LAG_LOOK_S)
+            self._metrics.lagged(max(0.0, loop.time() - due))
 
     async def _drain(self) -> None:
         self._draining = True

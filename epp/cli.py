@@ -116,6 +116,7 @@ def _check(config: Config) -> int:
 
 def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) -> int:
     process.choose_grpc()
+    process.raise_file_limit()
     from epp import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
 
     if worker is None and config.workers > 1:

@@ -6,14 +6,15 @@ certificates may lie where only Envoy sees them, so that their absence is a rema
 
 from __future__ import annotations
 
-import ssl
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
-from epp.config import Config, Tls
+from epp.config import Config
 from epp.errors import ConfigError
+from epp.files.certificate import check_tls, files_of, to_do
 
 _LONGEST_SOCKET_BYTES: Final = 107
 """Of a unix socket's path, on Linux."""
@@ -22,7 +23,7 @@ _LONGEST_SOCKET_BYTES: Final = 107
 def inspect(config: Config) -> list[str]:
     """Remarks for a person. ConfigError names the field, what is wrong with it, and what to do."""
     if config.listen.tls is not None:
-        _check_tls(config.listen.tls, field="listen.tls")
+        check_tls(config.listen.tls, field="listen.tls", unix_now_s=time.time())
     for address in config.listen.addresses(workers=config.workers):
         if address.startswith("unix:"):
             _check_socket(Path(address.removeprefix("unix:")), field="listen.address")
@@ -37,49 +38,12 @@ def _remarks(config: Config) -> list[str]:
         return []
     missing = [
         f"envoy.tls.{name}: {path}: no such file here: Envoy needs it where Envoy runs"
-        for name, path in _files(tls)
+        for name, path in files_of(tls)
         if not Path(path).exists()
     ]
     if not missing:
-        _check_tls(tls, field="envoy.tls")
+        check_tls(tls, field="envoy.tls", unix_now_s=time.time())
     return missing
-
-
-def _files(tls: Tls) -> list[tuple[str, str]]:
-    named = (
-        ("certFile", tls.cert_file),
-        ("keyFile", tls.key_file),
-        ("clientCaFile", tls.client_ca_file),
-        ("caFile", tls.ca_file),
-    )
-    return [(name, path) for name, path in named if path]
-
-
-def _check_tls(tls: Tls, *, field: str) -> None:
-    for name, path in _files(tls):
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{field}.{name}: {path}: {error.strerror}; {_to_do(error)}") from error
-        if name != "keyFile":
-            _check_certificates(text, where=f"{field}.{name}: {path}")
-    try:
-        # A passphrase is asked for by nobody: without one a key that has it is refused instead.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert_file, tls.key_file, password="")
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"{field}.keyFile: {tls.key_file}: is not the key of certFile {tls.cert_file}, is not PEM, or has a passphrase; "
-            "name the matching key, in PEM and without a passphrase"
-        ) from error
-
-
-def _check_certificates(text: bytes, *, where: str) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: holds no certificate that can be read; it must be PEM, with BEGIN CERTIFICATE"
-        ) from error
 
 
 def _check_socket(path: Path, *, field: str) -> None:
@@ -99,22 +63,10 @@ def _check_folder(folder: Path, *, field: str) -> None:
             file.write(b"x")
     except OSError as error:
         raise ConfigError(
-            f"{field}: nothing can be written in {folder}: {error.strerror}; {_to_do(error)}"
+            f"{field}: nothing can be written in {folder}: {error.strerror}; {to_do(error)}"
         ) from error
 
 
 def _nearest(folder: Path) -> Path:
     """What exists of it: the picker makes the rest."""
     return next((each for each in (folder, *folder.parents) if each.exists()), folder)
-
-
-def _to_do(error: OSError) -> str:
-    match error:
-        case FileNotFoundError():
-            return "make it, or correct the path"
-        case PermissionError():
-            return "give this user access, or name another path"
-        case NotADirectoryError():
-            return "a part of this path is a file: correct it"
-        case _:
-            return "name another path"

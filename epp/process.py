@@ -1,6 +1,7 @@
 """Settings of the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a large table.
 
-Called by `cli`: `choose_grpc` before anything imports gRPC, `tune` when a worker is built and before it serves.
+Called by `cli`: `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened, `tune` when a worker is built
+and before it serves.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import signal
 from typing import Final
 
@@ -19,6 +21,8 @@ _KEEP_FREE_BYTES: Final = 64 * 2**20
 """Freed memory up to this much stays with the process."""
 _FROM_HEAP_BYTES: Final = 32 * 2**20
 """Blocks below this come from the heap; the most that glibc takes."""
+
+_MOST_FILES: Final = 65_536
 
 _PR_SET_PDEATHSIG: Final = 1
 """Of Linux's prctl.h."""
@@ -55,6 +59,17 @@ def tune() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def raise_file_limit() -> None:
+    """Take as many file descriptors as the system allows: each connection, scrape and admin page needs one.
+
+    Service managers start a process with a soft limit of 1,024 beside a hard one of many thousands.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def follow_parent() -> None:

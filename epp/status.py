@@ -10,6 +10,7 @@ from epp.kube.live import Live, LiveEndpoint
 from epp.modelserver.scraper import ScrapeAge, Scraper
 from epp.picker import Picker
 from epp.sharing.service import SharingService
+from epp.telemetry.queued import LogCounts
 from epp.telemetry.state import (
     EndpointStatus,
     ExactModelStatus,
@@ -32,6 +33,7 @@ def status_of(
     *,
     draining: bool,
     source_failures: Mapping[str, int],
+    log_counts: LogCounts,
     now: float,
 ) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
@@ -49,6 +51,7 @@ def status_of(
         rule=spec.rule,
         draining=draining,
         source_failures=dict(source_failures),
+        log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=_exact(exact, picker) if exact is not None else None,
     )

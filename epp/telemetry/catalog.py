@@ -131,6 +131,12 @@ LEASE_HELD: Final = Spec(
     "gauge",
     "1 in the process that holds the Lease and writes the status of policies.",
 )
+LOOP_LAG: Final = Spec(
+    "epp_loop_lag_seconds",
+    "histogram",
+    "How late the event loop runs what is due, looked at ten times a second. Requests wait this long before the picker reads them.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
 EVENTS: Final = (
     *(REQUESTS, IN_FLIGHT, PICK_SECONDS, PARSE_SECONDS, PARSED_BYTES, PICKS, PROMPT_TOKENS, MATCHED_TOKENS),
     *(
@@ -144,7 +150,7 @@ EVENTS: Final = (
         RELOADS,
         RELOAD_OK,
     ),
-    *(DRY_RUN, FOLLOWED, POLICIES, LEASE_HELD),
+    *(DRY_RUN, FOLLOWED, POLICIES, LEASE_HELD, LOOP_LAG),
 )
 """Metrics that are counted when something happens."""
 
@@ -155,6 +161,13 @@ POLICY: Final = Spec(
     ("policy", "rule"),
 )
 DRAINING: Final = Spec("epp_draining", "gauge", "1 while the picker drains after SIGTERM.")
+LOG_LINES_LEFT_OUT: Final = Spec(
+    "epp_log_lines_left_out_total",
+    "counter",
+    "Log lines that were not written, by reason: dropped (nobody read standard error fast enough), repeated (one place in the code logged "
+    "more than 100 lines in 10 s; one line says how many).",
+    ("reason",),
+)
 SOURCE_FAILURES: Final = Spec(
     "epp_source_failures_total",
     "counter",
@@ -392,6 +405,7 @@ STATE: Final = (
         POLICY,
         DRAINING,
         SOURCE_FAILURES,
+        LOG_LINES_LEFT_OUT,
         TABLE_TOTAL,
         READY,
         ENDPOINT_IN_FLIGHT,

@@ -1,7 +1,8 @@
 """Structured logs on standard error: one line an event, JSON or text, with whatever `extra` names beside the message.
 
 Nothing that a client wrote is logged by the picker but its request id; prompts never. Control characters are escaped,
-so no value can start a line of its own. Called once by `app`.
+so no value can start a line of its own. Values are cut to a bounded length. `queued` writes the lines without ever holding up
+whoever logs. Called once by `app`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from epp.config import Log
+from epp.telemetry.queued import QueuedHandler
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_MOST_VALUE_CHARS: Final = 2_000
+_MOST_TRACEBACK_CHARS: Final = 16_000
+"""Its end says what went wrong."""
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -25,7 +30,7 @@ def _time(record: logging.LogRecord) -> str:
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
     """What the call gave as `extra`; `request_id` first, since it is what people search for."""
-    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    extra = {name: _bounded(value) for name, value in vars(record).items() if name not in _STANDARD}
     first = {"request_id": extra.pop("request_id")} if "request_id" in extra else {}
     return first | extra
 
@@ -38,12 +43,12 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
         }
         for name, value in _extra(record).items():
             line.setdefault(name, value)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = self.formatException(record.exc_info)[-_MOST_TRACEBACK_CHARS:]
         return json.dumps(line, default=str)
 
 
@@ -52,9 +57,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extra = "".join(f" {name}={_one_line(str(value))}" for name, value in _extra(record).items())
-        level, message = record.levelname.lower(), _one_line(record.getMessage())
+        level, message = record.levelname.lower(), _one_line(str(_bounded(record.getMessage())))
         line = f"{_time(record)} {level:7} {record.name}: {message}{extra}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        return f"{line}\n{self.formatException(record.exc_info)[-_MOST_TRACEBACK_CHARS:]}"
 
 
 def _one_line(text: str) -> str:
@@ -63,16 +70,22 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-class _OwnHandler(logging.StreamHandler[TextIO]):
-    """Known by its class, so that setting up again replaces it."""
+def _bounded(value: object) -> object:
+    """Numbers as they are, anything else as text of bounded length."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= _MOST_VALUE_CHARS else f"{text[:_MOST_VALUE_CHARS]}..."
 
 
-def setup_logging(config: Log, *, stream: TextIO | None = None) -> None:
+def setup_logging(config: Log, *, stream: TextIO | None = None) -> QueuedHandler:
     """Send all logs to `stream` (standard error) in the configured form. Later calls replace earlier ones."""
-    handler = _OwnHandler(stream or sys.stderr)
+    handler = QueuedHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
-    for old in [h for h in root.handlers if isinstance(h, _OwnHandler)]:
+    for old in [h for h in root.handlers if isinstance(h, QueuedHandler)]:
         root.removeHandler(old)
+        old.close()
     root.addHandler(handler)
     root.setLevel(config.level.upper())
+    return handler

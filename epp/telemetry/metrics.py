@@ -64,6 +64,7 @@ class Metrics:
         self._parsed_bytes = counts.number(catalog.PARSED_BYTES)
         self._prompt_tokens = counts.number(catalog.PROMPT_TOKENS)
         self._matched_tokens = counts.number(catalog.MATCHED_TOKENS)
+        self._loop_lag = counts.distribution(catalog.LOOP_LAG)
         registry.register(counts)
         self._sampled_predicted = _counter(catalog.SAMPLED_PREDICTED, registry)
         self._sampled_cached = _counter(catalog.SAMPLED_CACHED, registry)
@@ -125,6 +126,10 @@ class Metrics:
     def protocol_error(self, reason: str) -> None:
         self._protocol_errors[reason,].inc()
 
+    def lagged(self, seconds: float) -> None:
+        """How late the event loop was."""
+        self._loop_lag.observe(seconds)
+
     def watching(self, source: str) -> None:
         """A file was read at start and is watched from now on."""
         self._reload_ok[source,].set(1)
@@ -170,6 +175,8 @@ class _StateCollector(Collector):
         yield _family(catalog.DRAINING, ((), float(status.draining)))
         failures = (((source,), float(count)) for source, count in status.source_failures.items())
         yield _family(catalog.SOURCE_FAILURES, *failures)
+        left_out = (((reason,), float(count)) for reason, count in status.log_lines_left_out.items())
+        yield _family(catalog.LOG_LINES_LEFT_OUT, *left_out)
         yield _family(catalog.TABLE_TOTAL, ((), status.table_entries))
         yield from _endpoint_families(status)
         if status.sharing is not None:

@@ -125,6 +125,8 @@ class PickerStatus:
     draining: bool = False
     source_failures: Mapping[str, int] = field(default_factory=dict)
     """How often each source of news failed and was started again."""
+    log_lines_left_out: Mapping[str, int] = field(default_factory=dict)
+    """By reason."""
     sharing: SharingStatus | None = None
     """None: it shares with nobody."""
     exact: ExactStatus | None = None

@@ -27,7 +27,10 @@ ALERTS: Final = yaml.safe_load((GATEWAY / "files" / "alerts.yaml").read_text())
 OF_PROMETHEUS: Final = {"namespace", "service", "pod", "container", "endpoint", "le"}
 """Labels that the operator's scrape adds, and that of histograms' buckets."""
 
-PROCESS: Final = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"}
+PROCESS: Final = {
+    *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"),
+    *("process_open_fds", "process_max_fds"),
+}
 
 _SERIES: Final = re.compile(r"\b((?:epp|envoy|process|vllm)[_:][a-z0-9_:]+)(?:\{([^}]*)\})?")
 _MATCHER: Final = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')

@@ -103,3 +103,14 @@ def test_the_command_line_leaves_grpc_to_be_imported_once_it_is_chosen() -> None
     script = "import sys; from epp import cli; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:
+    script = (
+        "import resource as r; from epp import process; _, hard = r.getrlimit(r.RLIMIT_NOFILE); "
+        "hard = min(hard, 70_000) if hard != r.RLIM_INFINITY else 70_000; r.setrlimit(r.RLIMIT_NOFILE, (256, hard)); "
+        "process.raise_file_limit(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    soft, hard = map(int, done.stdout.split())
+    assert soft == min(hard, 65_536) > 256

@@ -19,14 +19,17 @@ def restored_root() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
+    for made in [h for h in root.handlers if h not in handlers]:
+        made.close()
     root.handlers[:] = handlers
     root.setLevel(level)
 
 
 def logged(form: Literal["json", "text"], message: str, *args: object, **extra: object) -> str:
     stream = io.StringIO()
-    setup_logging(Log(format=form), stream=stream)
+    handler = setup_logging(Log(format=form), stream=stream)
     logging.getLogger("epp.test").warning(message, *args, extra=extra)
+    handler.flush()
     return stream.getvalue()
 
 
@@ -61,11 +64,12 @@ def test_a_value_cannot_start_a_line_of_its_own(form: Literal["json", "text"]) -
 
 def test_an_exception_is_part_of_its_line() -> None:
     stream = io.StringIO()
-    setup_logging(Log(), stream=stream)
+    handler = setup_logging(Log(), stream=stream)
     try:
         int("boom")
     except ValueError:
         logging.getLogger("epp.test").exception("failed")
+    handler.flush()
     line = json.loads(stream.getvalue())
     assert "ValueError: invalid literal" in line["exception"]
 
@@ -73,8 +77,16 @@ def test_an_exception_is_part_of_its_line() -> None:
 def test_setting_up_again_replaces_and_the_level_holds() -> None:
     first, second = io.StringIO(), io.StringIO()
     setup_logging(Log(level="info"), stream=first)
-    setup_logging(Log(level="error"), stream=second)
+    handler = setup_logging(Log(level="error"), stream=second)
     logging.getLogger("epp.test").warning("quiet")
     logging.getLogger("epp.test").error("loud")
+    handler.flush()
     assert first.getvalue() == ""
     assert json.loads(second.getvalue())["message"] == "loud"
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_line_has_a_bounded_length_whatever_is_logged(form: Literal["json", "text"]) -> None:
+    line = logged(form, "bad id %s", "x" * 10**6, request_id="y" * 10**6)
+    assert len(line) < 10_000
+    assert line.endswith("\n")

@@ -1,0 +1,55 @@
+"""A certificate that cannot be used is noticed before a handshake fails."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.files.certificate import CertificateWatch, check_tls, expiry
+from tests.harness.certificate import CERTIFICATE, write_tls
+
+IN_2026 = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+IN_2121 = datetime(2121, 1, 1, tzinfo=UTC).timestamp()
+DER = ssl.PEM_cert_to_DER_cert(CERTIFICATE)
+
+
+def test_a_pair_that_fits_can_be_used_until_it_expires(tmp_path: Path) -> None:
+    tls = write_tls(tmp_path)
+    check_tls(tls, field="listen.tls", unix_now_s=IN_2026)
+    with pytest.raises(ConfigError, match=r"listen\.tls\.certFile: .*expired at 2120-01-01 00:00 UTC"):
+        check_tls(tls, field="listen.tls", unix_now_s=IN_2121)
+
+
+def test_the_date_of_expiry_is_read_at_its_place_and_nothing_else_is_taken_for_it() -> None:
+    assert expiry(DER) == datetime(2120, 1, 1, tzinfo=UTC)
+    rng = random.Random(1)
+    for _ in range(5_000):
+        broken = bytearray(DER[: rng.randrange(len(DER))] if rng.random() < 0.5 else DER)
+        for _ in range(rng.randrange(1, 4)):
+            if broken:
+                broken[rng.randrange(len(broken))] = rng.randrange(256)
+        found = expiry(bytes(broken))
+        assert found is None or found.tzinfo is UTC
+
+
+async def test_a_change_is_told_once_and_so_is_its_repair(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = write_tls(tmp_path)
+    results: list[bool] = []
+    watch = CertificateWatch(tls, field="listen.tls", on_result=results.append, unix_clock=lambda: IN_2026)
+    await watch.look()
+    Path(tls.key_file).write_text("half of a k")
+    await watch.look()
+    await watch.look()
+    write_tls(tmp_path)
+    await watch.look()
+    assert results == [True, False, True]
+    told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(told) == 1
+    assert "listen.tls.keyFile" in told[0]

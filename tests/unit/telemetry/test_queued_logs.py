@@ -1,0 +1,112 @@
+"""Logging never holds up whoever logs, and says what it left out."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from epp.telemetry.queued import QueuedHandler, Repeats
+
+
+def record(text: str, *args: object, line: int = 1, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("epp.test", level, "a.py", line, text, args, None)
+
+
+@contextmanager
+def handler_on(
+    stream: TextIO, *, most_waiting: int = 2_000, repeats: Repeats | None = None
+) -> Iterator[QueuedHandler]:
+    handler = QueuedHandler(stream, most_waiting=most_waiting, repeats=repeats)
+    try:
+        yield handler
+    finally:
+        handler.close()
+
+
+def test_a_reader_that_stalls_holds_up_nobody_and_lines_are_dropped_and_counted() -> None:
+    read_end, write_end = os.pipe()
+    with open(write_end, "w", encoding="utf-8") as stream, open(read_end, encoding="utf-8") as reader:  # noqa: PTH123 - descriptors
+        handler = QueuedHandler(stream, most_waiting=100, repeats=Repeats(lines=10**6))
+        for n in range(2_000):
+            handler.handle(record("%d %s", n, "x" * 200))  # a pipe holds 64 KiB: a write would block for ever
+        assert handler.counts.dropped >= 1_000
+        lines: list[str] = []
+        reading = threading.Thread(target=lambda: lines.extend(reader), daemon=True)
+        reading.start()
+        handler.flush()
+        handler.handle(record("after"))
+        handler.close()
+        stream.close()
+        reading.join(60)
+    numbers = [int(line.split()[0]) for line in lines if line[0].isdigit() and "dropped" not in line]
+    assert numbers == sorted(numbers)
+    assert len(numbers) + handler.counts.dropped == 2_000
+    told = [int(line.split()[0]) for line in lines if "lines were dropped" in line]
+    assert sum(told) == handler.counts.dropped
+    assert "after\n" in lines
+
+
+def test_lines_that_one_place_repeats_are_summed_up() -> None:
+    stream = io.StringIO()
+    with handler_on(stream, repeats=Repeats(window_s=600.0, lines=3)) as handler:
+        for n in range(10):
+            handler.handle(record("refused: %d", n))
+        handler.handle(record("another place", line=2))
+        assert handler.counts.repeated == 7
+    assert stream.getvalue().splitlines() == [
+        "refused: 0",
+        "refused: 1",
+        "refused: 2",
+        "another place",
+        "7 more lines like this one were left out: refused: 9",
+    ]
+
+
+def test_a_window_ends_by_itself_and_debug_lines_are_all_written() -> None:
+    repeats = Repeats(window_s=10.0, lines=1)
+    assert [repeats.admits(record("a"), now=now) for now in (0.0, 1.0, 2.0)] == [True, False, False]
+    assert list(repeats.ended(now=9.9)) == []
+    assert [(r.getMessage(), n) for r, n in repeats.ended(now=10.0)] == [("a", 2)]
+    assert repeats.admits(record("a"), now=11.0)
+    assert all(repeats.admits(record("d", level=logging.DEBUG), now=12.0) for _ in range(5))
+    assert list(repeats.ended(now=100.0)) == []
+
+
+def test_a_stream_that_is_gone_and_a_value_without_text_end_nothing(tmp_path: Path) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    stream = (tmp_path / "log").open("w")
+    handler = QueuedHandler(stream)
+    handler.handle(record("%s", Broken()))
+    handler.flush()
+    stream.close()
+    handler.handle(record("to nobody"))
+    handler.flush()
+    assert handler.counts.dropped >= 2
+    handler.close()
+
+
+STALLED = """
+import logging
+from epp.config import Log
+from epp.telemetry.logs import setup_logging
+setup_logging(Log())
+for n in range(5000):
+    logging.getLogger("epp").error("%d %s", n, "x" * 1000)
+"""
+
+
+def test_a_process_whose_standard_error_nobody_reads_ends_with_its_own_status() -> None:
+    with subprocess.Popen([sys.executable, "-c", STALLED], stderr=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
+        assert process.stderr is not None
