@@ -56,7 +56,7 @@ bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking, the whole path 
 	@for b in prefix request pick path scrape; do $(BIN)/python -m tests.bench.bench_$$b; done
 
 bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
-	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m tests.bench.model_server.bench_$$b; done
+	@for b in hit_rate partial free_queue step_cpu; do $(BIN)/python -m tests.bench.model_server.bench_$$b; done
 
 bench-engine: engine-env ## the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine $(ARGS)

@@ -3,8 +3,8 @@
 As in the report on hash table prefix caching, a partial block is in the table under the hash of its prefix and its
 tokens so far; as it grows its key is replaced, and when it is full the next one gets a key of its own. A key alone finds
 only a prompt that ends exactly where the block does, which a block that has grown by one answer token no longer does.
-So each cached block is also listed under what comes before it and its first token, with the tokens it has computed, and
-a prompt gets the longest beginning that any of them has in common with it.
+So each cached block is also listed under what comes before it, with the tokens it has computed, in their order
+(`beginnings`), and a prompt gets the longest beginning that any of them has in common with it.
 
 Where the cached block is free and ends where the match ends, the request continues in it. Otherwise, since it will
 write into it, it gets a copy of the matching slots.
@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from model_server.core.beginnings import Beginnings
 from model_server.core.blocks import Block
 from model_server.core.cache_options import CacheOptions
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Request, TokenId
 
-_Place = tuple[bytes, TokenId]
-"""The hash of the block before, or for a first block the prompt's scope, and the block's first token."""
+_Place = bytes
+"""The hash of the block before, or for a first block the prompt's scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class PartialKVCacheManager(KVCacheManager):
             options=options,
         )
         self._content: dict[Block, _Content] = {}
-        self._listed: dict[_Place, dict[Block, _Content]] = {}
+        self._listed: dict[_Place, Beginnings] = {}
 
     def get_computed(self, request: Request) -> CachedPrefix:
         """As in the base class, and then as many tokens of the next block as some cached block has too."""
@@ -64,13 +65,11 @@ class PartialKVCacheManager(KVCacheManager):
         wanted = tuple(request.token_ids[full.num_tokens : end])
         if not wanted:
             return full
-        place = self._place(request, len(full.blocks), wanted[0])
-        best, tail = 0, None
-        for block, content in self._listed.get(place, {}).items():
-            common = _common(content.tokens, wanted)
-            if common > best:
-                best, tail = common, block
-        return CachedPrefix(full.blocks, full.num_tokens + best, tail)
+        listed = self._listed.get(_place(request, len(full.blocks)))
+        if listed is None:
+            return full
+        common, tail = listed.longest(wanted)
+        return CachedPrefix(full.blocks, full.num_tokens + common, tail)
 
     def computed(self, request: Request) -> None:
         """List what the last step computed, and give the tail the key of its tokens so far."""
@@ -90,16 +89,16 @@ class PartialKVCacheManager(KVCacheManager):
             if len(tokens) < size:
                 self._rekey_tail(request, block, index)
             if block.block_hash is not None:
-                place = self._place(request, index, tokens[0])
-                self._list(block, _Content(place, tokens, full_key=len(tokens) == size))
+                self._list(block, _Content(_place(request, index), tokens, full_key=len(tokens) == size))
 
     def check_integrity(self) -> None:
         super().check_integrity()
         assert all(block.block_hash is not None for block in self._content)
-        listed = {block: content for at in self._listed.values() for block, content in at.items()}
-        assert listed == self._content
-        assert all(self._listed.values()), "a place without blocks stayed"
-        assert all(self._content[block].place == place for place, at in self._listed.items() for block in at)
+        listed = {block: (place, tokens) for place, at in self._listed.items() for block, tokens in at}
+        assert listed == {block: (content.place, content.tokens) for block, content in self._content.items()}
+        assert all(map(len, self._listed.values())), "a place without blocks stayed"
+        for at in self._listed.values():
+            at.check_integrity()
 
     def _check_uncached(self, blocks: Sequence[Block]) -> None:
         super()._check_uncached(blocks[1:])
@@ -136,25 +135,18 @@ class PartialKVCacheManager(KVCacheManager):
         content = self._content.pop(block, None)
         if content is not None:
             at = self._listed[content.place]
-            del at[block]
+            at.remove(content.tokens, block)
             if not at:
                 del self._listed[content.place]
 
     def _list(self, block: Block, content: _Content) -> None:
+        self._forgotten(block)
         self._content[block] = content
-        self._listed.setdefault(content.place, {})[block] = content
-
-    def _place(self, request: Request, index: int, first: TokenId) -> _Place:
-        before = request.block_hashes[index - 1] if index else request.scope.packed()
-        return before, first
+        self._listed.setdefault(content.place, Beginnings()).add(content.tokens, block)
 
 
-def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
-    """Tokens that both begin with."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
+def _place(request: Request, index: int) -> _Place:
+    return request.block_hashes[index - 1] if index else request.scope.packed()
 
 
 def make_manager(

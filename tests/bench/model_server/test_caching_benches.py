@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.bench.charts import Bars, Line, bar_chart, line_chart
-from tests.bench.model_server import plots
+from tests.bench.model_server import bench_partial, plots
 from tests.bench.model_server.peers import figures, work, worker
 from tests.bench.model_server.peers.figures import Recorded
 from tests.bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
@@ -141,3 +141,8 @@ def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
     told = [text.text for text in bars.iter(f"{_SVG}text")]
     assert "0.5" in told
     assert "2" in told
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_the_bench_of_partial_matches_runs_with_an_intact_cache(*, common: bool) -> None:
+    assert all(us > 0 for us in bench_partial.measure(30, common=common, rounds=1))

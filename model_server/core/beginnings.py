@@ -1,0 +1,61 @@
+"""What the cached blocks after one prefix hold, in the order of their tokens.
+
+A prompt goes on in the block that has most in common with it. In that order the block that has most in common with a prompt stands next to the place where the prompt would stand, so a binary
+search finds it, however many there are. Blocks of equal tokens stand side by side, by their ids.
+
+Caller: the cache of partial blocks, one of these for each prefix that cached blocks follow.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from model_server.core.blocks import Block
+from model_server.core.request import TokenId
+
+_Tokens = tuple[TokenId, ...]
+
+
+class Beginnings:
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[_Tokens, int, Block]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[Block, _Tokens]]:
+        return ((block, tokens) for tokens, _, block in self._entries)
+
+    def add(self, tokens: _Tokens, block: Block) -> None:
+        """A block once; what it holds changes by removing it and adding it again."""
+        insort(self._entries, (tokens, block.block_id, block))
+
+    def remove(self, tokens: _Tokens, block: Block) -> None:
+        at = bisect_left(self._entries, (tokens, block.block_id))
+        assert self._entries[at][2] is block, "the block is not here with these tokens"
+        del self._entries[at]
+
+    def longest(self, wanted: _Tokens) -> tuple[int, Block | None]:
+        """How many first tokens of `wanted` a block begins with, at most, and such a block: one that ends there, if any does."""
+        at = bisect_left(self._entries, (wanted,))
+        beside = self._entries[max(0, at - 1) : at + 1]
+        best = max((_common(tokens, wanted) for tokens, _, _ in beside), default=0)
+        if not best:
+            return 0, None
+        return best, self._entries[bisect_left(self._entries, (wanted[:best],))][2]
+
+    def check_integrity(self) -> None:
+        keys = [(tokens, block_id) for tokens, block_id, _ in self._entries]
+        assert keys == sorted(set(keys)), "out of order, or a block twice"
+        assert all(block.block_id == block_id for _, block_id, block in self._entries)
+
+
+def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
+    """Tokens that both begin with."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
