@@ -116,6 +116,13 @@ class Redis(_Section, frozen=True):
     ] = ""
     sentinel_username: Annotated[str, Meta(description="User name for the sentinels.")] = ""
     sentinel_password_file: Annotated[str, Meta(description="File with the password for the sentinels.")] = ""
+    signing_key_file: Annotated[
+        str,
+        Meta(
+            description="File with the pool's key, 16 bytes or more, the same for all pickers of the pool. Messages are signed with it, and "
+            "messages that it did not sign are refused. Read at the start. Empty means that messages are not signed."
+        ),
+    ] = ""
     tls: RedisTls = RedisTls()
     stream_entries: Annotated[
         int,

@@ -74,6 +74,7 @@ def _sharing(service: SharingService) -> SharingStatus:
             "unresolved": heard.unresolved,
             "stale": heard.stale,
             "stranger": heard.strangers,
+            "excessive": heard.excessive,
             "malformed": link.malformed,
         },
         gaps=heard.gaps,

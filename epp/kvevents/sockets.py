@@ -14,8 +14,10 @@ Context: TypeAlias = zmq.Context[Socket]
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 """In the place of a number."""
-_RECEIVE_HIGH_WATER_MARK: Final = 2_000
+_RECEIVE_HIGH_WATER_MARK: Final = 256
 """Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
+_MOST_MESSAGE_BYTES: Final = 2**20
+"""Of one message: 200,000 tokens that a server stored in one step. ZeroMQ drops the connection of a sender of larger ones, and connects anew."""
 _MOST_SOCKETS: Final = 8_192
 """Two for each server that is followed and a few of ZeroMQ's own."""
 
@@ -32,6 +34,7 @@ def open_socket(context: Context, kind: int, address: str, *, topic: str | None 
     try:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in address))
         if topic is not None:
             socket.setsockopt_string(zmq.SUBSCRIBE, topic)

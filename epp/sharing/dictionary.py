@@ -19,8 +19,8 @@ from epp.sharing.wire import HASH_BYTES, MOST_NAMES, pack_hashes, unpack_hashes
 
 MOST_HASHES: Final = 32_768
 """Told before the speaker starts anew: about 3 MB on either side."""
-_MOST_CHUNKS: Final = 2**20
-"""Of one chain; longer than any body that the picker accepts."""
+MOST_CHUNKS: Final = 16_384
+"""Of one chain: 16 MB of prompt by the default policy. What follows is left out, so that no event costs more than some milliseconds."""
 
 
 class Told:
@@ -85,20 +85,21 @@ class Heard:
 
     def chain(self, head: bytes, tail: bytes) -> list[int] | None:
         """The whole chain; None where its head is unknown. MalformedError."""
-        hashes = unpack_hashes(tail)
         if not head:
+            hashes = unpack_hashes(tail[: MOST_CHUNKS * HASH_BYTES])
             self._learn(0, hashes)
             return hashes
         at = int.from_bytes(head, "little")
         whole = self._back_from(at)
         if whole is None or len(head) != HASH_BYTES:
             return None
+        hashes = unpack_hashes(tail[: (MOST_CHUNKS - len(whole)) * HASH_BYTES])
         self._learn(at, hashes)
         whole += hashes
         return whole
 
     def _learn(self, parent: int, hashes: list[int]) -> None:
-        if len(self._parents) <= 2 * MOST_HASHES + _MOST_CHUNKS:
+        if len(self._parents) <= 2 * MOST_HASHES + MOST_CHUNKS:
             self._parents.update(zip(hashes, chained((parent,), hashes), strict=False))
 
     def _back_from(self, at: int) -> list[int] | None:
@@ -106,7 +107,7 @@ class Heard:
         parents = self._parents
         whole: list[int] = []
         while at:
-            if len(whole) > _MOST_CHUNKS:
+            if len(whole) >= MOST_CHUNKS:
                 return None
             whole.append(at)
             parent = parents.get(at)

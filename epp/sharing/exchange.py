@@ -59,8 +59,13 @@ class Exchange:
         return self.speaker.batch(now=now, hello=listener.hello, flags=flags)
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """A batch from the channel, of anybody. MalformedError."""
-        self.listener.hear(data, now=now, age_s=age_s)
+        """A batch from the channel, of anybody, at once. MalformedError."""
+        for _ in self.listener.hear(data, now=now, age_s=age_s):
+            pass
+
+    def hear_in_portions(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
+        """The same, with a turn for others at each step."""
+        return self.listener.hear(data, now=now, age_s=age_s)
 
     def expire(self, *, now: float) -> None:
         """Forget peers that have gone silent."""

@@ -5,6 +5,9 @@ request of another picker holds exactly one booking here, released when it ends,
 one of its batches is missing (its end may have been in it), or when nothing was heard of it for the timeout; nothing
 told of a time before an endpoint lost its cache enters the table.
 
+A chain costs its length, however few bytes name it. So batches and tables are applied in portions, with a turn for requests between
+them, and a batch that names more chunks than any picker's work needs has the chains of the rest left out.
+
 Pure: `now` is the caller's monotonic time, `age_s` how long a batch has been under way.
 """
 
@@ -40,6 +43,12 @@ from epp.types import ChunkHash, EndpointName
 
 _MOST_OPEN: Final = 100_000
 """Requests of one other picker; more are not believed."""
+_PORTION_CHUNKS: Final = 4_096
+"""Applied before others get their turn: some milliseconds."""
+_EVENT_CHUNKS: Final = 16
+"""What an event costs beside its chain, in chunks."""
+_BATCH_CHUNKS: Final = 2**18
+"""Of one batch: 260 MB of prompts, by the default policy."""
 _SAME_RESTART_S: Final = 5.0
 """Word of a restart within so long of our own is of the same one: pickers scrape at different moments."""
 
@@ -84,6 +93,8 @@ class HeardCounts:
     """Chains left out since their endpoint has lost its cache after they were told, or is another process by now."""
     strangers: int = 0
     """Events left out since they are about endpoints that this picker does not know."""
+    excessive: int = 0
+    """Chains left out since their batch named too many chunks."""
     gaps: int = 0
     """Times at which batches of another picker were missing."""
 
@@ -97,6 +108,10 @@ class Listener:
         self._floors: dict[EndpointName, float] = {}
         """Counters of prompt tokens when a stored table was made, until the endpoint's own was seen."""
         self.counts = HeardCounts()
+        self._spent = 0
+        """Chunks of this portion."""
+        self._budget = 0
+        """Chunks that this batch may still name."""
         self.hello = 0
         """To be told in every batch; changes when this picker has missed something."""
         self.start_anew = False
@@ -117,8 +132,8 @@ class Listener:
             self._release_all(peer, now=now)
         self._peers.clear()
 
-    def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """One batch, this picker's own included, which is passed over. MalformedError."""
+    def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> Iterator[None]:
+        """One batch, this picker's own included, which is passed over; a portion at each step. MalformedError."""
         batch = decode_batch(data)
         if batch.speaker == self._me:
             return
@@ -132,10 +147,14 @@ class Listener:
             self._missed(peer, now=now)
         self._follow(peer, batch, now=now, age_s=age_s)
         books = age_s < self._timeout_s
+        self._budget = _BATCH_CHUNKS
         try:
             for event in batch.events:
-                self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books)
-        except MalformedError:
+                if self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books):
+                    yield
+                    if self._peers.get(batch.speaker) is not peer:
+                        return  # it was forgotten meanwhile
+        except (MalformedError, GeneratorExit):
             self._missed(peer, now=now)  # the rest of it, and who knows what else
             raise
 
@@ -147,9 +166,12 @@ class Listener:
             if batch.flags & Flag.FRESH:
                 reader.heard = Heard()
             reader.heard.add_names(batch.names)
+            self._budget = _BATCH_CHUNKS
             for event in batch.events:
-                if isinstance(event, Held | Charged | Sized):
-                    self._apply(reader, 0, event, made_at=now - age_s, now=now, books=False)
+                if isinstance(event, Held | Charged | Sized) and self._apply(
+                    reader, 0, event, made_at=now - age_s, now=now, books=False
+                ):
+                    yield
             yield
 
     def expire(self, *, now: float) -> None:
@@ -194,8 +216,19 @@ class Listener:
 
     def _apply(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
+    ) -> bool:
+        """books: whether requests of this picker still count as load. True: a portion is full."""
+        self._spent += _EVENT_CHUNKS
+        self._apply_one(peer, newest, event, made_at=made_at, now=now, books=books)
+        if self._spent < _PORTION_CHUNKS:
+            return False
+        self._budget -= self._spent
+        self._spent = 0
+        return True
+
+    def _apply_one(
+        self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
     ) -> None:
-        """books: whether requests of this picker still count as load."""
         at = made_at if isinstance(event, Charged | Sized) else made_at - event.age_ms / 1000
         if isinstance(event, Over):
             self._over(peer, newest - event.ago, event, at=at, now=now)
@@ -252,11 +285,15 @@ class Listener:
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
     def _chain(self, peer: _Peer, event: Began | Moved | Held) -> list[ChunkHash]:
-        """Empty where its head is unknown."""
+        """Empty where its head is unknown, or the batch has named enough."""
+        if self._budget <= 0:
+            self.counts.excessive += 1
+            return []
         chain = peer.heard.chain(event.head, event.tail)
         if chain is None:
             self.counts.unresolved += 1
             return []
+        self._spent += len(chain)
         return cast("list[ChunkHash]", chain)
 
     def _record(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from epp.sharing.exchange import Exchange
-from epp.sharing.link import Link, LinkError
+from epp.sharing.link import Link, LinkError, Received
 from epp.sharing.wire import Flag, MalformedError
 from epp.sharing_config import Sharing
 from epp.sources import Keep
@@ -212,7 +212,7 @@ class SharingService:
         for received in await self._link.read():
             self.counts.read_bytes += len(received.data)
             try:
-                self._exchange.hear(received.data, now=self._clock(), age_s=received.age_s)
+                await self._hear(received)
             except MalformedError as error:
                 self.counts.malformed += 1
                 _log.warning("passed over a batch: %s", error)
@@ -221,6 +221,13 @@ class SharingService:
             await self._load()
             self._joining = False
             self._warm.set()
+
+    async def _hear(self, received: Received) -> None:
+        """One batch, in portions. Between two of them requests have as much time as the first one took."""
+        started = self._clock()
+        for _ in self._exchange.hear_in_portions(received.data, now=started, age_s=received.age_s):
+            await asyncio.sleep(self._clock() - started)
+            started = self._clock()
 
     async def _load(self) -> None:
         """Take in the stored table, if there is one, with a pause after each portion."""

@@ -12,10 +12,12 @@ from epp.sharing.exchange import Exchange
 from epp.sharing.hub_link import HubLink
 from epp.sharing.link import Link
 from epp.sharing.service import SharingService
+from epp.sharing.signed import SignedLink
 from epp.sharing_config import Redis, Sharing
 from epp.sources import Keep
 
 _SPEAKER_BYTES = 8
+_SHORTEST_KEY_BYTES = 16
 
 
 def require(settings: Sharing) -> None:
@@ -23,6 +25,8 @@ def require(settings: Sharing) -> None:
     if settings.redis is None:
         return
     _redis_link(settings.redis)
+    if settings.redis.signing_key_file:
+        _key(settings.redis)
     tls = settings.redis.tls
     for field, path in (
         ("passwordFile", settings.redis.password_file),
@@ -50,6 +54,8 @@ def make(
     link: Link
     if settings.redis is not None:
         link = _redis_link(settings.redis)
+        if settings.redis.signing_key_file:
+            link = SignedLink(link, key=_key(settings.redis))
     else:
         assert hub is not None, "asked to share with nobody"
         link = HubLink(hub)
@@ -61,6 +67,19 @@ def make(
         peer_timeout_s=settings.peer_timeout_seconds,
     )
     return SharingService(exchange, link, settings=settings, keep=keep)
+
+
+def _key(settings: Redis) -> bytes:
+    path = settings.signing_key_file
+    try:
+        key = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"sharing.redis.signingKeyFile: {path}: {error.strerror}") from error
+    if len(key) < _SHORTEST_KEY_BYTES:
+        raise ConfigError(
+            f"sharing.redis.signingKeyFile: {path}: holds {len(key)} bytes; a key that nobody guesses has {_SHORTEST_KEY_BYTES} or more"
+        )
+    return key
 
 
 def _redis_link(settings: Redis) -> Link:

@@ -26,6 +26,8 @@ from epp.sharing.wire import (
 
 _PORTION: Final = 200
 """Chains of one portion: a few milliseconds, to make and to load."""
+_PORTION_BYTES: Final = 2**18
+"""Of their hashes: one very long chain is a portion of its own."""
 
 
 class TableWriter:
@@ -53,14 +55,16 @@ class TableWriter:
                     prompt_tokens=counter,
                 )
             ]
+            taken_bytes = 0
             for chain, size_bytes in table.uses(name):
-                if len(events) >= _PORTION:
+                if len(events) >= _PORTION or taken_bytes >= _PORTION_BYTES:
                     self._cut(events)
                     yield
                     index = self._told.name(name, identity_of(state))
-                    events = []
+                    events, taken_bytes = [], 0
                 if chain:
                     head, tail = self._told.chain(chain)
+                    taken_bytes += len(tail)
                     events.append(Held(age_ms=0, endpoint=index, head=head, tail=tail))
                 else:
                     events.append(Charged(endpoint=index, size_bytes=min(MOST_BYTES, size_bytes)))

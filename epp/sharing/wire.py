@@ -28,7 +28,10 @@ MOST_NAMES: Final = 16_384
 MOST_BYTES: Final = 2**50
 """Of one server's cache."""
 MOST_BATCH_BYTES: Final = 16 * 2**20
-MOST_TABLE_BYTES: Final = 256 * 2**20
+MOST_TABLE_BYTES: Final = 128 * 2**20
+MOST_EVENTS: Final = 8_192
+"""Of one batch. `speaker` and `storing` cut batches far below."""
+_MOST_PORTIONS: Final = 65_536
 
 _Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
@@ -142,13 +145,13 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """Number of its newest request."""
     names: Annotated[list[tuple[_Name, int]], Meta(max_length=MOST_NAMES)]
     """Added to its names: what each is called, and a hash of which process of that name is meant."""
-    events: list[Event]
+    events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
 
 
 class StoredTable(msgspec.Struct, array_like=True, frozen=True):
     """A whole table: batches of Sized, Held and Charged, each endpoint's from the least to the most recently used."""
 
-    batches: list[bytes]
+    batches: Annotated[list[bytes], Meta(max_length=_MOST_PORTIONS)]
 
 
 class MalformedError(ValueError):

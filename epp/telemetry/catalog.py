@@ -322,7 +322,8 @@ SHARING_SKIPPED: Final = Spec(
     "counter",
     "Events of other pickers that were ignored, by reason: unresolved (the event refers to a batch that was missed), stale "
     "(from before the endpoint lost its cache, or about an earlier process of the same name), stranger (this picker does not "
-    "know the endpoint) and malformed (the batch could not be read).",
+    "know the endpoint), excessive (the batch named more chunks than one may) and malformed (the batch could not be read, or was not "
+    "signed with the pool's key).",
     ("reason",),
 )
 SHARING_GAPS: Final = Spec(

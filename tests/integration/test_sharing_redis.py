@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from epp.sharing.redis_link import RedisLink
-from epp.sharing_config import Redis, RedisTls
+from epp.sharing.signed import SignedLink
+from epp.sharing_config import Redis, RedisTls, Sharing
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import (
@@ -20,7 +21,7 @@ from tests.harness.redis_server import (
     running_sentinel,
     tls_in_front,
 )
-from tests.harness.sharing import both_ways, met, sharing_over
+from tests.harness.sharing import both_ways, met, sharing, sharing_over
 from tests.unit.sharing.pickers import text
 
 
@@ -177,3 +178,24 @@ async def test_pickers_follow_a_sentinel_to_the_new_master(tmp_path: Path) -> No
         await wait_until(promoted, what="the replica is master", timeout_s=120)
         await met(one, other, timeout_s=120)
         await both_ways(one, other, name="after")
+
+
+async def test_a_pool_with_a_key_shares_and_hears_nobody_who_has_none(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis, settings = Redis(url=server.url), Sharing(pool="p", flush_interval_seconds=0.02)
+        key = b"a key that nobody guesses"
+
+        def signed() -> SignedLink:
+            return SignedLink(RedisLink(redis), key=key)
+
+        async with (
+            sharing(signed(), settings=settings) as one,
+            sharing(signed(), settings=settings) as other,
+            sharing(RedisLink(redis), settings=settings) as stranger,
+        ):
+            await met(one, other)
+            await both_ways(one, other, name="p")
+            stranger.serve(text("forged"))
+            await wait_until(lambda: other.service.counts.malformed > 0, what="the stranger is refused")
+            assert (one.peers, other.peers) == (1, 1)
+            assert not other.knows(text("forged"))

@@ -1,0 +1,78 @@
+"""A link whose messages are signed with the pool's key, so that others who can write to the same Redis steer nobody.
+
+The signature covers the channel, the kind of message and its bytes. It does not cover the time: who can write there can say
+again what a picker said before, and cannot say anything else. Called by `start` where the pool has a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from typing import Final
+
+from epp.sharing.link import Link, Received
+
+_log = logging.getLogger(__name__)
+
+SIGNATURE_BYTES: Final = 16
+_REFUSED: Final = b""
+"""Passed on in the place of a message that is refused: it is no batch, so it is counted as malformed."""
+
+
+class SignedLink:
+    """As `link`. Messages that the key did not sign are refused."""
+
+    def __init__(self, link: Link, *, key: bytes) -> None:
+        self._link = link
+        self._key = hashlib.sha256(key).digest()
+        self._channel = ""
+
+    async def join(self, channel: str) -> None:
+        self._channel = channel
+        await self._link.join(channel)
+
+    async def say(self, batch: bytes) -> None:
+        await self._link.say(self._sign(b"batch", batch) + batch)
+
+    async def read(self) -> list[Received]:
+        return [Received(self._verified(b"batch", r.data), r.age_s) for r in await self._link.read()]
+
+    async def recover(self) -> None:
+        await self._link.recover()
+
+    async def stored(self) -> Received | None:
+        found = await self._link.stored()
+        if found is None:
+            return None
+        # A table has many megabytes: signatures of tables are made and checked in a thread.
+        table = await asyncio.to_thread(self._verified, b"table", found.data)
+        return Received(table, found.age_s) if table else None
+
+    async def store(self, table: bytes) -> None:
+        await self._link.store(await asyncio.to_thread(self._sign, b"table", table) + table)
+
+    async def take_turn(self, name: str, *, period_s: float) -> bool:
+        return await self._link.take_turn(name, period_s=period_s)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    def _sign(self, kind: bytes, data: bytes) -> bytes:
+        made = hashlib.blake2b(key=self._key, digest_size=SIGNATURE_BYTES, person=kind)
+        made.update(f"{self._channel}\0".encode())
+        made.update(data)
+        return made.digest()
+
+    def _verified(self, kind: bytes, signed: bytes) -> bytes:
+        """What was signed; `_REFUSED` where the signature is another."""
+        signature, data = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
+        if hmac.compare_digest(signature, self._sign(kind, data)):
+            return data
+        _log.warning(
+            "refused a %s of %d bytes: the pool's key did not sign it; has every picker the same sharing.redis.signingKeyFile?",
+            kind.decode(),
+            len(data),
+        )
+        return _REFUSED

@@ -1,0 +1,124 @@
+"""A batch costs what its chains are long, not what its bytes are: it is applied in portions, and has a budget."""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+
+import msgspec
+import pytest
+
+from epp.sharing.dictionary import MOST_CHUNKS
+from epp.sharing.speaker import identity_of
+from epp.sharing.wire import (
+    MOST_EVENTS,
+    Batch,
+    Began,
+    Event,
+    Flag,
+    Held,
+    MalformedError,
+    StoredTable,
+    encode,
+    pack_hashes,
+)
+from tests.unit.sharing.pickers import Replica
+
+CHAIN = array("Q", range(1, MOST_CHUNKS + 1))
+LAST = pack_hashes(CHAIN[-1:])
+PORTION_CHUNKS = 4_096
+BUDGET_CHUNKS = 2**18
+
+
+def batch(replica: Replica, number: int, events: list[Event]) -> bytes:
+    """Of another picker, about endpoint 0, which is a."""
+    state = next(iter(replica.picker.fleet.states()))
+    fresh = number == 1
+    return encode(
+        Batch(
+            speaker=b"other",
+            number=number,
+            hello=0,
+            flags=Flag.FRESH if fresh else 0,
+            newest=number * 1_000,
+            names=[("a", identity_of(state))] if fresh else [],
+            events=events,
+        )
+    )
+
+
+def told_one_long_chain(replica: Replica) -> None:
+    replica.exchange.hear(batch(replica, 1, [Held(0, 0, b"", pack_hashes(CHAIN))]), now=1.0)
+
+
+def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_budget() -> None:
+    replica = Replica(1)
+    told_one_long_chain(replica)
+    small = batch(replica, 2, [Held(0, 0, LAST, b"")] * 60)
+    assert len(small) < 1_000
+    steps = 0
+    for _ in replica.exchange.hear_in_portions(small, now=1.1, age_s=0.0):
+        steps += 1
+        replica.check()
+    whole = BUDGET_CHUNKS // MOST_CHUNKS
+    assert whole - 1 <= steps <= whole + 1, "each of these chains is a portion of its own"
+    assert replica.exchange.listener.counts.excessive == 60 - steps
+    assert not replica.exchange.listener.counts.unresolved
+
+
+def test_many_small_events_are_applied_in_portions_too() -> None:
+    replica = Replica(1)
+    told_one_long_chain(replica)
+    small = batch(replica, 2, [Began(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
+    steps = sum(1 for _ in replica.exchange.hear_in_portions(small, now=1.1, age_s=0.0))
+    assert steps >= MOST_EVENTS * 16 // PORTION_CHUNKS
+    replica.check()
+
+
+@pytest.mark.parametrize("how", ["given up", "forgotten"])
+def test_a_batch_that_is_not_heard_to_its_end_leaves_no_bookings(how: str) -> None:
+    replica = Replica(1)
+    told_one_long_chain(replica)
+    began: list[Event] = [Began(n, 0, 0, 10, 0, LAST, b"") for n in range(8)]
+    hearing = replica.exchange.hear_in_portions(batch(replica, 2, began), now=1.1, age_s=0.0)
+    next(hearing)
+    assert replica.in_flight_of_peers() == {"a": 1}
+    if how == "given up":
+        assert hasattr(hearing, "close")
+        hearing.close()
+    else:
+        replica.exchange.leave(now=1.2)
+        with contextlib.suppress(StopIteration):
+            next(hearing)
+    assert replica.in_flight_of_peers() == {}
+    replica.check()
+
+
+def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bounded() -> None:
+    replica = Replica(1)
+    long = array("Q", range(1, 3 * MOST_CHUNKS))
+    replica.exchange.hear(batch(replica, 1, [Held(0, 0, b"", pack_hashes(long))]), now=1.0)
+    replica.exchange.hear(batch(replica, 2, [Held(0, 0, LAST, pack_hashes(long))]), now=1.0)
+    assert (
+        replica.picker.table.entries(next(iter(replica.picker.fleet.states())).endpoint.name) == MOST_CHUNKS
+    )
+    replica.check()
+
+
+def test_more_events_than_a_batch_has_are_refused_before_any_is_made() -> None:
+    replica = Replica(1)
+    with pytest.raises(MalformedError):
+        replica.exchange.hear(batch(replica, 1, [Held(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0)
+    assert replica.exchange.listener.peers == 0
+
+
+def test_a_stored_table_is_loaded_in_portions_however_it_was_cut() -> None:
+    replica = Replica(1)
+    first = msgspec.structs.replace(
+        msgspec.msgpack.decode(batch(replica, 1, [Held(0, 0, b"", pack_hashes(CHAIN))]), type=Batch),
+        speaker=b"",
+    )
+    again = msgspec.structs.replace(first, flags=0, names=[], events=[Held(0, 0, LAST, b"")] * 30)
+    table = encode(StoredTable([encode(first), encode(again)]))
+    assert sum(1 for _ in replica.exchange.load(table, now=1.0, age_s=0.0)) >= BUDGET_CHUNKS // MOST_CHUNKS
+    replica.check()
