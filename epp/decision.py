@@ -86,6 +86,8 @@ class Decision(Struct):
     ttft_s: float | None = None
     cached_tokens: int | None = None
     """What the server itself said, where the answer was sampled."""
+    unread: str = ""
+    """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body, body_not_seen."""
     dry_run: WouldPick | None = None
     """Of the policy that is tried beside, if there is one."""
 
@@ -105,7 +107,8 @@ class Pick(Struct, eq=False):
         """The decision in one line of printable ASCII, for a response header."""
         d = self.decision
         scores = " ".join(f"{c.name}={c.score_s * 1000:.1f}ms/{c.matched_tokens}" for c in d.candidates[:4])
-        text = f"rule={d.rule} reason={d.reason} chosen={d.chosen} matched={d.matched_tokens}/{d.prompt_tokens} {scores}"
+        unread = f" unread={d.unread}" if d.unread else ""
+        text = f"rule={d.rule} reason={d.reason}{unread} chosen={d.chosen} matched={d.matched_tokens}/{d.prompt_tokens} {scores}"
         return text.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ").strip()
 
 

@@ -92,11 +92,14 @@ class InferenceRequest(Struct, frozen=True):
     token_ids: bool = False
     """The prompt came as token ids, so four bytes are exactly one token."""
     opaque: bool = False
-    """Something stands in `prompt` by a hash or id (media, a stored conversation): its bytes do not tell its tokens."""
+    """Something stands in `prompt` by a hash or id (media, a stored conversation): its bytes do not tell its tokens.
+    Without a prompt: the body is an upload, not JSON."""
     cache_salt: str = ""
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
+    unread: str = ""
+    """Why the body was not read, as a short label; its request is routed by load. Empty: it was read, or there is none."""
     shaping: bytes = b""
     """The body's fields, as a JSON object, that change what the server makes of the prompt (arguments of the chat template and
     the like); empty in nearly every request. Read by exact mode alone."""

@@ -112,6 +112,7 @@ def decision_of(
         chosen=chosen.name,
         destinations=tuple([v.address for v in ordered[: spec.max_destinations]]),
         candidates=Shown(ordered, spec=spec, adapter=adapter),
+        unread=inference.unread,
         dry_run=would_pick,
     )
 

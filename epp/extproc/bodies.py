@@ -16,8 +16,13 @@ from epp.types import ApiKind, InferenceRequest
 MAX_PIECE_BYTES: Final = 62_000
 """Of an echoed body; the endpoint picker protocol's limit."""
 
-UNREAD: Final = InferenceRequest(kind=ApiKind.OTHER)
-"""A request whose body was not, or could not be, read."""
+NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
+ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
+"""Compressed in a way that is not read."""
+PARTIAL: Final = InferenceRequest(kind=ApiKind.OTHER, unread="partial_body")
+"""The data plane hands over no more than the start of it."""
+NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
+"""The data plane wants to know the server before it hands over the body."""
 
 _BLANK: Final = b" \t\r\n\xef\xbb\xbf"
 
@@ -28,7 +33,7 @@ def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> Inferenc
         return parse_request(path, body)
     except BadRequestError:
         if partial:
-            return UNREAD
+            return PARTIAL
         raise
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 from epp.decision import Observer, Pick, PickRequest
 from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, PickError
-from epp.extproc.bodies import UNREAD, looks_whole, pieces, read_body
+from epp.extproc.bodies import ENCODED, NO_BODY, NOT_SEEN, looks_whole, pieces, read_body
 from epp.extproc.events import (
     Action,
     Answer,
@@ -103,7 +103,7 @@ class HttpStream:
         self._made_id = False
         self._chunks: list[bytes | memoryview] = []
         self._body_bytes = 0
-        self._kind = UNREAD.kind
+        self._kind = NO_BODY.kind
         self._pick: Pick | None = None
         self._request_done = False
         self._response = ResponseHalf(picker, observer, settings=settings)
@@ -293,8 +293,12 @@ class HttpStream:
     def _choose(self, body: bytes | memoryview, *, readable: bool, partial: bool, now: float) -> Pick:
         head, settings = self._known_head(), self._settings
         started = self._timer()
-        inference = UNREAD
-        if readable and body and not head.encoded:
+        inference = NO_BODY
+        if not readable:
+            inference = NO_BODY if self._request_done else NOT_SEEN
+        elif head.encoded:
+            inference = ENCODED
+        elif body:
             inference = read_body(head.path, body, partial=partial)
             self._kind = inference.kind
             parsed = self._timer()

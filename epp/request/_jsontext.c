@@ -1,10 +1,13 @@
-/* JSON strings to UTF-8 without the detour over str: the one part of the picker in C. epp/request/jsontext.py says why.
+/* Reads JSON for the picker where Python would be too slow: the one part of the picker in C. epp/request/jsontext.py says why.
  *
- * It judges nothing: whatever is not plainly a well-formed string is answered with None, and the ordinary decoder decides.
+ * It judges nothing: whatever is not plainly well formed is answered with None, and the ordinary decoder decides.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 typedef unsigned char byte;
 
@@ -25,6 +28,30 @@ count_plain(const byte *at)
      * A borrow may go on into later bytes, never into earlier ones, so that the first one told is right. */
     odd = (w | (w - EACH(0x20)) | (quote - EACH(1)) | (slash - EACH(1))) & EACH(0x80);
     return odd == 0 ? 8 : __builtin_ctzll(odd) / 8;
+}
+
+/* The first quote or backslash from here on, or the end. */
+static inline const byte *
+find_special(const byte *at, const byte *end)
+{
+#ifdef __SSE2__
+    const __m128i quote = _mm_set1_epi8('"'), slash = _mm_set1_epi8('\\');
+    for (; end - at >= 16; at += 16) {
+        __m128i v = _mm_loadu_si128((const __m128i *)at);
+        int found = _mm_movemask_epi8(_mm_or_si128(_mm_cmpeq_epi8(v, quote), _mm_cmpeq_epi8(v, slash)));
+        if (found)
+            return at + __builtin_ctz((unsigned int)found);
+    }
+#endif
+    while (at < end && *at != '"' && *at != '\\')
+        at++;
+    return at;
+}
+
+static inline int
+is_space(byte b)
+{
+    return b == ' ' || b == '\n' || b == '\r' || b == '\t';
 }
 
 static inline int
@@ -72,7 +99,28 @@ hex4(const byte *at, const byte *end)
     return value;
 }
 
-/* What follows a backslash, as UTF-8; where it ends, or NULL. A half of a surrogate pair is left to the ordinary decoder. */
+static byte *
+put_utf8(int c, byte *out)
+{
+    if (c < 0x80) {
+        *out++ = (byte)c;
+        return out;
+    }
+    if (c < 0x800) {
+        *out++ = (byte)(0xC0 | c >> 6);
+    } else if (c < 0x10000) {
+        *out++ = (byte)(0xE0 | c >> 12);
+        *out++ = (byte)(0x80 | (c >> 6 & 0x3F));
+    } else {
+        *out++ = (byte)(0xF0 | c >> 18);
+        *out++ = (byte)(0x80 | (c >> 12 & 0x3F));
+        *out++ = (byte)(0x80 | (c >> 6 & 0x3F));
+    }
+    *out++ = (byte)(0x80 | (c & 0x3F));
+    return out;
+}
+
+/* What follows a backslash, as UTF-8; where it ends, or NULL. Half a surrogate pair becomes U+FFFD (epp/request/surrogates.py). */
 static const byte *
 escape(const byte *at, const byte *end, byte **out)
 {
@@ -85,20 +133,20 @@ escape(const byte *at, const byte *end, byte **out)
         *(*out)++ = (byte)means[known - names];
         return at + 1;
     }
-    if (*at != 'u' || (c = hex4(at + 1, end)) < 0 || (c >= 0xD800 && c < 0xE000))
+    if (*at != 'u' || (c = hex4(at + 1, end)) < 0)
         return NULL;
-    if (c < 0x80) {
-        *(*out)++ = (byte)c;
-    } else {
-        if (c < 0x800) {
-            *(*out)++ = (byte)(0xC0 | c >> 6);
+    at += 5;
+    if (c >= 0xD800 && c < 0xE000) {
+        int low = c < 0xDC00 && end - at >= 2 && at[0] == '\\' && at[1] == 'u' ? hex4(at + 2, end) : -1;
+        if (low >= 0xDC00 && low < 0xE000) {
+            c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+            at += 6;
         } else {
-            *(*out)++ = (byte)(0xE0 | c >> 12);
-            *(*out)++ = (byte)(0x80 | (c >> 6 & 0x3F));
+            c = 0xFFFD;
         }
-        *(*out)++ = (byte)(0x80 | (c & 0x3F));
     }
-    return at + 5;
+    *out = put_utf8(c, *out);
+    return at;
 }
 
 /* The bytes between the quotes, unescaped; where they end in `out`, or NULL. Never longer than what it reads. */
@@ -163,13 +211,215 @@ text_of(PyObject *module, PyObject *json)
     return made;
 }
 
+/* A JSON array of token ids as 32-bit numbers in this machine's byte order; None where it is anything else. */
+static PyObject *
+ids_of(PyObject *module, PyObject *json)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const byte *at = view.buf, *end = at + view.len;
+    PyObject *made = NULL;
+    if (view.len >= 3 && *at == '[' && end[-1] == ']') {
+        /* An id has a digit and a comma or bracket at least. */
+        made = PyBytes_FromStringAndSize(NULL, (view.len / 2 + 1) * 4);
+        if (made == NULL) {
+            PyBuffer_Release(&view);
+            return NULL;
+        }
+        char *first = PyBytes_AS_STRING(made), *out = first;
+        int good = 1;
+        while (good && ++at < end) {
+            unsigned long long id = 0;
+            int digits = 0;
+            while (at < end && is_space(*at))
+                at++;
+            const byte *start = at;
+            for (; at < end && *at >= '0' && *at <= '9' && digits < 11; at++, digits++)
+                id = id * 10 + (*at - '0');
+            good = digits > 0 && id <= 0xFFFFFFFFULL && (digits == 1 || *start != '0');
+            while (at < end && is_space(*at))
+                at++;
+            good = good && at < end && (*at == ',' || (*at == ']' && at == end - 1));
+            unsigned int number = (unsigned int)id;
+            memcpy(out, &number, 4);
+            out += good ? 4 : 0;
+            if (good && *at == ']')
+                break;
+        }
+        if (good)
+            _PyBytes_Resize(&made, out - first); /* NULL with an exception where it fails. */
+        else
+            Py_CLEAR(made);
+    }
+    PyBuffer_Release(&view);
+    if (made == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return made;
+}
+
+#define DEEPEST_RENDERED 8
+
+static inline int
+equals(const byte *text, Py_ssize_t n, const char *word)
+{
+    return n == (Py_ssize_t)strlen(word) && memcmp(text, word, (size_t)n) == 0;
+}
+
+/* Whether a key of the body is one whose value is read part by part: a key with escapes may be. */
+static int
+is_read(const byte *key, Py_ssize_t n, int escaped)
+{
+    return escaped || equals(key, n, "messages") || equals(key, n, "input") || equals(key, n, "system") ||
+           equals(key, n, "prompt");
+}
+
+/* Whether the value of a key within those is left as it was sent: a message's tool calls, the arguments of a part. */
+static int
+is_left(const byte *key, Py_ssize_t n, Py_ssize_t depth)
+{
+    return (depth == 3 && (equals(key, n, "tool_calls") || equals(key, n, "function_call"))) ||
+           (depth == 5 && equals(key, n, "input"));
+}
+
+/* Whether what comes next is the first item of a list that begins with a string, a list or an object. */
+static int
+begins_with_no_number(const byte *at, const byte *end)
+{
+    while (at < end && is_space(*at))
+        at++;
+    return at < end && (*at == '"' || *at == '[' || *at == '{');
+}
+
+/* What there is to do in a body, by one pass that judges nothing: see epp/request/cost.py. */
+typedef struct {
+    Py_ssize_t units, containers, items, escapes; /* The counts. */
+    Py_ssize_t between;                           /* Bytes outside strings: numbers, names, white space. */
+    Py_ssize_t model, model_end;                  /* Where the model's name stands; -1 where it was not seen. */
+    Py_ssize_t depth, left_at;                    /* Open containers; at which depth a value is left as it was sent, or 0. */
+    int read, names_model;                        /* Of the body's last key. */
+    char kind[DEEPEST_RENDERED + 1];              /* By depth: what is open there. */
+    char expects_key[DEEPEST_RENDERED + 1];
+} Weighing;
+
+enum { OTHER, OBJECT, MIXED_LIST }; /* A mixed list's items become objects of Python, whatever they are. */
+
+static inline int
+is_counted(const Weighing *w)
+{
+    return w->read && !w->left_at && w->depth > 1 && w->depth <= DEEPEST_RENDERED;
+}
+
+/* A string from its opening quote, which is at `at` - 1; where it ends. */
+static const byte *
+weigh_string(Weighing *w, const byte *start, const byte *at, const byte *end, Py_ssize_t limit)
+{
+    const byte *text = at;
+    Py_ssize_t escapes_before = w->escapes;
+    int is_key = w->depth > 0 && w->depth <= DEEPEST_RENDERED && w->expects_key[w->depth];
+    w->units++;
+    for (;;) {
+        at = find_special(at, end);
+        if (at >= end || *at == '"')
+            break;
+        at += 2;
+        if (++w->escapes + w->units > limit)
+            break;
+    }
+    if (at > end)
+        at = end;
+    if (is_key && w->depth == 1) {
+        w->read = is_read(text, at - text, w->escapes > escapes_before);
+        w->names_model = equals(text, at - text, "model");
+    } else if (w->depth == 1 && w->names_model && at < end) {
+        w->model = text - 1 - start;
+        w->model_end = at + 1 - start;
+    } else if (is_counted(w)) {
+        w->items++;
+        if (is_key && is_left(text, at - text, w->depth))
+            w->left_at = w->depth;
+    }
+    return at < end ? at + 1 : end;
+}
+
+static inline void
+weigh_open(Weighing *w, const byte *at, const byte *end)
+{
+    w->units++;
+    w->containers += is_counted(w);
+    w->depth++;
+    if (w->depth > 0 && w->depth <= DEEPEST_RENDERED) {
+        int object = at[-1] == '{';
+        w->kind[w->depth] = object ? OBJECT : begins_with_no_number(at, end) ? MIXED_LIST : OTHER;
+        w->expects_key[w->depth] = (char)object;
+    }
+}
+
+static inline void
+weigh_comma(Weighing *w, const byte *at)
+{
+    w->units++;
+    if (w->left_at == w->depth)
+        w->left_at = 0;
+    if (w->depth <= 0 || w->depth > DEEPEST_RENDERED)
+        return;
+    w->expects_key[w->depth] = w->kind[w->depth] == OBJECT;
+    if (is_counted(w) && w->kind[w->depth] == MIXED_LIST)
+        w->items += at[-2] != '"' && at[-2] != ']' && at[-2] != '}'; /* A number among them. */
+}
+
+static PyObject *
+weigh(PyObject *module, PyObject *args)
+{
+    PyObject *json;
+    Py_ssize_t limit;
+    Py_buffer view;
+    Weighing w = {.model = -1, .model_end = -1};
+    if (!PyArg_ParseTuple(args, "On", &json, &limit) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const byte *start = view.buf, *at = start, *end = start + view.len;
+    while (at < end && w.units + w.escapes + w.between / 8 <= limit) {
+        switch (*at++) {
+        case '"':
+            at = weigh_string(&w, start, at, end, limit);
+            break;
+        case '{':
+        case '[':
+            weigh_open(&w, at, end);
+            break;
+        case '}':
+        case ']':
+            if (w.left_at == w.depth)
+                w.left_at = 0;
+            w.depth--;
+            break;
+        case ',':
+            weigh_comma(&w, at);
+            break;
+        case ':':
+            if (w.depth > 0 && w.depth <= DEEPEST_RENDERED)
+                w.expects_key[w.depth] = 0;
+            break;
+        default:
+            w.between++;
+            break;
+        }
+    }
+    if (at < end)
+        w.units = limit + 1; /* Not all was counted. */
+    PyBuffer_Release(&view);
+    return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.model, w.model_end);
+}
+
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "The UTF-8 of a JSON string, quotes included; None where the ordinary decoder must judge."},
+    {"ids_of", ids_of, METH_O, "The token ids of a JSON array as 32-bit numbers; None where the ordinary decoder must judge."},
+    {"weigh", weigh, METH_VARARGS, "Units, containers and other items that are read, escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_jsontext", "JSON strings to UTF-8.", 0, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_jsontext", "Reads JSON.", 0, methods, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC

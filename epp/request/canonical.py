@@ -6,7 +6,8 @@ Invariants:
 - Text is UTF-8 and the separators are bytes that UTF-8 never holds, so different texts cannot run together into equal bytes.
 - Media is named by a hash of its part, never copied; thinking is left out, because chat templates drop it from later turns.
 
-Equal content gives equal bytes whether it came as a string or as one text part. Knows JSON values, not bodies or paths.
+Equal content gives equal bytes whether it came as a string or as one text part. JSON values come as they were sent, and only those
+are decoded whose text is a part of the prompt: numbers, pictures and tools' arguments never become objects of Python.
 Called by `parse` on each request, and through `next_turn_prompt` when a sampled answer has been read.
 """
 
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import msgspec
 import xxhash
+from msgspec import Raw, Struct
 
 from epp.errors import BadRequestError
+from epp.request.jsontext import first_byte, text_bytes
 from epp.types import ApiKind, InferenceRequest
 
-JsonObject = dict[str, object]
-Content = str | list[str | JsonObject] | None
+Piece = bytes | Raw
+"""Bytes of a prompt; JSON that stands in it as it was sent is not copied before all is joined."""
 
 SECTION = b"\xff"
 """Starts a message or any other section."""
@@ -32,138 +35,187 @@ FIELD = b"\xfc"
 OPAQUE = b"\xfb"
 """Before what stands for something else: the hash of a picture, the id of a stored conversation."""
 
+NO_RAW = Raw(b"")
+
 _HEADINGS = {
-    role: SECTION + role.encode() + BODY for role in ("system", "user", "assistant", "tool", "developer")
+    role: SECTION + role + BODY for role in (b"system", b"user", b"assistant", b"tool", b"developer")
 }
-_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_THINKING = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_TEXT_KEYS = {b"text": "text", b"input_text": "text", b"output_text": "text", b"refusal": "refusal"}
+_THINKING = frozenset({b"thinking", b"redacted_thinking", b"reasoning"})
 _ABSENT = frozenset({b"", b"null", b"[]", b"{}"})
+_LONGEST_ABSENT = 4
+_DECODE_LIST = msgspec.json.Decoder(list[Raw])
+_DECODE_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_LIST, _OBJECT = ord("["), ord("{")
+_ITEMS = b'"[{]'
 
 
-def heading(role: str, *, name: str | None = None, answers: str | None = None) -> bytes:
+class _Part(Struct, gc=False):
+    """One part of a content; which of its fields are decoded depends on its type."""
+
+    type: Raw = NO_RAW
+    text: Raw = NO_RAW
+    refusal: Raw = NO_RAW
+    name: Raw = NO_RAW
+    input: Raw = NO_RAW
+    content: Raw = NO_RAW
+
+
+class _Item(Struct, gc=False):
+    """One item of the responses API's `input`."""
+
+    type: Raw = NO_RAW
+    role: Raw = NO_RAW
+    content: Raw = NO_RAW
+    name: Raw = NO_RAW
+    arguments: Raw = NO_RAW
+    input: Raw = NO_RAW
+    output: Raw = NO_RAW
+
+
+_DECODE_PART = msgspec.json.Decoder(_Part)
+_DECODE_ITEM = msgspec.json.Decoder(_Item)
+
+
+def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
     """What goes before a message's content: its role, its author's name, the tool call that it answers."""
     known = _HEADINGS.get(role)
     if known is not None and not name and not answers:
         return known
-    fields = [SECTION + role.encode()]
+    fields = [SECTION + role]
     if name:
-        fields.append(b"name=" + name.encode())
+        fields.append(b"name=" + name)
     if answers:
-        fields.append(b"call=" + answers.encode())
+        fields.append(b"call=" + answers)
     return FIELD.join(fields) + BODY
 
 
-def section(label: str, value: bytes) -> bytes:
-    """A part of the prompt that is no message, such as the list of tools. No role can equal its heading."""
-    return SECTION + FIELD + label.encode() + BODY + value
+def label(name: bytes) -> bytes:
+    """The heading of a part of the prompt that is no message, such as the list of tools. No role's can equal it."""
+    return SECTION + FIELD + name + BODY
 
 
-def present(raw: msgspec.Raw) -> bytes:
-    """A field's JSON as it was sent; empty when there is nothing in it."""
-    value = bytes(raw)
-    return b"" if value in _ABSENT else value
+def present(raw: Raw) -> bool:
+    """Whether there is anything in a field."""
+    return len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT
 
 
-def raw_section(label: str, raw: msgspec.Raw) -> bytes:
+def raw_section(name: bytes, raw: Raw) -> list[Piece]:
     """A section of JSON as it was sent, if any: other white space costs a hit, not a fault."""
-    value = present(raw)
-    return section(label, value) if value else b""
+    return [label(name), raw] if present(raw) else []
 
 
-def raw_call(label: bytes, raw: msgspec.Raw) -> bytes:
+def raw_call(name: bytes, raw: Raw) -> list[Piece]:
     """A message's tool calls as they were sent. They follow the content, as the answer's text came first."""
-    value = present(raw)
-    return b"" if not value else PART + FIELD + label + FIELD + value
+    return [PART + FIELD + name + FIELD, raw] if present(raw) else []
 
 
-def content_bytes(content: Content, *, where: str) -> bytes:
-    """A message's content; `where` names the field for the error message."""
-    if content is None:
+def required_text(raw: Raw, *, where: str) -> bytes:
+    """A field that must be a string; `where` names it for the error message."""
+    text = text_bytes(raw)
+    if text is None:
+        raise bad_field(where, "must be a string")
+    return text
+
+
+def optional_text(raw: Raw, *, where: str) -> bytes:
+    """The same for a field that may be missing or null: empty."""
+    return required_text(raw, where=where) if present(raw) else b""
+
+
+def items_of(raw: Raw, *, where: str, expected: str) -> list[Raw]:
+    """The items of a JSON array that begins with a string, a list or an object."""
+    if first_byte(raw) != _LIST:
+        raise bad_field(where, expected)
+    if first_item(raw) not in _ITEMS:
+        raise bad_field(f"{where}[0]", "must be a string or an object with a `type`")
+    return _DECODE_LIST.decode(raw)
+
+
+def first_item(raw: Raw) -> int:
+    """The first byte of a list's first item, or of what ends the list."""
+    start = bytes(memoryview(raw)[1:65]).lstrip() or bytes(memoryview(raw)[1:]).lstrip()
+    return start[0] if start else 0
+
+
+def content_bytes(raw: Raw, *, where: str, nested: bool = False) -> bytes:
+    """A content: a string, a list of parts, or nothing. nested: it is within a tool's result."""
+    text = text_bytes(raw)
+    if text is not None:
+        return text
+    if not present(raw):
         return b""
-    if isinstance(content, str):
-        return content.encode()
-    return parts_bytes(content, where=where)
-
-
-def value_bytes(value: object, *, where: str) -> bytes:
-    """The same for a value whose type the decoder did not check."""
-    if value is None:
-        return b""
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, list):
-        return parts_bytes(value, where=where)
-    raise bad_field(where, "must be a string or a list of content parts")
-
-
-def parts_bytes(parts: list[str | JsonObject], *, where: str) -> bytes:
     rendered = []
+    parts = items_of(raw, where=where, expected="must be a string or a list of content parts")
     for position, part in enumerate(parts):
-        if isinstance(part, str):
-            rendered.append(part.encode())
-        elif not isinstance(part, dict):
-            raise bad_field(f"{where}[{position}]", "must be a string or an object with a `type`")
-        elif (said := _part_bytes(part, where=f"{where}[{position}]")) is not None:
-            rendered.append(said)
+        text = text_bytes(part)
+        if text is None:
+            text = _part_bytes(part, where=f"{where}[{position}]", nested=nested)
+        if text is not None:
+            rendered.append(text)
     return PART.join(rendered)
 
 
-def _part_bytes(part: JsonObject, *, where: str) -> bytes | None:
+def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
     """None for thinking, which is no part of later prompts."""
-    kind = part.get("type", "text")
-    if not isinstance(kind, str):
-        raise bad_field(f"{where}.type", "must be a string")
+    if first_byte(raw) != _OBJECT:
+        raise bad_field(where, "must be a string or an object with a `type`")
+    part = _DECODE_PART.decode(raw)
+    kind = b"text" if part.type is NO_RAW else required_text(part.type, where=f"{where}.type")
     if kind in _THINKING:
         return None
     text_key = _TEXT_KEYS.get(kind)
     if text_key is not None:
-        text = part.get(text_key)
-        if not isinstance(text, str):
-            raise bad_field(f"{where}.{text_key}", "must be a string")
-        return text.encode()
-    if kind == "tool_use":
-        call = (text_or_json(part.get("name", "")), text_or_json(part.get("input")))
-        return FIELD + b"tool_use" + FIELD + FIELD.join(call)
-    if kind == "tool_result":
-        return FIELD + b"tool_result" + FIELD + value_bytes(part.get("content"), where=f"{where}.content")
-    return FIELD + kind.encode() + fingerprint(part)
+        return required_text(part.text if text_key == "text" else part.refusal, where=f"{where}.{text_key}")
+    if kind == b"tool_use":
+        return FIELD.join((FIELD + b"tool_use", _text_or_json(part.name), _text_or_json(part.input)))
+    if kind == b"tool_result" and not nested:
+        result = content_bytes(part.content, where=f"{where}.content", nested=True)
+        return FIELD + b"tool_result" + FIELD + result
+    return FIELD + kind + fingerprint(raw)
 
 
-def item_bytes(item: JsonObject, *, where: str) -> bytes:
+def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
     """An item of the responses API's `input`: a message, or a tool call, its output, or something only hashed."""
-    kind = item.get("type", "message")
-    if not isinstance(kind, str):
-        raise bad_field(f"{where}.type", "must be a string")
+    if first_byte(raw) != _OBJECT:
+        raise bad_field(where, "must be an object")
+    item = _DECODE_ITEM.decode(raw)
+    kind = b"message" if item.type is NO_RAW else required_text(item.type, where=f"{where}.type")
     if kind in _THINKING:
-        return b""
-    if kind == "message":
-        role = item.get("role")
-        if not isinstance(role, str):
+        return []
+    if kind == b"message":
+        role = text_bytes(item.role)
+        if role is None:
             raise bad_field(f"{where}.role", 'must be a string such as "user"')
-        return heading(role) + value_bytes(item.get("content"), where=f"{where}.content")
-    known = [text_or_json(item[key]) for key in ("name", "arguments", "input") if key in item]
-    output = item.get("output")
-    if isinstance(output, str | list):
-        known.append(value_bytes(output, where=f"{where}.output"))
-    return section(kind, FIELD.join(known) if known else fingerprint(item))
+        return [heading(role), content_bytes(item.content, where=f"{where}.content")]
+    known = [_text_or_json(field) for field in (item.name, item.arguments, item.input) if field is not NO_RAW]
+    if first_byte(item.output) in b'"[':
+        known.append(content_bytes(item.output, where=f"{where}.output"))
+    return [label(kind), FIELD.join(known) if known else fingerprint(raw)]
 
 
-def fingerprint(part: JsonObject) -> bytes:
-    """Names a part by hash: its URL or data counts, the order of its keys and cache marks do not."""
-    told = {key: value for key, value in part.items() if key not in _INCIDENTAL}
-    return digest(msgspec.json.encode(told, order="sorted"))
+def fingerprint(raw: Raw) -> bytes:
+    """Names a JSON object by hash: its URL or data counts, the order of its keys and cache marks do not."""
+    told = xxhash.xxh3_128()
+    for key, value in sorted(_DECODE_FIELDS.decode(raw).items()):
+        if key not in _INCIDENTAL:
+            told.update(b"%d %d " % (len(key), len(memoryview(value))))
+            told.update(key.encode())
+            told.update(value)
+    return OPAQUE + told.hexdigest().encode()
 
 
 _INCIDENTAL = frozenset({"cache_control", "id", "status"})
 """Clients move cache marks from turn to turn, and servers add ids: none of it is rendered into the prompt."""
 
 
-def digest(data: bytes) -> bytes:
+def digest(data: Piece) -> bytes:
     return OPAQUE + xxhash.xxh3_128_hexdigest(data).encode()
 
 
-def text_or_json(value: object) -> bytes:
-    return value.encode() if isinstance(value, str) else msgspec.json.encode(value, order="sorted")
+def _text_or_json(raw: Raw) -> bytes:
+    text = text_bytes(raw)
+    return bytes(raw) if text is None else text
 
 
 def bad_field(where: str, fault: str) -> BadRequestError:
@@ -178,7 +230,7 @@ def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | Non
     """
     answer = answer_text.encode("utf-8", "replace")
     if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):
-        return b"".join((request.prompt, heading("assistant"), answer))
+        return b"".join((request.prompt, heading(b"assistant"), answer))
     if request.kind is ApiKind.COMPLETIONS and not request.token_ids:
         return request.prompt + answer
     return None

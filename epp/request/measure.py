@@ -11,15 +11,21 @@ from epp.types import InferenceRequest, PromptSize
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
 _SAMPLE_BYTES = 2048
+_MOST_UNREAD_BYTES = 256 * 1024
+"""A body that was not read may be any size and is seldom all text: more than this would keep its server empty for a minute."""
+_MEDIA_BYTES = 4096
+"""A recording or another upload that is no JSON: its size says nothing of the tokens that it makes."""
 
 
 def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:
-    """Of all of the request's prompts; a body that could not be read counts by its size."""
+    """Of all of the request's prompts; a body that could not be read counts by its size, up to a bound."""
     prompt = request.prompt
     size = len(prompt)
     total = size + request.more_prompt_bytes
     if not total:
-        return PromptSize(text_bytes=body_bytes)
+        if request.opaque:
+            return PromptSize(text_bytes=min(body_bytes, _MEDIA_BYTES), opaque=1)
+        return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
     # A stride that neither letters of two nor of three bytes can keep in step with.

@@ -10,10 +10,16 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
+import msgspec
+from msgspec import Raw
+
 MAX_NAME_CHARS: Final = 1024
 """The endpoints file allows no longer name of an adapter, so a longer name is never one that a server has."""
 
 _DIGEST_BYTES: Final = 16
+_MOST_JSON_BYTES: Final = 12 * MAX_NAME_CHARS + 2
+"""Of a name that is kept, with each letter written as two escapes."""
+_DECODE = msgspec.json.Decoder(str)
 
 
 def bounded_name(name: str) -> str:
@@ -22,6 +28,17 @@ def bounded_name(name: str) -> str:
         return name
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
     return f"{name[: MAX_NAME_CHARS - len(digest)]}~{digest}"
+
+
+def name_in(value: Raw) -> str | None:
+    """A JSON string as a name; None: it is no string. DecodeError where the string is broken. A long one is not decoded."""
+    json = memoryview(value)
+    if not json or json[0] != ord('"'):
+        return None
+    if len(json) <= _MOST_JSON_BYTES:
+        return bounded_name(_DECODE.decode(value))
+    start = bytes(json[1:MAX_NAME_CHARS]).decode("ascii", "replace")
+    return bounded_name(start + blake2b(json, digest_size=_DIGEST_BYTES).hexdigest())
 
 
 def is_digest(name: str) -> bool:

@@ -4,144 +4,52 @@ Strict about what makes the prompt, lenient about the rest, as the model servers
 unknown field passes, and a body that is no known API passes as `ApiKind.OTHER`. The body itself goes on unchanged, so what
 is read here decides only the route. Nothing but BadRequestError leaves this module, whatever the bytes.
 
+Every body is weighed first (`cost`); one that would take too long comes back unread, with the reason. What is read of the others is
+decoded field by field: a field that the prompt is not made of stays the bytes that were sent.
+
 Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD: the server may still judge them its own way.
 Called by the ext_proc state machine for each request; pure and synchronous.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Callable, Iterable
-from operator import attrgetter
-from typing import TypeVar, cast
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
 
 from epp.errors import BadRequestError
 from epp.request import canonical
-from epp.request.canonical import Content, JsonObject, bad_field
-from epp.request.jsontext import plain_text
-from epp.request.names import bounded_name
+from epp.request.bodies import (
+    DECODE_CHAT,
+    DECODE_COMPLETIONS,
+    DECODE_EMBEDDINGS,
+    DECODE_MESSAGES,
+    DECODE_OTHER,
+    DECODE_RESPONSES,
+    SHAPING_CHAT,
+    SHAPING_COMPLETIONS,
+    AnyBody,
+    Message,
+)
+from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
+from epp.request.cost import weigh
+from epp.request.jsontext import first_byte, plain_text, text_bytes
+from epp.request.names import name_in
+from epp.request.prompts import Prompts, read_prompts
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest
 
-_NO_RAW = Raw(b"")
+COSTLY: Final = "costly_body"
+"""Why a body was not read: to read it would hold up all other requests."""
+
+_NULL = Raw(b"null")
+_QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
 
 Body = bytes | memoryview
 """A request's, as it came."""
-
-
-class _StreamOptions(Struct, gc=False):
-    include_usage: bool | None = None
-
-
-class _Body(Struct, gc=False):
-    model: str | None = None
-    cache_salt: str | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-
-
-class _Message(Struct, gc=False):
-    role: str
-    content: Raw = _NO_RAW
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: Raw = _NO_RAW
-    function_call: Raw = _NO_RAW
-
-
-class _Chat(_Body, gc=False):
-    messages: list[_Message] | None = None
-    tools: Raw = _NO_RAW
-    chat_template: Raw = _NO_RAW
-    chat_template_kwargs: Raw = _NO_RAW
-    documents: Raw = _NO_RAW
-    reasoning_effort: Raw = _NO_RAW
-    add_special_tokens: Raw = _NO_RAW
-    truncate_prompt_tokens: Raw = _NO_RAW
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-
-
-class _Completions(_Body, gc=False):
-    prompt: str | list[str | int | list[int]] | None = None
-    prompt_embeds: Raw = _NO_RAW
-    add_special_tokens: Raw = _NO_RAW
-    truncate_prompt_tokens: Raw = _NO_RAW
-    max_tokens: int | None = None
-
-
-class _Embeddings(_Body, gc=False):
-    input: str | list[str | int | list[int]] | None = None
-    messages: list[_Message] | None = None
-
-
-class _Responses(_Body, gc=False):
-    input: str | list[JsonObject] | None = None
-    instructions: str | None = None
-    tools: Raw = _NO_RAW
-    previous_response_id: str | None = None
-    max_output_tokens: int | None = None
-
-
-class _Messages(_Body, gc=False):
-    messages: list[_Message] | None = None
-    system: Content = None
-    tools: Raw = _NO_RAW
-    max_tokens: int | None = None
-
-
-class _Other(Struct, gc=False):
-    model: object = None
-
-
-_B = TypeVar("_B", bound=_Body)
-
-
-def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
-    # Not strict: 16.0 and "16" are 16 and 1 is true to the model servers; a string field still takes only strings.
-    return msgspec.json.Decoder(body, strict=False)
-
-
-class _Shaping:
-    """Fields that change what the server makes of the prompt, but for what they do at its end."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-        self._values = attrgetter(*names)
-        self._none = (_NO_RAW,) * len(names)
-
-    def sent(self, body: _Body) -> bytes:
-        """Those that are there, as they were sent: a JSON object, or nothing, as with nearly every request."""
-        values = self._values(body)
-        if values == self._none:
-            return b""
-        return msgspec.json.encode(
-            {name: raw for name, raw in zip(self._names, values, strict=True) if raw is not _NO_RAW}
-        )
-
-
-_SHAPING_COMPLETIONS = _Shaping("add_special_tokens", "truncate_prompt_tokens")
-_SHAPING_CHAT = _Shaping(
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "reasoning_effort",
-    "add_special_tokens",
-    "truncate_prompt_tokens",
-)
-
-_DECODE_CHAT = _decoder(_Chat)
-_DECODE_COMPLETIONS = _decoder(_Completions)
-_DECODE_EMBEDDINGS = _decoder(_Embeddings)
-_DECODE_RESPONSES = _decoder(_Responses)
-_DECODE_MESSAGES = _decoder(_Messages)
-_DECODE_CONTENT = msgspec.json.Decoder(Content, strict=False)
-_DECODE_OTHER = msgspec.json.Decoder(_Other)
 
 
 def parse_request(path: str, body: Body) -> InferenceRequest:
@@ -154,10 +62,21 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
     plain = path.partition("?")[0].rstrip("/")
-    for ending, parse in _APIS:
-        if plain.endswith(ending):
-            return _parse_known(parse, body)
-    return _parse_other(body)
+    kind, parse = next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
+    weight = weigh(body)
+    if weight.too_costly:
+        return InferenceRequest(
+            kind=kind, model=_seen_model(weight.model), opaque=_is_media(body), unread=COSTLY
+        )
+    return _parse_other(body) if parse is None else _parse_known(parse, body)
+
+
+def _seen_model(value: bytes) -> str:
+    """The model's name where weighing came across it, so that a body that is not read still goes to a server that has it."""
+    try:
+        return (name_in(Raw(value)) if value else None) or ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _parse_known(parse: Callable[[Body], InferenceRequest], body: Body) -> InferenceRequest:
@@ -167,8 +86,9 @@ def _parse_known(parse: Callable[[Body], InferenceRequest], body: Body) -> Infer
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            repaired = replace_lone(body)
-            if repaired == body:
+            whole = bytes(body)
+            repaired = replace_lone(whole)
+            if repaired is whole:
                 raise
             return parse(repaired)
     except msgspec.ValidationError as error:
@@ -185,16 +105,21 @@ def _parse_known(parse: Callable[[Body], InferenceRequest], body: Body) -> Infer
 
 def _parse_other(body: Body) -> InferenceRequest:
     try:
-        model = _DECODE_OTHER.decode(body).model
+        model = name_in(DECODE_OTHER.decode(body).model)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        model = ""  # Multipart forms, uploads, somebody else's JSON: routed by load.
-    return InferenceRequest(kind=ApiKind.OTHER, model=bounded_name(model) if isinstance(model, str) else "")
+        model = None  # Multipart forms, uploads, somebody else's JSON: routed by load.
+    return InferenceRequest(kind=ApiKind.OTHER, model=model or "", opaque=_is_media(body))
+
+
+def _is_media(body: Body) -> bool:
+    """A form or an upload, not JSON."""
+    return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
 
 
 def _parse_chat(body: Body) -> InferenceRequest:
-    chat = _DECODE_CHAT.decode(body)
-    model = _model(chat)
-    sections = [canonical.raw_section("tools", chat.tools)]
+    chat = DECODE_CHAT.decode(body)
+    names = _names(chat)
+    sections = canonical.raw_section(b"tools", chat.tools)
     _render_messages(sections, chat.messages)
     limit, name = chat.max_completion_tokens, "max_completion_tokens"
     if limit is None:
@@ -202,106 +127,125 @@ def _parse_chat(body: Body) -> InferenceRequest:
     return _request(
         ApiKind.CHAT,
         chat,
-        model=model,
+        names=names,
         prompt=b"".join(sections),
         max_tokens=_limit(limit, name=name),
-        shaping=_SHAPING_CHAT.sent(chat),
+        shaping=SHAPING_CHAT.sent(chat),
     )
 
 
 def _parse_messages(body: Body) -> InferenceRequest:
-    asked = _DECODE_MESSAGES.decode(body)
-    model = _model(asked)
-    sections = [canonical.raw_section("tools", asked.tools)]
-    if asked.system is not None:
-        sections += (canonical.heading("system"), canonical.content_bytes(asked.system, where="system"))
+    asked = DECODE_MESSAGES.decode(body)
+    names = _names(asked)
+    sections = canonical.raw_section(b"tools", asked.tools)
+    if asked.system is not NO_RAW and asked.system != _NULL:
+        sections += (canonical.heading(b"system"), content_bytes(asked.system, where="system"))
     _render_messages(sections, asked.messages)
     max_tokens = _limit(asked.max_tokens, name="max_tokens")
-    return _request(ApiKind.MESSAGES, asked, model=model, prompt=b"".join(sections), max_tokens=max_tokens)
+    return _request(ApiKind.MESSAGES, asked, names=names, prompt=b"".join(sections), max_tokens=max_tokens)
 
 
 def _parse_responses(body: Body) -> InferenceRequest:
-    asked = _DECODE_RESPONSES.decode(body)
-    model = _model(asked)
-    sections = []
-    if asked.previous_response_id:
+    asked = DECODE_RESPONSES.decode(body)
+    names = _names(asked)
+    sections: list[Piece] = []
+    previous = optional_text(asked.previous_response_id, where="previous_response_id")
+    if previous:
         # The real prefix is in the server's memory. The id in front keeps these bytes from matching anybody else's.
-        sections.append(canonical.section("previous", canonical.OPAQUE + asked.previous_response_id.encode()))
-    sections.append(canonical.raw_section("tools", asked.tools))
-    if asked.instructions is not None:
-        sections += (canonical.heading("system"), asked.instructions.encode())
-    if isinstance(asked.input, str):
-        sections += (canonical.heading("user"), asked.input.encode())
-    elif asked.input:
-        for position, item in enumerate(asked.input):
-            sections.append(canonical.item_bytes(item, where=f"input[{position}]"))
-    elif not asked.previous_response_id:
+        sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
+    sections += canonical.raw_section(b"tools", asked.tools)
+    if asked.instructions is not NO_RAW and asked.instructions != _NULL:
+        instructions = canonical.required_text(asked.instructions, where="instructions")
+        sections += (canonical.heading(b"system"), instructions)
+    if first_byte(asked.input) == _QUOTE:
+        sections += (canonical.heading(b"user"), canonical.required_text(asked.input, where="input"))
+    elif canonical.present(asked.input):
+        items = canonical.items_of(asked.input, where="input", expected="must be a string or a list of items")
+        for position, item in enumerate(items):
+            sections += canonical.item_pieces(item, where=f"input[{position}]")
+    elif not previous:
         raise BadRequestError(
             "`input` is missing or empty: send a string or a list of items.", reason="no_input"
         )
     max_tokens = _limit(asked.max_output_tokens, name="max_output_tokens")
-    return _request(ApiKind.RESPONSES, asked, model=model, prompt=b"".join(sections), max_tokens=max_tokens)
+    return _request(ApiKind.RESPONSES, asked, names=names, prompt=b"".join(sections), max_tokens=max_tokens)
 
 
 def _parse_completions(body: Body) -> InferenceRequest:
-    asked = _DECODE_COMPLETIONS.decode(body)
-    model = _model(asked)
-    embeds = canonical.present(asked.prompt_embeds)
+    asked = DECODE_COMPLETIONS.decode(body)
+    names = _names(asked)
     max_tokens = _limit(asked.max_tokens, name="max_tokens")
-    if asked.prompt is None and embeds:
-        prompt = canonical.section("embeds", canonical.digest(embeds))
-        return _request(ApiKind.COMPLETIONS, asked, model=model, prompt=prompt, max_tokens=max_tokens)
-    if asked.prompt is None or asked.prompt == []:
-        what = "send a string, a list of strings, or token ids"
-        raise BadRequestError(f"`prompt` is missing or empty: {what}.", reason="no_prompt")
-    prompt, more_bytes, token_ids = _prompts(asked.prompt, where="prompt")
-    return _request(
+    prompts = _asked_prompts(asked.prompt, where="prompt")
+    if prompts is None and not canonical.present(asked.prompt) and canonical.present(asked.prompt_embeds):
+        embeds = canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds)
+        return _request(ApiKind.COMPLETIONS, asked, names=names, prompt=embeds, max_tokens=max_tokens)
+    return _request_of_prompts(
         ApiKind.COMPLETIONS,
         asked,
-        model=model,
-        prompt=prompt,
-        more_prompt_bytes=more_bytes,
-        token_ids=token_ids,
+        names=names,
+        prompts=prompts,
+        where="prompt",
         max_tokens=max_tokens,
-        shaping=_SHAPING_COMPLETIONS.sent(asked),
+        shaping=SHAPING_COMPLETIONS.sent(asked),
     )
 
 
 def _parse_embeddings(body: Body) -> InferenceRequest:
-    asked = _DECODE_EMBEDDINGS.decode(body)
-    model = _model(asked)
-    if asked.input is None and asked.messages:
-        sections: list[bytes] = []
+    asked = DECODE_EMBEDDINGS.decode(body)
+    names = _names(asked)
+    if asked.messages and asked.input in (NO_RAW, _NULL):
+        sections: list[Piece] = []
         _render_messages(sections, asked.messages)
-        return _request(ApiKind.EMBEDDINGS, asked, model=model, prompt=b"".join(sections))
-    if asked.input is None or asked.input == []:
-        what = "send a string, a list of strings, or token ids"
-        raise BadRequestError(f"`input` is missing or empty: {what}.", reason="no_input")
-    prompt, more_bytes, token_ids = _prompts(asked.input, where="input")
-    return _request(
-        ApiKind.EMBEDDINGS,
-        asked,
-        model=model,
-        prompt=prompt,
-        more_prompt_bytes=more_bytes,
-        token_ids=token_ids,
-    )
+        return _request(ApiKind.EMBEDDINGS, asked, names=names, prompt=b"".join(sections))
+    prompts = _asked_prompts(asked.input, where="input")
+    return _request_of_prompts(ApiKind.EMBEDDINGS, asked, names=names, prompts=prompts, where="input")
 
 
-_APIS: tuple[tuple[str, Callable[[Body], InferenceRequest]], ...] = (
-    ("/v1/chat/completions", _parse_chat),
-    ("/v1/completions", _parse_completions),
-    ("/v1/messages", _parse_messages),
-    ("/v1/responses", _parse_responses),
-    ("/v1/embeddings", _parse_embeddings),
+_APIS: tuple[tuple[str, ApiKind, Callable[[Body], InferenceRequest]], ...] = (
+    ("/v1/chat/completions", ApiKind.CHAT, _parse_chat),
+    ("/v1/completions", ApiKind.COMPLETIONS, _parse_completions),
+    ("/v1/messages", ApiKind.MESSAGES, _parse_messages),
+    ("/v1/responses", ApiKind.RESPONSES, _parse_responses),
+    ("/v1/embeddings", ApiKind.EMBEDDINGS, _parse_embeddings),
 )
+_OTHER: Final = (ApiKind.OTHER, None)
+
+
+def _asked_prompts(raw: Raw, *, where: str) -> Prompts | None:
+    """None: there is no prompt."""
+    return None if raw is NO_RAW or raw == _NULL else read_prompts(raw, where=where)
+
+
+def _request_of_prompts(
+    kind: ApiKind,
+    body: AnyBody,
+    *,
+    names: _Names,
+    prompts: Prompts | None,
+    where: str,
+    max_tokens: int | None = None,
+    shaping: bytes = b"",
+) -> InferenceRequest:
+    if prompts is None:
+        what = "send a string, a list of strings, or token ids"
+        raise BadRequestError(f"`{where}` is missing or empty: {what}.", reason=f"no_{where}")
+    return _request(
+        kind,
+        body,
+        names=names,
+        prompt=prompts.first,
+        more_prompt_bytes=prompts.more_bytes,
+        token_ids=prompts.token_ids,
+        max_tokens=max_tokens,
+        shaping=shaping,
+    )
 
 
 def _request(
     kind: ApiKind,
-    body: _Body,
+    body: AnyBody,
     *,
-    model: str,
+    names: _Names,
     prompt: bytes,
     more_prompt_bytes: int = 0,
     token_ids: bool = False,
@@ -311,12 +255,12 @@ def _request(
     options = body.stream_options
     return InferenceRequest(
         kind=kind,
-        model=model,
+        model=names.model,
         prompt=prompt,
         more_prompt_bytes=more_prompt_bytes,
         token_ids=token_ids,
         opaque=not token_ids and canonical.OPAQUE in prompt,
-        cache_salt=bounded_name(body.cache_salt or ""),
+        cache_salt=names.cache_salt,
         stream=body.stream is True,
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
@@ -324,10 +268,22 @@ def _request(
     )
 
 
-def _model(body: _Body) -> str:
-    if not body.model:
+class _Names(Struct, frozen=True):
+    model: str
+    cache_salt: str
+
+
+def _names(body: AnyBody) -> _Names:
+    """What the request is told apart by, each of bounded length."""
+    model, salt = name_in(body.model), ""
+    if not model:
         raise _no_model()
-    return bounded_name(body.model)
+    if body.cache_salt is not NO_RAW and body.cache_salt != _NULL:
+        named = name_in(body.cache_salt)
+        if named is None:
+            raise bad_field("cache_salt", "must be a string")
+        salt = named
+    return _Names(model, salt)
 
 
 def _no_model() -> BadRequestError:
@@ -342,61 +298,32 @@ def _limit(value: int | None, *, name: str) -> int | None:
     return value
 
 
-def _render_messages(sections: list[bytes], messages: list[_Message] | None) -> None:
+def _render_messages(sections: list[Piece], messages: list[Message] | None) -> None:
     if not messages:
         what = "send a list with at least one message"
         raise BadRequestError(f"`messages` is missing or empty: {what}.", reason="no_messages")
     for position, message in enumerate(messages):
-        sections.append(canonical.heading(message.role, name=message.name, answers=message.tool_call_id))
-        if message.content is not _NO_RAW:
+        sections.append(_heading(message, position=position))
+        if message.content is not NO_RAW:
             text = plain_text(message.content)  # Nearly every message.
-            sections.append(_content(message.content, position=position) if text is None else text)
-        if message.tool_calls is not _NO_RAW:
-            sections.append(canonical.raw_call(b"tool_calls", message.tool_calls))
-        if message.function_call is not _NO_RAW:
-            sections.append(canonical.raw_call(b"function_call", message.function_call))
+            if text is None:
+                text = content_bytes(message.content, where=f"messages[{position}].content")
+            sections.append(text)
+        if message.tool_calls is not NO_RAW:
+            sections += canonical.raw_call(b"tool_calls", message.tool_calls)
+        if message.function_call is not NO_RAW:
+            sections += canonical.raw_call(b"function_call", message.function_call)
 
 
-def _content(raw: Raw, *, position: int) -> bytes:
-    """A message's content that is no plain string: null, a list of parts, or wrong."""
-    where = f"messages[{position}].content"
-    try:
-        content = _DECODE_CONTENT.decode(raw)
-    except msgspec.ValidationError as error:
-        what, _, inside = str(error).partition(_AT_ROOT)
-        raise msgspec.ValidationError(f"{what}{_AT}{where}{inside}") from error
-    return canonical.content_bytes(content, where=where)
-
-
-def _prompts(given: str | list[str | int | list[int]], *, where: str) -> tuple[bytes, int, bool]:
-    """The first prompt's bytes, the size of all others, and whether they are token ids."""
-    if isinstance(given, str):
-        return given.encode(), 0, False
-    if isinstance(given[0], int):
-        return _tokens_bytes(given, where=where), 0, True
-    prompts: list[bytes] = []
-    for position, prompt in enumerate(given):
-        if type(prompt) is not type(given[0]):
-            raise bad_field(
-                where, "must hold prompts of one type: all strings, all token ids, or all lists of token ids"
-            )
-        if isinstance(prompt, str):
-            prompts.append(prompt.encode())
-        else:
-            prompts.append(_tokens_bytes(prompt, where=f"{where}[{position}]"))
-    return prompts[0], sum(map(len, prompts)) - len(prompts[0]), isinstance(given[0], list)
-
-
-def _tokens_bytes(tokens: Iterable[object], *, where: str) -> bytes:
-    try:
-        packed = array("I", cast("Iterable[int]", tokens))  # array itself judges each value
-    except OverflowError:
-        raise bad_field(where, "holds a token id out of range (0 to 4294967295)") from None
-    except TypeError:
-        raise bad_field(where, "must hold prompts of one type: all strings, or all token ids") from None
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def _heading(message: Message, *, position: int) -> bytes:
+    role = text_bytes(message.role)
+    if role is None:
+        raise bad_field(f"messages[{position}].role", "must be a string")
+    if message.name is NO_RAW and message.tool_call_id is NO_RAW:
+        return canonical.heading(role)
+    name = optional_text(message.name, where=f"messages[{position}].name")
+    answers = optional_text(message.tool_call_id, where=f"messages[{position}].tool_call_id")
+    return canonical.heading(role, name=name, answers=answers)
 
 
 _AT_ROOT = " - at `$"

@@ -43,6 +43,13 @@ PARSE_SECONDS: Final = Spec(
     "epp_parse_seconds", "histogram", "Time to read a request body.", buckets=_FINE_SECONDS
 )
 PARSED_BYTES: Final = Spec("epp_parsed_bytes_total", "counter", "Bytes of request bodies read.")
+UNREAD_BODIES: Final = Spec(
+    "epp_unread_bodies_total",
+    "counter",
+    "Requests that were routed by load because their body was not read, by reason: costly_body (reading it would hold up all other "
+    "requests), encoded_body (compressed), partial_body and body_not_seen (the data plane did not hand over all of it).",
+    ("reason",),
+)
 PICKS: Final = Spec(
     "epp_picks_total",
     "counter",
@@ -138,7 +145,17 @@ LOOP_LAG: Final = Spec(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )
 EVENTS: Final = (
-    *(REQUESTS, IN_FLIGHT, PICK_SECONDS, PARSE_SECONDS, PARSED_BYTES, PICKS, PROMPT_TOKENS, MATCHED_TOKENS),
+    *(
+        REQUESTS,
+        IN_FLIGHT,
+        PICK_SECONDS,
+        PARSE_SECONDS,
+        PARSED_BYTES,
+        UNREAD_BODIES,
+        PICKS,
+        PROMPT_TOKENS,
+        MATCHED_TOKENS,
+    ),
     *(
         SAMPLED_PREDICTED,
         SAMPLED_CACHED,

@@ -49,6 +49,7 @@ class Metrics:
         self._unix_clock = unix_clock
         self.registry = registry = CollectorRegistry()
         self._requests = _Children(_counter(catalog.REQUESTS, registry).labels)
+        self._unread = _Children(_counter(catalog.UNREAD_BODIES, registry).labels)
         self._refused = _Children(_counter(catalog.REFUSED, registry).labels)
         self._protocol_errors = _Children(_counter(catalog.PROTOCOL_ERRORS, registry).labels)
         self._reloads = _Children(_counter(catalog.RELOADS, registry).labels)
@@ -87,6 +88,8 @@ class Metrics:
         self._matched_tokens.value += decision.matched_tokens
         key = (decision.chosen, decision.reason)
         self._picks[key] = self._picks.get(key, 0) + 1
+        if decision.unread:
+            self._unread[decision.unread,].inc()
         if decision.dry_run is not None:
             self._dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()].inc()
         self._decisions.add(decision)

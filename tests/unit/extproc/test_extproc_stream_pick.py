@@ -17,7 +17,7 @@ from epp.extproc.events import (
 )
 from epp.extproc.response import StreamSettings
 from epp.policy import Cost, Load
-from epp.types import Address
+from epp.types import Address, Endpoint, EndpointName
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,
@@ -55,12 +55,35 @@ def test_a_partial_body_that_was_cut_is_routed_by_load(bench: Bench) -> None:
     actions = run(bench.stream(), head(PARTIAL), RequestBody(BODY[:200], end_of_stream=False))
     assert len(routed(actions)) == 1
     assert bench.seen.picks[0].decision.kind == "other"
+    assert bench.seen.picks[0].decision.unread == "partial_body"
+
+
+def test_a_body_that_would_take_too_long_is_routed_by_load_to_a_server_of_its_model(bench: Bench) -> None:
+    body = b'{"model":"sql","prompt":[' + b"[]," * 200_000 + b"[]]}"
+    endpoints = [
+        Endpoint(name=EndpointName("a"), address=A, model="chat"),
+        Endpoint(name=EndpointName("b"), address=B, model="sql"),
+    ]
+    bench.picker.set_endpoints(endpoints, now=0.0)
+    [answer] = routed(run(bench.stream(), head(BUFFERED), RequestBody(body, end_of_stream=True)))
+    decision = bench.seen.picks[0].decision
+    assert (decision.unread, decision.kind, decision.prompt_chunks) == ("costly_body", "completions", 0)
+    assert answer.destination == str(B)
+    assert "unread=costly_body" in bench.seen.picks[0].explanation
+
+
+@pytest.mark.parametrize(("modes", "unread"), [(NONE, "body_not_seen"), (STREAMED, "body_not_seen")])
+def test_a_body_that_comes_after_the_pick_is_told_as_unseen(bench: Bench, modes: Modes, unread: str) -> None:
+    run(bench.stream(), head(modes))
+    run(bench.stream(), head(modes, end=True))
+    assert [pick.decision.unread for pick in bench.seen.picks] == [unread, ""]
 
 
 def test_a_compressed_body_is_routed_by_load(bench: Bench) -> None:
     event = RequestHeaders(((":path", "/v1/completions"), ("Content-Encoding", "gzip")), modes=BUFFERED)
     run(bench.stream(), event, RequestBody(b"\x1f\x8b\x08", end_of_stream=True))
     assert bench.seen.picks[0].decision.kind == "other"
+    assert bench.seen.picks[0].decision.unread == "encoded_body"
 
 
 @pytest.mark.parametrize(

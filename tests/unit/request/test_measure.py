@@ -51,6 +51,19 @@ def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
     assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=900) == PromptSize(900)
 
 
+def test_a_large_body_that_could_not_be_read_counts_for_no_more_than_a_long_prompt() -> None:
+    assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=32_000_000) == PromptSize(256 * 1024)
+
+
+def test_an_upload_counts_as_one_thing_whatever_its_size() -> None:
+    form = b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + bytes(20_000_000)
+    uploaded = parse_request("/v1/audio/transcriptions", form)
+    size = prompt_size(uploaded, body_bytes=len(form))
+    assert (size.text_bytes, size.opaque) == (4096, 1)
+    asked = parse_request("/v1/rerank", b'{"model":"m","query":"foxes"}')
+    assert prompt_size(asked, body_bytes=9000) == PromptSize(9000)
+
+
 def test_pictures_are_counted_each() -> None:
     part = '{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}'
     parts = ",".join(part % (name * 300) for name in "AB")

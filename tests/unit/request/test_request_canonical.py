@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from epp.errors import BadRequestError
 from epp.request.parse import parse_request
 from epp.types import ApiKind, InferenceRequest
 
@@ -127,12 +126,13 @@ def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
     assert len({prompt("sunny", 1), prompt("sunny", 2), prompt("rain", 1), prompt(None, 1)}) == 4
 
 
-def test_tool_results_nested_without_end_are_refused() -> None:
-    part = '{"type":"tool_result","content":['
-    body = '{"model":"m","messages":[{"role":"user","content":[' + part * 400 + "]}" * 400 + "]}]}"
-    with pytest.raises(BadRequestError) as caught:
-        parse_request(MESSAGES, body.encode())
-    assert caught.value.reason == "bad_json"
+def test_a_tool_result_within_a_tool_result_is_told_apart_by_hash() -> None:
+    def nested(text: str) -> bytes:
+        inner = {"type": "tool_result", "content": [{"type": "text", "text": text}]}
+        return chat([{"type": "tool_result", "content": [inner]}])
+
+    assert nested("a") != nested("b")
+    assert len(nested("a" * 9000)) < 100
 
 
 def test_anthropic_system_stands_between_tools_and_messages() -> None:

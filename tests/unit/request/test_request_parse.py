@@ -75,7 +75,8 @@ def test_an_empty_body_is_routed_by_load_and_never_an_error(path: str) -> None:
     ],
 )
 def test_whatever_comes_on_an_unknown_path_passes_without_a_model(body: bytes) -> None:
-    assert parse_request("/v1/audio/transcriptions", body) == InferenceRequest(kind=ApiKind.OTHER)
+    read = parse_request("/v1/audio/transcriptions", body)
+    assert (read.kind, read.model, read.prompt, read.unread) == (ApiKind.OTHER, "", b"", "")
 
 
 # Refusals say what to fix
@@ -92,8 +93,8 @@ def test_whatever_comes_on_an_unknown_path_passes_without_a_model(body: bytes) -
         (b"[]", "bad_json"),
         (b'"text"', "bad_json"),
         (b'{"model":"caf\xe9"}', "bad_json"),
-        (b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad_json"),
-        (b'{"model":"m","x":' + b'{"a":' * 100_000, "bad_json"),
+        (b'{"model":"m","x":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad_json"),
+        (b'{"model":"m","x":' + b'{"a":' * 5_000, "bad_json"),
         (b"{}", "no_model"),
         (b'{"model":""}', "no_model"),
         (b'{"model":null}', "no_model"),

@@ -101,6 +101,14 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     assert shown.ring.get("r1") is made.decision
 
 
+def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown) -> None:
+    for reason in ("", "costly_body", "costly_body"):
+        made = pick()
+        made.decision.unread = reason
+        shown.metrics.picked(made, seconds=0.0)
+    assert shown.samples("epp_unread_bodies_total") == {("costly_body",): 2}
+
+
 def test_fine_times_fall_into_fine_buckets(shown: Shown) -> None:
     shown.metrics.parsed(seconds=0.00003, size_bytes=1)
     buckets = shown.samples("epp_parse_seconds_bucket")

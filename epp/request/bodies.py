@@ -1,0 +1,124 @@
+"""What is decoded of each API's body: the fields that routing reads, most of them left as the JSON that was sent.
+
+A field that is decoded here costs what its JSON costs, however often it comes; one that stays `Raw` costs a pass over its bytes.
+Called by `parse`.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from epp.request.canonical import NO_RAW
+
+
+class _StreamOptions(Struct, gc=False):
+    include_usage: bool | None = None
+
+
+class AnyBody(Struct, gc=False):
+    model: Raw = NO_RAW
+    cache_salt: Raw = NO_RAW
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
+class Message(Struct, gc=False):
+    role: Raw
+    content: Raw = NO_RAW
+    name: Raw = NO_RAW
+    tool_call_id: Raw = NO_RAW
+    tool_calls: Raw = NO_RAW
+    function_call: Raw = NO_RAW
+
+
+class Chat(AnyBody, gc=False):
+    messages: list[Message] | None = None
+    tools: Raw = NO_RAW
+    chat_template: Raw = NO_RAW
+    chat_template_kwargs: Raw = NO_RAW
+    documents: Raw = NO_RAW
+    reasoning_effort: Raw = NO_RAW
+    add_special_tokens: Raw = NO_RAW
+    truncate_prompt_tokens: Raw = NO_RAW
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class Completions(AnyBody, gc=False):
+    prompt: Raw = NO_RAW
+    prompt_embeds: Raw = NO_RAW
+    add_special_tokens: Raw = NO_RAW
+    truncate_prompt_tokens: Raw = NO_RAW
+    max_tokens: int | None = None
+
+
+class Embeddings(AnyBody, gc=False):
+    input: Raw = NO_RAW
+    messages: list[Message] | None = None
+
+
+class Responses(AnyBody, gc=False):
+    input: Raw = NO_RAW
+    instructions: Raw = NO_RAW
+    tools: Raw = NO_RAW
+    previous_response_id: Raw = NO_RAW
+    max_output_tokens: int | None = None
+
+
+class Messages(AnyBody, gc=False):
+    messages: list[Message] | None = None
+    system: Raw = NO_RAW
+    tools: Raw = NO_RAW
+    max_tokens: int | None = None
+
+
+class Other(Struct, gc=False):
+    model: Raw = NO_RAW
+
+
+_B = TypeVar("_B", bound=AnyBody)
+
+
+def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
+    # Not strict: 16.0 and "16" are 16 and 1 is true to the model servers; a string field still takes only strings.
+    return msgspec.json.Decoder(body, strict=False)
+
+
+class Shaping:
+    """Fields that change what the server makes of the prompt, but for what they do at its end."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._values = attrgetter(*names)
+        self._none = (NO_RAW,) * len(names)
+
+    def sent(self, body: AnyBody) -> bytes:
+        """Those that are there, as they were sent: a JSON object, or nothing, as with nearly every request."""
+        values = self._values(body)
+        if values == self._none:
+            return b""
+        return msgspec.json.encode(
+            {name: raw for name, raw in zip(self._names, values, strict=True) if raw is not NO_RAW}
+        )
+
+
+SHAPING_COMPLETIONS: Final = Shaping("add_special_tokens", "truncate_prompt_tokens")
+SHAPING_CHAT: Final = Shaping(
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+)
+
+DECODE_CHAT: Final = _decoder(Chat)
+DECODE_COMPLETIONS: Final = _decoder(Completions)
+DECODE_EMBEDDINGS: Final = _decoder(Embeddings)
+DECODE_RESPONSES: Final = _decoder(Responses)
+DECODE_MESSAGES: Final = _decoder(Messages)
+DECODE_OTHER: Final = msgspec.json.Decoder(Other)

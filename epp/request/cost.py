@@ -1,0 +1,107 @@
+"""How much work a body makes, told before anything is decoded: a body that would take too long is not read at all.
+
+A JSON decoder takes a hundred times as long for a body of brackets as for a text of the same size, and a hundred times as much
+memory. So one pass over the bytes counts what the body holds, and an estimate in nanoseconds follows from the counts. A body
+is read if the estimate is within ten times what plain text of its size takes, and within what the event loop may be held for. The
+work of `parse` for one thing that is counted here must stay within the price of that thing (tests/property/request/test_request_cost.py).
+
+The prices are of a core of 2024; they are the same on every machine, so that a body is read by every replica or by none.
+Pure. Called by `parse`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from epp.request import jsontext
+
+PLAIN_NS: Final = 0.6
+"""Of one byte of plain text, all the way to the chain of hashes."""
+_FLOOR_NS: Final = 1_000_000
+"""What a request may cost however short it is: to carry it costs the picker nearly as much."""
+_TIMES_PLAIN: Final = 10
+_LONGEST_NS: Final = 12_000_000
+"""Leaves a margin of two fifths to the 20 ms that nothing may hold the loop for."""
+
+_BYTE_NS: Final = 1.0 if jsontext.COMPILED else 3.0
+_UNIT_NS: Final = 25 if jsontext.COMPILED else 60
+"""Of each string, list, object and comma: three passes of the decoder; or without C a number of Python."""
+_CONTAINER_NS: Final = 1200
+"""Of a message, a part of its content, a prompt of a batch: what becomes an object of Python."""
+_ITEM_NS: Final = 150
+"""Of each string in them, and of a number where a part should be."""
+_ESCAPE_NS: Final = 10
+
+_MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
+"""Counting stops here; a body with so many is too costly whatever else is in it."""
+
+
+class Weight(Struct, frozen=True):
+    """What there is to do in a body. Counting stops where the body is too costly already."""
+
+    size_bytes: int
+    units: int
+    """Strings, lists, objects and commas."""
+    containers: int = 0
+    """Lists and objects that `parse` renders, at most."""
+    items: int = 0
+    """Strings in them, and numbers that stand where a part should be, at most."""
+    escapes: int = 0
+    model: bytes = b""
+    """The value of the body's `model`, as JSON, where it was seen and is no longer than a name may be."""
+
+    @property
+    def estimate_ns(self) -> float:
+        return (
+            self.size_bytes * _BYTE_NS
+            + self.units * _UNIT_NS
+            + self.containers * _CONTAINER_NS
+            + self.items * _ITEM_NS
+            + self.escapes * _ESCAPE_NS
+        )
+
+    @property
+    def too_costly(self) -> bool:
+        allowed = min(_FLOOR_NS + _TIMES_PLAIN * PLAIN_NS * self.size_bytes, _LONGEST_NS)
+        return self.estimate_ns > allowed
+
+
+_MOST_MODEL_BYTES: Final = 8192
+
+
+def weigh(body: bytes | memoryview) -> Weight:
+    """One pass, of a tenth of a nanosecond for each byte of text and three for each byte of anything else."""
+    if not jsontext.COMPILED:
+        return _weighed_without_c(body)
+    units, containers, items, escapes, start, end = jsontext.weigh(body, _MOST_UNITS)
+    named = 0 <= start < end <= start + _MOST_MODEL_BYTES
+    return Weight(
+        size_bytes=len(body),
+        units=units,
+        containers=containers,
+        items=items,
+        escapes=escapes,
+        model=bytes(body[start:end]) if named else b"",
+    )
+
+
+def _weighed_without_c(given: bytes | memoryview) -> Weight:
+    """The same from whole-body searches: everything counts as rendered, for they do not tell how deep a thing is."""
+    if len(given) * _BYTE_NS > _LONGEST_NS:
+        return Weight(size_bytes=len(given), units=0)
+    body = bytes(given)
+    quotes, escapes = body.count(b'"'), body.count(b"\\")
+    if quotes + escapes > _MOST_UNITS:
+        return Weight(size_bytes=len(body), units=quotes + escapes)
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
+    outside = b"".join(bare.split(b'"')[::2])
+    containers, items = outside.count(b"{") + outside.count(b"["), quotes // 2
+    return Weight(
+        size_bytes=len(body),
+        units=items + containers + outside.count(b","),
+        containers=containers,
+        items=items,
+        escapes=escapes,
+    )

@@ -1,0 +1,58 @@
+"""The prompts of completions and embeddings: a text, token ids, or a batch of either. Called by `parse`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import MsgspecError, Raw, Struct
+
+from epp.request.canonical import bad_field, first_item, items_of
+from epp.request.jsontext import first_byte, text_bytes, token_bytes
+
+_QUOTE, _LIST = ord('"'), ord("[")
+_NUMBERS: Final = b"-0123456789"
+_EXPECTED: Final = "must be a string, a list of strings, or token ids"
+_ONE_TYPE: Final = "must hold prompts of one type: all strings, all token ids, or all lists of token ids"
+
+
+class Prompts(Struct, frozen=True):
+    first: bytes
+    """Matched against what servers hold."""
+    more_bytes: int = 0
+    """Size of all the others."""
+    token_ids: bool = False
+
+
+def read_prompts(raw: Raw, *, where: str) -> Prompts | None:
+    """What a `prompt` or `input` holds; None: an empty list. BadRequestError, or the decoder's, where it is none of these."""
+    text = text_bytes(raw)
+    if text is not None:
+        return Prompts(text)
+    items = first_item(raw) if first_byte(raw) == _LIST else 0
+    if items and items in _NUMBERS:
+        return Prompts(_tokens(raw, where=where), token_ids=True)
+    prompts = items_of(raw, where=where, expected=_EXPECTED)
+    if not prompts:
+        return None
+    kind = first_byte(prompts[0])
+    if kind not in (_QUOTE, _LIST):
+        raise bad_field(f"{where}[0]", _EXPECTED)
+    if any(first_byte(prompt) != kind for prompt in prompts):
+        raise bad_field(where, _ONE_TYPE)
+    if kind == _QUOTE:
+        sizes = [len(text_bytes(prompt) or b"") for prompt in prompts]
+        return Prompts(text_bytes(prompts[0]) or b"", sum(sizes) - sizes[0])
+    first = _tokens(prompts[0], where=f"{where}[0]")
+    more = sum(len(_tokens(prompt, where=f"{where}[{n}]")) for n, prompt in enumerate(prompts[1:], 1))
+    return Prompts(first, more, token_ids=True)
+
+
+def _tokens(raw: Raw, *, where: str) -> bytes:
+    if bytes(raw) == b"[]":
+        return b""
+    try:
+        return token_bytes(raw)
+    except OverflowError:
+        raise bad_field(where, "holds a token id out of range (0 to 4294967295)") from None
+    except MsgspecError:
+        raise bad_field(where, "must hold prompts of one type: all strings, or all token ids") from None

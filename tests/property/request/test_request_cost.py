@@ -1,0 +1,187 @@
+"""No body costs more than ten times plain text of its size, in time and in memory, however it is made.
+
+A fuzzer for cost: it does not look for exceptions but for the most CPU and memory that a byte can cause. Time is this thread's CPU
+time, the least of several, compared to what plain text took in the same moment, with room for a busy machine: what is looked for is
+a hundred times dearer. PREFIX_GATEWAY_COST_ROUNDS=20000 hunts for longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from epp.errors import BadRequestError
+from epp.request import jsontext
+from epp.request.cost import weigh
+from epp.request.parse import COSTLY, parse_request
+from tests.harness.hostile_bodies import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Shape,
+    every_shape,
+    plain,
+    shapes,
+)
+
+ROUNDS = int(os.environ.get("PREFIX_GATEWAY_COST_ROUNDS", "1500"))
+SIZES = (3_000, 30_000, 200_000)
+LARGEST = 33_000_000
+
+FLOOR_NS = 1_000_000
+"""Of any request, as in epp/request/cost.py: to carry it costs as much."""
+TIMES_PLAIN = 10
+SLACK = 4
+"""A busy machine, and prices that are no measurements."""
+
+WORST = [
+    # Seen in a review: 368 ms, 66, 62 and 50 for 400 KB, where plain text took 0.32.
+    Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[{"type":"x","x":[', "1e-310,", "0]}]}]}"),
+    Shape("/v1/embeddings", '{"model":"m","input":[', "[],", "[0]]}"),
+    Shape(COMPLETIONS, '{"model":"m","prompt":[', "1,", "0]}"),
+    Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":""},', '{"text":""}]}]}'),
+    # Found by this fuzzer while the counting was written.
+    Shape(RESPONSES, '{"model":"m","input":[{"role":"user","content":[', "0,", '""]}]}'),
+    Shape(CHAT, '{"model":"m","messages":[{"role":"\\ud800","content":"', "😀", '"}]}'),
+    Shape(MESSAGES, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"x","b":0,"a":0},', '""]}]}'),
+    Shape(COMPLETIONS, '{"model":"m","prompt":["",', '"中",', '""]}'),
+    Shape(COMPLETIONS, '{"model":"m","prompt":', " ", '"x"}'),
+    Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"tool_result","content":[', ""),
+    Shape(CHAT, '{"model":"m","x":', "[", ""),
+]  # fmt: skip
+
+
+def read(path: str, body: bytes) -> str:
+    try:
+        return parse_request(path, body).unread or "read"
+    except BadRequestError as error:
+        return error.reason
+
+
+def cpu_ns(path: str, body: bytes, *, times: int) -> int:
+    def once() -> int:
+        start = time.thread_time_ns()
+        read(path, body)
+        return time.thread_time_ns() - start
+
+    return min(once() for _ in range(times))
+
+
+def too_dear(shape: Shape, size_bytes: int) -> str:
+    """Empty: within its bounds. Measured again and again before it is called dear."""
+    body, text = shape.body(size_bytes), plain(size_bytes)
+    for times in (1, 3, 10, 30):
+        took_ns, text_ns = cpu_ns(shape.path, body, times=times), cpu_ns(CHAT, text, times=times)
+        if took_ns <= SLACK * (FLOOR_NS + TIMES_PLAIN * text_ns):
+            return ""
+    return (
+        f"{took_ns / 1e6:.2f} ms, where plain text takes {text_ns / 1e6:.2f}: {shape} of {size_bytes} bytes"
+    )
+
+
+def random_shapes() -> Iterator[Shape]:
+    return itertools.islice(
+        shapes(random.Random(int(os.environ.get("PREFIX_GATEWAY_COST_SEED", "1")))), ROUNDS
+    )
+
+
+@pytest.mark.parametrize("shape", WORST)
+@pytest.mark.parametrize("size_bytes", [*SIZES, 4_000_000])
+def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: Shape, size_bytes: int) -> None:
+    assert not too_dear(shape, size_bytes)
+
+
+def test_no_piece_in_any_place_of_a_body_costs_more() -> None:
+    assert [dear for shape in every_shape() if (dear := too_dear(shape, 30_000))] == []
+
+
+def test_no_body_that_chance_makes_costs_more() -> None:
+    sizes = itertools.cycle(SIZES)
+    assert [dear for shape in random_shapes() if (dear := too_dear(shape, next(sizes)))] == []
+
+
+@pytest.mark.parametrize("shape", [*WORST, Shape(CHAT, plain(60).decode()[:-3], "a", '"}]}')])
+def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: Shape) -> None:
+    """What may hold the loop for 20 ms is routed by load."""
+    body = shape.body(LARGEST)
+    seen = parse_request(shape.path, body)
+    assert (seen.unread, seen.prompt, seen.model) == (COSTLY, b"", "m")
+    assert cpu_ns(shape.path, body, times=5) < SLACK * 20_000_000
+
+
+def test_a_model_behind_a_long_text_is_known_though_the_body_is_not_read() -> None:
+    body = b'{"messages":[{"role":"user","content":"' + b"a" * LARGEST + b'"}],"model":"sql"}'
+    assert parse_request(CHAT, body).model == "sql"
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+SMALL_CHANGE_BYTES = 4_000_000
+"""What objects of Python take that stand for a few bytes each. Bodies are read one at a time, so it is there once."""
+
+
+@pytest.mark.parametrize("shape", WORST)
+@pytest.mark.parametrize("size_bytes", [1_000_000, 4_000_000])
+def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: Shape, size_bytes: int) -> None:
+    body = shape.body(size_bytes)
+    assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_CHANGE_BYTES
+
+
+def test_no_piece_in_any_place_of_a_body_takes_more_memory() -> None:
+    for shape in every_shape():
+        body = shape.body(1_000_000)
+        peak = len(body) + peak_bytes(lambda: read(shape.path, body))  # noqa: B023 - called at once
+        assert peak < 4 * len(body) + SMALL_CHANGE_BYTES, shape
+
+
+# What real clients send is read.
+
+
+def many_tool_calls(turns: int) -> bytes:
+    """An agent's session: short calls, and results of a kilobyte."""
+    call = '{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read_file","arguments":"{\\"path\\":\\"src/main.py\\",\\"line\\":%d}"}}]}'
+    answer = '{"role":"tool","tool_call_id":"call_%d","content":"' + "def f(x):\\n    return x\\n" * 40 + '"}'
+    said = ",".join(call % (n, n) + "," + answer % n for n in range(turns))
+    return ('{"model":"m","messages":[' + said + "]}").encode()
+
+
+def many_tools(count: int) -> bytes:
+    field = '"%s":{"type":"string","description":"What the tool should look at, in a few words."}'
+    fields = ",".join(field % name for name in ("path", "query", "limit", "format", "language", "encoding"))
+    tool = '{"type":"function","function":{"name":"tool_%d","description":"Does a thing.","parameters":{"type":"object","properties":{' + fields + '},"required":["path"]}}}'  # fmt: skip
+    tools = ",".join(tool % n for n in range(count))
+    return ('{"model":"m","tools":[' + tools + '],"messages":[{"role":"user","content":"hi"}]}').encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, many_tool_calls(20)),
+        (CHAT, many_tool_calls(1000)),
+        (CHAT, many_tools(10)),
+        (CHAT, many_tools(1000)),
+        (CHAT, plain(8_000_000)),
+        (CHAT, b'{"model":"m","messages":[' + b'{"role":"user","content":"yes, do that"},' * 500 + b'{"role":"user"}]}'),
+        (COMPLETIONS, b'{"model":"m","prompt":[' + b"12345, " * 200_000 + b"1]}"),
+        ("/v1/embeddings", b'{"model":"m","input":[' + b'"a passage of text, some hundred letters long, as they are sent to be embedded, about this and that",' * 2048 + b'"end"]}'),
+    ],
+    ids=["calls", "many calls", "tools", "many tools", "8 MB", "short turns", "ids", "batch"],
+)  # fmt: skip
+@pytest.mark.skipif(not jsontext.COMPILED, reason="without C fewer bodies are read")
+def test_what_real_clients_send_is_read(path: str, body: bytes) -> None:
+    assert read(path, body) == "read", weigh(body)
