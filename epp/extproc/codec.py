@@ -121,6 +121,10 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     rest = data[body_end:end]
     if body_end > end or rest not in (b"", b"\x10\x00", b"\x10\x01"):
         return None
+    if end < len(data):
+        around = _around(data[end:])
+        if around is None or around[2] is not None:
+            return None
     end_of_stream = rest == b"\x10\x01"
     if data[0] == _REQUEST_BODY_TAG:
         return RequestBody(memoryview(data)[body_start:body_end], end_of_stream)
