@@ -37,8 +37,9 @@ class Candidate(Struct, frozen=True):
     uncached_tokens: int
     backlog_tokens: int
     in_flight: int
-    waiting: int
-    kv_usage: float
+    waiting: int | None
+    """None: the metrics are stale, or there are none; so for `kv_usage`."""
+    kv_usage: float | None
     prefill_tokens_per_s: float
     score_s: float
     """Predicted cost in seconds, the least wins; 0 where the rule does not score."""

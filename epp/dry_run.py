@@ -9,15 +9,13 @@ Called by `picker`, only while there is one.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 
-from epp.choosing import Chooser
 from epp.decision import WouldPick
-from epp.endpoints.state import EndpointState
 from epp.errors import SaturatedError
 from epp.policy import Policy
+from epp.scheduling.schedule import Request, Scheduler
+from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointName
-from epp.views import views_of
 
 
 class DryRun:
@@ -26,7 +24,7 @@ class DryRun:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._rng = random.Random()
-        self._chooser = Chooser(policy, self._rng)
+        self._scheduler = Scheduler(policy.spec, self._rng)
         self.picks = 0
         self.agreed = 0
 
@@ -34,33 +32,18 @@ class DryRun:
         """Draw the numbers that `rng` is about to draw. Before the policy in force ranks."""
         self._rng.setstate(rng.getstate())
 
-    def choose(
-        self,
-        states: Sequence[EndpointState],
-        cached: Mapping[EndpointName, int],
-        *,
-        chosen: EndpointName,
-        prompt_tokens: int,
-        adapter: str,
-        session: str,
-        now: float,
-    ) -> WouldPick:
-        """What it would pick of `states`, where the policy in force picks `chosen`. cached: tokens that they hold."""
-        spec = self.policy.spec
-        views = views_of(states, cached, prompt_tokens, adapter=adapter, spec=spec, now=now)
+    def choose(self, request: Request, snapshot: Snapshot, *, chosen: EndpointName) -> WouldPick:
+        """What it would pick of the candidates, where the policy in force picks `chosen`. snapshot: by this policy's spec."""
         try:
-            ordered, reason = self._chooser.order(
-                views, prompt_tokens=prompt_tokens, session=session, adapter=adapter
-            )
-            name = ordered[0].name
+            choice = self._scheduler.schedule(request, snapshot)
+            name, reason = snapshot.name(choice.places[0]), choice.reason
         except SaturatedError:
             name, reason = EndpointName(""), "saturated"
         agrees = name == chosen
         self.picks += 1
         self.agreed += agrees
-        return WouldPick(
-            policy=self.policy.metadata.name, rule=spec.rule, chosen=name, reason=reason, agrees=agrees
-        )
+        metadata, spec = self.policy.metadata, self.policy.spec
+        return WouldPick(policy=metadata.name, rule=spec.rule, chosen=name, reason=reason, agrees=agrees)
 
     def check_integrity(self) -> None:
         assert 0 <= self.agreed <= self.picks

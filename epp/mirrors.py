@@ -6,9 +6,10 @@ its only caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from epp.endpoints.cache_size import CacheSize
@@ -22,6 +23,7 @@ from epp.prefix.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
 from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
+from epp.scheduling.snapshot import Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
 _STATED_SPAN = 1.25
@@ -46,6 +48,28 @@ class Prompt(Struct, frozen=True):
     """Its size says something of the tokenizer: it is neither token ids nor a body that could not be read."""
 
 
+class Slots:
+    """From the bits of the table's masks to the slots of the fleet. A server that has no slot goes to the one behind the last."""
+
+    def __init__(self, names: Sequence[EndpointName], bits: Mapping[EndpointName, int]) -> None:
+        self._names = names
+        slot_of = {name: slot for slot, name in enumerate(names)}
+        self._by_bit: Ints = np.full(max(bits.values(), default=-1) + 1, len(names), dtype=np.int64)
+        for name, bit in bits.items():
+            self._by_bit[bit] = slot_of.get(name, len(names))
+        self._slots: list[int] = self._by_bit.tolist()
+
+    def of(self, mask: int) -> int | Ints:
+        """Slots of the servers in a mask; as a number where there is one."""
+        if not mask & (mask - 1):  # as of most prompts
+            return self._slots[mask.bit_length() - 1]
+        as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
+        return self._by_bit[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
+
+    def name(self, slot: int) -> EndpointName:
+        return self._names[slot] if slot < len(self._names) else EndpointName("")
+
+
 class Mirrors:
     def __init__(self, spec: PolicySpec) -> None:
         self._spec = spec
@@ -54,6 +78,7 @@ class Mirrors:
         self._roots = Roots(self.schedule)
         self.table = self._new_table()
         """Another one once chunks are cut differently."""
+        self._slots = Slots((), {})
         self._known_bytes: dict[EndpointName, int] = {}
         """By their own account, of servers whose events are followed."""
         self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
@@ -179,15 +204,39 @@ class Mirrors:
         tokens = self.learned(base_model).tokens.tokens(size)
         return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
 
-    def held_tokens(self, prompt: Prompt) -> dict[EndpointName, float]:
-        """Leading tokens of the prompt that each server is believed to hold; servers that hold none are left out."""
-        matches = self.table.match(prompt.chain) if prompt.chain else {}
+    def cached_tokens(self, prompt: Prompt, block_tokens: Ints) -> Floats:
+        """Tokens of the prompt that each server would take from its cache, by slot: whole blocks, never all of them.
+
+        A server computes at least the last token, to have something to sample from. block_tokens: by slot, with one more at the
+        end for servers that have none.
+        """
+        cached = np.zeros(len(block_tokens))
+        if not prompt.chain:
+            return cached[:-1]
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        if self.slower:
-            return {
-                name: self.worth_bytes(name, prompt.chain, n) * tokens_per_byte for name, n in matches.items()
-            }
-        return {name: self.schedule.end_bytes(n) * tokens_per_byte for name, n in matches.items()}
+        for mask, chunks in self.table.holders(prompt.chain):
+            slots = self._slots.of(mask)
+            if self.slower:
+                self._fill_by_tier(cached, slots, prompt, chunks, block_tokens)
+                continue
+            tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
+            block = block_tokens[slots]
+            cached[slots] = tokens // block * block
+        return cached[:-1]
+
+    def _fill_by_tier(
+        self, cached: Floats, slots: int | Ints, prompt: Prompt, chunks: int, block_tokens: Ints
+    ) -> None:
+        """`cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
+        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        for slot in np.atleast_1d(slots).tolist():
+            worth_bytes = self.worth_bytes(self._slots.name(slot), prompt.chain, chunks)
+            block = block_tokens[slot]
+            cached[slot] = _most_cached(worth_bytes * tokens_per_byte, prompt) // block * block
+
+    def align(self, names: Sequence[EndpointName]) -> None:
+        """The servers in the fleet's slots, after any of them came or went, or the table was started anew."""
+        self._slots = Slots(names, self.table.bits())
 
     def record(
         self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
@@ -265,6 +314,10 @@ class Mirrors:
     def _outgrown(self, state: EndpointState) -> bool:
         """The server says that it holds more than its cache was thought to have room for."""
         return self._known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
+
+
+def _most_cached(held_tokens: float, prompt: Prompt) -> int:
+    return max(0, min(int(held_tokens), prompt.tokens - 1))
 
 
 def _schedule(spec: PolicySpec) -> ChunkSchedule:

@@ -14,8 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from epp.choosing import Chooser, prescribed
-from epp.decision import Decision, Pick, PickRequest, WouldPick
+from epp.decision import Decision, Pick, PickRequest
 from epp.dry_run import DryRun
 from epp.endpoints.absent import Absent
 from epp.endpoints.backlog import Booking
@@ -29,10 +28,11 @@ from epp.policy import Policy, PolicySpec
 from epp.prefix.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.residency import Finding, RoutedQueue
-from epp.scheduling.candidates import View
+from epp.scheduling.record import decision_of
+from epp.scheduling.schedule import Request as Asked
+from epp.scheduling.schedule import Scheduler
 from epp.ticket import Ticket, own
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.views import cached_tokens, decision_of, views_of
 
 Outcome = Literal["ended", "aborted", "failed"]
 
@@ -91,6 +91,7 @@ class Picker:
         self._apply(policy)
         if not self._mirrors.apply(policy.spec, self._fleet.states()):
             self._absent.clear()
+            self._align()
 
     @property
     def dry_run(self) -> DryRun | None:
@@ -119,6 +120,7 @@ class Picker:
             if same is not None:
                 self.table.drop_endpoint(name)
             self._mirrors.add(state)
+        self._align()
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape; None: it failed."""
@@ -171,30 +173,44 @@ class Picker:
 
     def pick(self, request: PickRequest, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        inference = request.inference
-        adapter = self._fleet.adapter(inference.model) if inference.model else ""
-        states = self._fleet.candidates(
-            inference.model, subset=request.subset, failures_to_eject=self._spec.scrape.failures_to_eject
-        )
-        prompt = self._mirrors.prompt(
-            inference, base_model=states[0].endpoint.model, body_bytes=request.body_bytes
-        )
+        inference, fleet, spec = request.inference, self._fleet, self._spec
         # No await from here to the booking, nor anywhere in this module: the state that is scored is the state booked.
-        ordered, reason, would_pick = self._rank(
-            states, request=request, prompt=prompt, adapter=adapter, now=now
+        adapter = fleet.adapter(inference.model) if inference.model else ""
+        slots = fleet.candidates(
+            inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
         )
-        decision = decision_of(
-            ordered,
-            request=request,
+        snapshot = fleet.snapshot(slots, adapter=adapter, spec=spec, now=now)
+        prompt = self._mirrors.prompt(
+            inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
+        )
+        asked = Asked(
             prompt_tokens=prompt.tokens,
+            cached_tokens=snapshot.of(self._mirrors.cached_tokens(prompt, fleet.columns.block_tokens)),
+            session=request.session,
+            prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
+        )
+        tried = self._dry_run
+        if tried is not None:
+            tried.follow(self._rng)
+        choice = self._scheduler.schedule(asked, snapshot)
+        would_pick = None
+        if tried is not None:
+            as_tried = fleet.snapshot(slots, adapter=adapter, spec=tried.policy.spec, now=now)
+            asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session)
+            would_pick = tried.choose(asked_too, as_tried, chosen=snapshot.name(choice.places[0]))
+        decision = decision_of(
+            choice,
+            snapshot,
+            asked,
+            request=request,
             prompt_chunks=len(prompt.chain),
             adapter=adapter,
             policy=self._policy,
-            reason=reason,
             would_pick=would_pick,
             at_unix_s=now + self._unix_offset_s,
         )
-        ticket = self._book(ordered[0], decision, prompt=prompt, inference=inference, now=now)
+        state = fleet.in_slot(slots[choice.places[0]])
+        ticket = self._book(state, decision, prompt=prompt, inference=inference, now=now)
         if self._journal is not None:
             self._journal.append(("began", now, ticket))
         return ticket
@@ -282,62 +298,30 @@ class Picker:
     def _apply(self, policy: Policy) -> None:
         self._policy = policy
         self._spec: PolicySpec = policy.spec
-        self._chooser = Chooser(policy, self._rng)
+        self._scheduler = Scheduler(policy.spec, self._rng)
+
+    def _align(self) -> None:
+        """Servers have come or gone: the table's bits mean other slots now."""
+        self._mirrors.align(self._fleet.columns.roster.names)
 
     def _state(self, name: EndpointName) -> EndpointState:
         state = self._fleet.get(name)
         assert state is not None, "asked for an endpoint that the fleet does not hold"
         return state
 
-    def _cached(self, prompt: Prompt) -> dict[EndpointName, int]:
-        """Tokens of the prompt that an endpoint would take from its cache; of a hundred few hold any."""
-        cached = {}
-        for name, tokens in self._mirrors.held_tokens(prompt).items():
-            state = self._fleet.get(name)
-            if state is not None:
-                cached[name] = cached_tokens(state, tokens, prompt.tokens)
-        return cached
-
-    def _rank(
-        self,
-        states: Sequence[EndpointState],
-        *,
-        request: PickRequest,
-        prompt: Prompt,
-        adapter: str,
-        now: float,
-    ) -> tuple[list[View], str, WouldPick | None]:
-        """All views, best first, the left-out last; the reason of the choice; and what a policy in dry run would have picked."""
-        cached = self._cached(prompt)
-        views = views_of(states, cached, prompt.tokens, adapter=adapter, spec=self._spec, now=now)
-        tried = self._dry_run
-        if tried is not None:
-            tried.follow(self._rng)
-        ordered, reason = self._chooser.order(
-            views, prompt_tokens=prompt.tokens, session=request.session, adapter=adapter
-        )
-        if request.prescribed:
-            ordered, reason = prescribed(views, request.prescribed), "prescribed"
-        if tried is None:
-            return ordered, reason, None
-        would_pick = tried.choose(
-            states,
-            cached,
-            chosen=ordered[0].name,
-            prompt_tokens=prompt.tokens,
-            adapter=adapter,
-            session=request.session,
-            now=now,
-        )
-        return ordered, reason, would_pick
-
     def _book(
-        self, chosen: View, decision: Decision, *, prompt: Prompt, inference: InferenceRequest, now: float
+        self,
+        state: EndpointState,
+        decision: Decision,
+        *,
+        prompt: Prompt,
+        inference: InferenceRequest,
+        now: float,
     ) -> Ticket:
         """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
-        state = self._state(chosen.name)
-        booking = self._booked(state, prompt, cached=chosen.cached_tokens, adapter=decision.adapter, now=now)
-        recorded = self._mirrors.record(state, prompt, cached_tokens=chosen.cached_tokens, now=now)
+        cached_tokens = decision.matched_tokens
+        booking = self._booked(state, prompt, cached=cached_tokens, adapter=decision.adapter, now=now)
+        recorded = self._mirrors.record(state, prompt, cached_tokens=cached_tokens, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
         ticket = Ticket(
@@ -395,7 +379,8 @@ class Picker:
         ticket.state, ticket.process = state, state.process
         cached = 0
         if self._mirrored(ticket):
-            cached = self._cached(ticket.prompt).get(state.endpoint.name, 0)
+            block_tokens = self._fleet.columns.block_tokens
+            cached = int(self._mirrors.cached_tokens(ticket.prompt, block_tokens)[state.slot])
             ticket.recorded = self.table.record(state.endpoint.name, ticket.chain, now=now)
             ticket.prefix_lost = False
         ticket.booking = self._booked(

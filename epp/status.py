@@ -41,10 +41,10 @@ def status_of(
     spec = picker.policy.spec
     evictions = picker.table.evictions()
     states = list(picker.fleet.states())
-    healthy = set(picker.fleet.healthy(states, failures_to_eject=spec.scrape.failures_to_eject))
+    ready = picker.fleet.ready(failures_to_eject=spec.scrape.failures_to_eject)
     return PickerStatus(
         endpoints=tuple(
-            _endpoint(state, picker, ages, evictions, ready=state in healthy, now=now) for state in states
+            _endpoint(state, picker, ages, evictions, ready=state in ready, now=now) for state in states
         ),
         table_entries=len(picker.table),
         policy=picker.policy.metadata.name,
@@ -111,13 +111,13 @@ def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
     """What a status in the cluster tells of it: less than above, for once a second and a thousand endpoints."""
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
-    healthy = set(picker.fleet.healthy(states, failures_to_eject=scrape.failures_to_eject))
-    ages = scraper.ages(now) if len(healthy) < len(states) else {}
+    ready = picker.fleet.ready(failures_to_eject=scrape.failures_to_eject)
+    ages = scraper.ages(now) if len(ready) < len(states) else {}
     endpoints = []
     for state in states:
         name = state.endpoint.name
         metrics = state.fresh(now=now, stale_after_s=scrape.stale_after_seconds)
-        why_not = "" if state in healthy else (ages[name].error if name in ages else "") or "scrapes fail"
+        why_not = "" if state in ready else (ages[name].error if name in ages else "") or "scrapes fail"
         endpoints.append(
             LiveEndpoint(
                 name,

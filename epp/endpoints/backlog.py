@@ -53,12 +53,15 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._bookings)
 
+    @property
+    def undone(self) -> tuple[float, float]:
+        """Estimate of the tokens still to compute, and when it was made; they drain at the prefill rate from then on."""
+        return self._total - self._drained, self._at
+
     def undone_tokens(self, *, now: float, rate: float) -> float:
         """Estimate of the tokens still to compute, at `rate` tokens a second since the last event."""
-        total = self._total
-        if not total:  # of many endpoints most wait for work
-            return 0.0
-        return max(0.0, total - self._drained - rate * max(0.0, now - self._at))
+        tokens, at = self.undone
+        return max(0.0, tokens - rate * max(0.0, now - at))
 
     def book(self, booking: Booking, *, now: float, rate: float) -> None:
         """Add work. Time before it was idle time: it drains nothing of the new booking."""

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from epp.endpoints.columns import Columns
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.policy import PolicySpec
+from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointName
 
 
@@ -33,8 +35,10 @@ class Fleet:
         # What the source says of models, kept since every pick asks for it; made anew with each list of endpoints.
         self._declared: frozenset[str] = frozenset()
         """Every adapter that some endpoint declares."""
-        self._able: dict[str, list[EndpointState]] = {}
-        """By base model or declared adapter, those that serve it."""
+        self._able: dict[str, list[int]] = {}
+        """By base model or declared adapter, the slots of those that serve it."""
+        self._in_slots: list[EndpointState] = []
+        self._columns = Columns([])
 
     def __len__(self) -> int:
         return len(self._states)
@@ -72,6 +76,8 @@ class Fleet:
                 state.rate = PrefillRate(self._model_rate(endpoint.model, spec=spec))
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
         self._declared = frozenset(a for e in wanted.values() for a in e.adapters)
+        self._in_slots = list(self._states.values())
+        self._columns = Columns(self._in_slots)
         self._able = self._by_model()
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
@@ -85,76 +91,105 @@ class Fleet:
             rate = self._model_rates[model] = ModelRate(start=spec.cost.prefill_tokens_per_second)
         return rate
 
+    # -- for a pick ----------------------------------------------------------------------------------------------
+
     def candidates(
         self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
-    ) -> list[EndpointState]:
-        """Those that may serve a request for `model`, of the addresses in `subset` if there is one. NoEndpointError: none."""
-        states = self.serving(model) if model else list(self._states.values())
-        states = self.healthy(states, failures_to_eject=failures_to_eject)
-        if not states:
+    ) -> Sequence[int]:
+        """Slots of those that may serve a request for `model`, of the addresses in `subset` if there is one.
+
+        NoEndpointError: there are none.
+        """
+        slots = self.serving(model) if model else self._columns.roster.everyone
+        slots = self.healthy(slots, failures_to_eject=failures_to_eject)
+        if not slots:
             raise NoEndpointError(
                 "no model server is ready for this model; check the endpoints file or the InferencePool's pods",
                 reason="no_ready_endpoint",
             )
         if subset is None:
-            return states
-        allowed = [s for s in states if s.endpoint.address in subset]
+            return slots
+        allowed_slots = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
+        allowed = [slot for slot in slots if slot in allowed_slots]
         if not allowed:
             raise NoEndpointError(
                 "none of the endpoints that the data plane allows is ready", reason="subset_empty"
             )
         return allowed
 
-    def healthy(self, states: Sequence[EndpointState], *, failures_to_eject: int) -> list[EndpointState]:
-        """Those of `states` that may be picked.
+    def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
+        """What rules may know of some slots; `adapter`: the one that the request names, if any."""
+        return self._followed().snapshot(
+            slots,
+            adapter=adapter,
+            adapter_slots=spec.lora.slots_per_endpoint,
+            stale_after_s=spec.scrape.stale_after_seconds,
+            now=now,
+        )
+
+    @property
+    def columns(self) -> Columns:
+        """For reading: what every endpoint's state says now, by slot."""
+        return self._followed()
+
+    def in_slot(self, slot: int) -> EndpointState:
+        return self._in_slots[slot]
+
+    def healthy(self, slots: Sequence[int], *, failures_to_eject: int) -> Sequence[int]:
+        """Those of `slots` that may be picked.
 
         When every endpoint's scrapes fail, the scrapes are the likelier fault: all stay, and Envoy's retries sort them.
         """
-        healthy = [s for s in states if s.failures < failures_to_eject]
-        if healthy or any(s.failures < failures_to_eject for s in self._states.values()):
-            return healthy
-        return list(states)
+        failing = self._followed().failing(times=failures_to_eject)
+        if not failing or len(failing) == len(self._states):
+            return slots
+        return [slot for slot in slots if slot not in failing]
+
+    def ready(self, *, failures_to_eject: int) -> set[EndpointState]:
+        """All that may be picked, whatever they serve."""
+        everyone = self._columns.roster.everyone
+        return {self._in_slots[slot] for slot in self.healthy(everyone, failures_to_eject=failures_to_eject)}
 
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
         if model in self._declared:
             return model
-        return model if any(s.endpoint.model != model for s in self._holders(model)) else ""
+        models = self._columns.roster.models
+        return model if any(models[slot] != model for slot in self._followed().holders(model)) else ""
 
-    def serving(self, model: str) -> list[EndpointState]:
-        """Those that can serve `model`, ready or not: as base model or adapter, where any endpoint says so; else all.
+    def serving(self, model: str) -> Sequence[int]:
+        """Slots of those that can serve `model`, ready or not: as base model or adapter, where any endpoint says so; else all.
 
         An adapter that no source declares but a server was seen to hold can be on any server of the same base model:
         having seen it once must not tie it to that server for good.
         """
+        everyone = self._columns.roster.everyone
         able = self._able.get(model, ())
-        if len(able) == len(self._states):
-            return list(able)
-        holders = self._holders(model)
+        if len(able) == len(everyone):
+            return everyone
+        holders = sorted(self._followed().holders(model))
         if able:
-            return [*able, *(s for s in holders if s not in able)]
-        states = list(self._states.values())
-        bases = {s.endpoint.model for s in holders}
-        return [s for s in states if s.endpoint.model in bases] if bases else states
+            declared = set(able)
+            return [*able, *(slot for slot in holders if slot not in declared)]
+        models = self._columns.roster.models
+        bases = {models[slot] for slot in holders}
+        return [slot for slot in everyone if models[slot] in bases] if bases else everyone
 
-    def _holders(self, model: str) -> list[EndpointState]:
-        """Those that were seen to hold the adapter. `EndpointState.has_adapter` written out, at a third of its price."""
-        return [
-            s
-            for s in self._states.values()
-            if model in s.adapters or ((m := s.metrics) is not None and model in m.active_adapters)
-        ]
+    def _followed(self) -> Columns:
+        self._columns.follow()
+        return self._columns
 
-    def _by_model(self) -> dict[str, list[EndpointState]]:
-        able: dict[str, list[EndpointState]] = {}
-        for state in self._states.values():
+    def _by_model(self) -> dict[str, list[int]]:
+        able: dict[str, list[int]] = {}
+        for slot, state in enumerate(self._states.values()):
             for model in state.endpoint.adapters | {state.endpoint.model}:
-                able.setdefault(model, []).append(state)
+                able.setdefault(model, []).append(slot)
         return able
 
     def check_integrity(self) -> None:
         """Assert that the indexes agree and every state is sound."""
         assert set(self._by_address.values()) == set(self._states.values())
+        assert self._in_slots == list(self._states.values())
         assert self._able == self._by_model()
         assert self._declared == {a for s in self._states.values() for a in s.endpoint.adapters}
         for name, state in self._states.items():
@@ -163,6 +198,7 @@ class Fleet:
             assert state.peers_in_flight >= 0
             assert state.failures >= 0
             state.backlog.check_integrity()
+        self._columns.check_integrity()
 
 
 def _process(endpoint: Endpoint) -> tuple[Address, str, str]:

@@ -85,10 +85,10 @@ class ModelRate:
 class PrefillRate:
     """One server's V."""
 
-    __slots__ = ("_foretold_s", "_model", "_taken_s", "slowness")
+    __slots__ = ("_foretold_s", "_taken_s", "model", "slowness")
 
     def __init__(self, model: ModelRate) -> None:
-        self._model = model
+        self.model = model
         self._taken_s = 0.0
         self._foretold_s = 0.0
         self.slowness = 1.0
@@ -96,7 +96,7 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float:
-        return self._model.tokens_per_s / self.slowness
+        return self.model.tokens_per_s / self.slowness
 
     def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, adapter_loads: int = 0) -> None:
         """Two scrapes of this server in a row. adapter_loads: of requests that ended between them."""
@@ -115,7 +115,7 @@ class PrefillRate:
         self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
 
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
-        model = self._model
+        model = self.model
         # The line first: before it has learned anything, the policy's guess would be blamed on whoever is read first.
         model.observe(requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds

@@ -51,6 +51,10 @@ class EndpointState:
     """Requests that ended since the last scrape and whose adapter had to be loaded for them."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters we sent there, by last use; bounded by the server's slots."""
+    slot: int = -1
+    """Its place in the fleet's columns; -1: it is not in the fleet."""
+    changed: set[int] = field(default_factory=set)
+    """Where every change here notes the slot, for the columns."""
 
     @classmethod
     def new(cls, endpoint: Endpoint, *, model_rate: ModelRate, now: float) -> EndpointState:
@@ -66,9 +70,14 @@ class EndpointState:
         metrics = self.metrics
         return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
 
+    @property
+    def known_load(self) -> int:
+        """Requests that this picker and the others have open there."""
+        return self.in_flight + self.peers_in_flight
+
     def load(self, metrics: EndpointMetrics | None) -> int:
         """Requests in flight there: scraped plus picks less ends since; never under what is known to be open."""
-        known = self.in_flight + self.peers_in_flight
+        known = self.known_load
         if metrics is None:
             return known
         scraped = metrics.running + metrics.waiting + self.picks_since_scrape - self.ends_since_scrape
@@ -92,6 +101,7 @@ class EndpointState:
 
         Whether it has to be loaded for that, as far as we know.
         """
+        self.changed.add(self.slot)
         loads = not self.has_adapter(adapter)
         self.adapters[adapter] = now
         self.adapters.move_to_end(adapter)
@@ -101,6 +111,7 @@ class EndpointState:
 
     def observe(self, after: EndpointMetrics, *, now: float) -> None:
         """Take in one good scrape."""
+        self.changed.add(self.slot)
         before, rate = self.metrics, self.rate.tokens_per_s
         if before is not None:
             self.rate.observe(before, after, adapter_loads=self.ended_loads)
@@ -139,16 +150,19 @@ class EndpointState:
 
     def scrape_failed(self, *, now: float) -> None:
         """No page, or none that could be read. Bookings of streams that were let go must not pile up meanwhile."""
+        self.changed.add(self.slot)
         self.failures += 1
         self.backlog.clear_before(now - _LOST_BOOKING_S, now=now, rate=self.rate.tokens_per_s)
 
     def book(self, booking: Booking, *, now: float) -> None:
+        self.changed.add(self.slot)
         self.in_flight += 1
         self.picks_since_scrape += 1
         self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
 
     def release(self, booking: Booking, *, computed: bool, now: float) -> None:
         """The request is over here; computed: the server did its prefill, as far as we know."""
+        self.changed.add(self.slot)
         self.in_flight -= 1
         self.ends_since_scrape += 1
         self.ended_loads += computed and booking.loads
@@ -156,14 +170,17 @@ class EndpointState:
 
     def detach(self) -> None:
         """The stream is let go while the answer runs on: from here on the scrapes count it, and its booking drains."""
+        self.changed.add(self.slot)
         self.in_flight -= 1
 
     def computed(self, booking: Booking, *, now: float) -> None:
         """The request's prefill is done, as far as we know."""
+        self.changed.add(self.slot)
         self.backlog.release(booking, computed=True, now=now, rate=self.rate.tokens_per_s)
 
     def book_peers(self, booking: Booking, *, at: float, now: float) -> None:
         """Another picker sent a request there, at `at` by our clock."""
+        self.changed.add(self.slot)
         self.peers_in_flight += 1
         if self._unseen(at):
             self.picks_since_scrape += 1
@@ -171,12 +188,14 @@ class EndpointState:
 
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
         """It is over there, or the picker that sent it is gone."""
+        self.changed.add(self.slot)
         self.detach_peers(at=at)
         self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach_peers(self, *, at: float) -> None:
         """Another picker no longer knows of its request; the booking drains, and scrapes count it."""
+        self.changed.add(self.slot)
         self.peers_in_flight -= 1
         if self._unseen(at):
             self.ends_since_scrape += 1
@@ -187,6 +206,7 @@ class EndpointState:
 
     def forget_server(self, *, now: float) -> None:
         """Another process serves under this name: metrics, adapters and backlog were the old one's."""
+        self.changed.add(self.slot)
         self.process += 1
         self.cold_at = now
         self.metrics = None

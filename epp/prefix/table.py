@@ -125,14 +125,26 @@ class PrefixTable:
 
     def match(self, chain: Sequence[ChunkHash]) -> dict[EndpointName, int]:
         """Leading chunks of the chain that each server holds; servers that hold none are left out."""
+        return {
+            mirror.name: chunks
+            for holders, chunks in self.holders(chain)
+            for mirror in self._forest.mirrors(holders)
+        }
+
+    def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
+        """The same by what they hold: a mask of `bits`, and the leading chunks that each of its servers holds."""
         runs, covered = self._forest.path(chain)
-        found: dict[EndpointName, int] = {}
+        found = []
         deeper = 0
         for run in reversed(runs):
-            for mirror in self._forest.mirrors(run.holders & ~deeper):
-                found[mirror.name] = covered
+            if run.holders != deeper:
+                found.append((run.holders & ~deeper, covered))
             deeper, covered = run.holders, run.start
         return found
+
+    def bits(self) -> dict[EndpointName, int]:
+        """By server, the number of its bit in the masks of `holders`, as long as servers neither come nor go."""
+        return {name: mirror.bit.bit_length() - 1 for name, mirror in self._mirrors.items()}
 
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
         """The chain is assumed cached on the server from now on. A server that has left meanwhile is ignored."""

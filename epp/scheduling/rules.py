@@ -1,89 +1,175 @@
 """The routing rules: each puts the candidates in order, best first, and says in a word why the first is first.
 
-A rule is one class and one line in `RULES`. Rules keep no reference to endpoints between picks; ties are broken by
-chance, since a fixed order is a bias that feeds itself. Called by `choosing`; `views` shows people the terms of a score.
+A rule is one class and one line in `RULES`; most are one expression over the columns of a snapshot. Rules keep no reference to
+endpoints between picks. Equals are ordered by chance, since a fixed order is a bias that feeds itself. Called by `schedule`.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import xxhash
+from msgspec import Struct
 
-from epp.policy import PolicySpec, RuleName
-from epp.scheduling.candidates import View
+from epp.policy import Cost, PolicySpec, RuleName
+from epp.scheduling.snapshot import Floats, Ints, Snapshot
 
+MOST: int = 10
+"""Candidates that are put in order: enough for every fallback list, and for the record of the decision."""
 _DISPLACING = 2.0
 """Loads that an adapter costs where no slot is free: its own, and that of the one it drops."""
 
 
-class Rule(Protocol):
-    """Order the candidates. `views` is never empty; the result is a permutation of it, and a reason label."""
+_NO_WEIGHTS = {"weight": 0.0, "stall": 0.0, "running_tokens": 0.0}
+Number = TypeVar("Number", Floats, float)
 
+
+class Weighed(Struct, frozen=True, eq=False):
+    """What a rule decides on: one request beside the candidates that it may go to."""
+
+    seen: Snapshot
+    prompt_tokens: int
+    uncached_tokens: Floats
+    """U: prompt tokens that each candidate would have to compute; all of them where a match saves too little to count."""
+    session: str = ""
+    load_s: Floats | None = None
+    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+
+    def narrowed(self, places: Ints) -> Weighed:
+        """The same request beside some of the candidates."""
+        load_s = self.load_s[places] if self.load_s is not None else None
+        uncached = self.uncached_tokens[places]
+        return Weighed(self.seen.narrowed(places), self.prompt_tokens, uncached, self.session, load_s)
+
+
+class Ranked(NamedTuple):
+    """What a rule answers."""
+
+    places: list[int]
+    """Of the best candidates, the best first; `MOST` of them, or all if there are fewer."""
+    reason: str
+    score_s: Floats | None = None
+    """Predicted cost of each candidate in seconds, for rules that foretell it."""
+
+
+class Rule(Protocol):
     gated: ClassVar[bool]
     """Whether the load thresholds narrow the candidates first; the plain rules go without."""
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]: ...
+    def rank(self, weighed: Weighed) -> Ranked: ...
 
 
-def _by_load(views: Sequence[View], rng: random.Random) -> list[View]:
-    return sorted(views, key=lambda v: (v.in_flight, rng.random()))
+def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
+    """Places of the smallest numbers, the smallest first, at most `MOST`. Equals by chance; without `rng` in their order.
+
+    By chance also behind the first: a fixed second would get all that a dead first leaves.
+    """
+    if len(key) <= MOST:
+        few, values = list(range(len(key))), key.tolist()
+    else:
+        edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and not slow where most are equal
+        before, at_edge = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
+        left = MOST - len(before)
+        if rng is not None and len(at_edge) > left:
+            at_edge = at_edge[sorted(rng.sample(range(len(at_edge)), left))]
+        places = np.concatenate((before, at_edge[:left]))
+        places.sort()
+        few, values = places.tolist(), key[places].tolist()
+    chance = rng.random if rng is not None else float
+    drawn = [(value, chance(), place) for value, place in zip(values, few, strict=True)]
+    drawn.sort()
+    return [place for _, _, place in drawn]
 
 
-def _load_s(view: View, *, adapter: str, load_s: float) -> float:
-    """Time that loading the adapter costs; dropping another one for it is paid for when that is loaded again."""
-    if not adapter or view.has_adapter:
-        return 0.0
-    return load_s if view.free_slot else _DISPLACING * load_s
+def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
+    """Time that loading the request's adapter costs each candidate.
+
+    Dropping another adapter for it is paid for when that one is loaded again.
+    """
+    if seen.has_adapter is None or seen.free_slot is None:
+        return None
+    return np.where(seen.has_adapter, 0.0, np.where(seen.free_slot, load_s, _DISPLACING * load_s))
 
 
-def cost_parts_s(view: View, *, spec: PolicySpec, adapter: str) -> dict[str, float]:
-    """The terms of the least-cost score, in seconds, for people to read; their sum is the score."""
-    own_s = view.uncached_tokens / view.rate
-    load_s = _load_s(view, adapter=adapter, load_s=spec.lora.load_seconds)
+def cost_s(
+    undone_tokens: Number | float,
+    uncached_tokens: Number | float,
+    in_flight: Number,
+    rate: Number,
+    load_s: Number | None,
+    *,
+    weight: float,
+    stall: float,
+    running_tokens: float,
+) -> Number:
+    """The least-cost rule: (B + c L) / V + (U / V + T) (w + k L), for columns as for numbers.
+
+    A prompt's prefill, and an adapter's loading (T), delay the request itself and whoever waits behind it (w), and stall the
+    answers that are being written there (k for each request in flight).
+    """
+    own_s = uncached_tokens / rate
+    if load_s is not None:
+        own_s = own_s + load_s
+    return (undone_tokens + running_tokens * in_flight) / rate + own_s * (weight + stall * in_flight)
+
+
+def cost_parts_s(
+    undone_tokens: float,
+    uncached_tokens: float,
+    in_flight: float,
+    rate: float,
+    load_s: float | None,
+    *,
+    cost: Cost,
+) -> dict[str, float]:
+    """What one candidate's `cost_s` is the sum of: the same expression, with all but one reason for it taken away."""
+
+    def part(
+        undone: float = 0.0, uncached: float = 0.0, load: float | None = None, **weights: float
+    ) -> float:
+        return cost_s(undone, uncached, in_flight, rate, load, **{**_NO_WEIGHTS, **weights})
+
     return {
-        "backlog": view.backlog_tokens / view.rate,
-        "prefill": spec.cost.uncached_token_weight * own_s,
-        "stall": spec.cost.stalled_request_weight * view.in_flight * (own_s + load_s),
-        "in_flight": spec.cost.running_request_tokens * view.in_flight / view.rate,
-        "lora": spec.cost.uncached_token_weight * load_s,
+        "backlog": part(undone_tokens),
+        "prefill": part(0.0, uncached_tokens, weight=cost.uncached_token_weight),
+        "stall": part(0.0, uncached_tokens, load_s, stall=cost.stalled_request_weight),
+        "in_flight": part(running_tokens=cost.running_request_tokens),
+        "lora": part(0.0, 0.0, load_s, weight=cost.uncached_token_weight),
     }
 
 
 class LeastCost:
-    """Least predicted cost in seconds: (B + (U + T V) (w + k L) + c L) / V. Equals by chance.
-
-    A prompt's prefill, and an adapter's loading, delay the request itself and whoever waits behind it (w), and stall the
-    answers that are being written there (k for each request in flight).
-    """
+    """Least predicted cost in seconds: `cost_s`."""
 
     gated: ClassVar[bool] = True
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._cost = spec.cost
-        self._load_s = spec.lora.load_seconds
         self._rng = rng
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        weight, stall = self._cost.uncached_token_weight, self._cost.stalled_request_weight
-        per_request, load_s = self._cost.running_request_tokens, self._load_s
-        for v in views:
-            in_flight, rate = v.in_flight, v.rate
-            own_s = v.uncached_tokens / rate
-            if adapter:
-                own_s += _load_s(v, adapter=adapter, load_s=load_s)
-            v.score_s = (v.backlog_tokens + per_request * in_flight) / rate + own_s * (
-                weight + stall * in_flight
-            )
-        # By chance also behind the first: a fixed second would get all that a dead first leaves.
-        chance = self._rng.random
-        ordered = sorted(views, key=lambda v: (v.score_s, chance()))
-        best = ordered[0]
-        if best.matched_tokens:
-            return ordered, "prefix"
-        return ordered, "lora" if adapter and best.has_adapter else "load"
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen, cost = weighed.seen, self._cost
+        score_s = cost_s(
+            seen.undone_tokens,
+            weighed.uncached_tokens,
+            seen.in_flight,
+            seen.rate,
+            weighed.load_s,
+            weight=cost.uncached_token_weight,
+            stall=cost.stalled_request_weight,
+            running_tokens=cost.running_request_tokens,
+        )
+        places = fewest(score_s, self._rng)
+        first = places[0]
+        if weighed.uncached_tokens[first] < weighed.prompt_tokens:
+            return Ranked(places, "prefix", score_s)
+        holds = seen.has_adapter is not None and seen.has_adapter[first]
+        return Ranked(places, "lora" if holds else "load", score_s)
 
 
 class Affinity:
@@ -94,19 +180,15 @@ class Affinity:
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        chance = self._rng.random
-        ordered = sorted(
-            views,
-            key=lambda v: (
-                not v.has_adapter,
-                not v.has_adapter and not v.free_slot,
-                -v.matched_tokens,
-                v.in_flight,
-                chance(),
-            ),
-        )
-        return ordered, "prefix" if ordered[0].matched_tokens else "load"
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen, uncached = weighed.seen, weighed.uncached_tokens
+        adapters = np.zeros(len(seen), dtype=np.int64)
+        if seen.has_adapter is not None and seen.free_slot is not None:
+            adapters = np.where(seen.has_adapter, 0, np.where(seen.free_slot, 1, 2))
+        # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below 2^30).
+        key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.in_flight.astype(np.int64)
+        places = fewest(key, self._rng)
+        return Ranked(places, "prefix" if uncached[places[0]] < weighed.prompt_tokens else "load")
 
 
 class RoundRobin:
@@ -117,12 +199,13 @@ class RoundRobin:
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._last = ""
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        ordered = sorted(views, key=lambda v: v.name)
-        first = next((i for i, v in enumerate(ordered) if v.name > self._last), 0)
-        ordered = ordered[first:] + ordered[:first]
-        self._last = ordered[0].name
-        return ordered, "turn"
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen = weighed.seen
+        names = seen.roster.by_name
+        next_turn = bisect_right(names, self._last)
+        places = fewest((seen.turn() - next_turn) % len(names), None)
+        self._last = seen.name(places[0])
+        return Ranked(places, "turn")
 
 
 class Random:
@@ -133,8 +216,8 @@ class Random:
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        return self._rng.sample(views, len(views)), "chance"
+    def rank(self, weighed: Weighed) -> Ranked:
+        return Ranked(_some(weighed, self._rng), "chance")
 
 
 class LeastLoad:
@@ -145,8 +228,8 @@ class LeastLoad:
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        return _by_load(views, self._rng), "load"
+    def rank(self, weighed: Weighed) -> Ranked:
+        return Ranked(fewest(weighed.seen.in_flight, self._rng), "load")
 
 
 class PowerOfTwo:
@@ -157,10 +240,10 @@ class PowerOfTwo:
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        shuffled = self._rng.sample(views, len(views))
-        shuffled[:2] = sorted(shuffled[:2], key=lambda v: v.in_flight)
-        return shuffled, "load"
+    def rank(self, weighed: Weighed) -> Ranked:
+        places, in_flight = _some(weighed, self._rng), weighed.seen.in_flight
+        places[:2] = sorted(places[:2], key=lambda place: in_flight[place])
+        return Ranked(places, "load")
 
 
 class Session:
@@ -174,12 +257,20 @@ class Session:
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, views: Sequence[View], *, session: str, adapter: str) -> tuple[list[View], str]:
-        if not session:
-            return _by_load(views, self._rng), "load"
-        seed = xxhash.xxh3_64_intdigest(session.encode())
-        ordered = sorted(views, key=lambda v: xxhash.xxh3_64_intdigest(v.name.encode(), seed), reverse=True)
-        return ordered, "session"
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen = weighed.seen
+        if not weighed.session:
+            return Ranked(fewest(seen.in_flight, self._rng), "load")
+        seed, digest = xxhash.xxh3_64_intdigest(weighed.session.encode()), xxhash.xxh3_64_intdigest
+        names = seen.roster.names
+        hashes = [digest(names[slot].encode(), seed) for slot in seen.slots]
+        return Ranked(heapq.nlargest(MOST, range(len(hashes)), key=hashes.__getitem__), "session")
+
+
+def _some(weighed: Weighed, rng: random.Random) -> list[int]:
+    """Candidates by chance."""
+    candidates = range(len(weighed.seen))
+    return rng.sample(candidates, min(MOST, len(candidates)))
 
 
 RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {

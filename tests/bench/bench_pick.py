@@ -20,7 +20,7 @@ from epp.policy import DEFAULT_POLICY
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 ROUNDS = 400
-FLEETS = (4, 100)
+FLEETS = (4, 100, 1000, 5000)
 SIZES = (1_000, 40_000, 400_000)
 
 
@@ -34,12 +34,17 @@ def a_picker(fleet: int) -> Picker:
         ],
         now=0.0,
     )
-    for name in names:
-        page = EndpointMetrics(
-            scraped_at=0.0, running=3, capacity_tokens=400_000, block_size=16, prompt_tokens=0.0
-        )
-        picker.observe(name, page, now=0.0)
+    scrape(picker, now=0.0)
     return picker
+
+
+def scrape(picker: Picker, *, now: float) -> None:
+    """A page from every server."""
+    page = EndpointMetrics(
+        scraped_at=now, running=3, capacity_tokens=400_000, block_size=16, prompt_tokens=0.0
+    )
+    for endpoint in picker.endpoints():
+        picker.observe(endpoint.name, page, now=now)
 
 
 def requests(size: int, *, count: int, seed: int) -> list[PickRequest]:
@@ -79,7 +84,10 @@ def measure(fleet: int, size: int) -> None:
         serve(picker, request, now=n / 100)
     before, after = [], []
     for n, request in enumerate(requests(size, count=ROUNDS, seed=2)):
-        answered, rest = serve(picker, request, now=ROUNDS / 400 + n / 100)
+        now = 1 + n / 100
+        if n % 100 == 0:
+            scrape(picker, now=now)
+        answered, rest = serve(picker, request, now=now)
         before.append(answered)
         after.append(rest)
     print(

@@ -42,11 +42,11 @@ def fail(fleet: Fleet, *names: str, times: int = 3) -> None:
 
 
 def ready(fleet: Fleet) -> list[str]:
-    return [s.endpoint.name for s in fleet.healthy(list(fleet.states()), failures_to_eject=3)]
+    return sorted(s.endpoint.name for s in fleet.ready(failures_to_eject=3))
 
 
 def names_serving(fleet: Fleet, model: str) -> list[str]:
-    return sorted(s.endpoint.name for s in fleet.serving(model))
+    return sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.serving(model))
 
 
 def holds(fleet: Fleet, name: str, adapter: str) -> None:

@@ -7,14 +7,14 @@ from collections import Counter
 from itertools import pairwise
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.policy import Cost, Lora, PolicySpec, RuleName
-from epp.scheduling.candidates import View
-from epp.scheduling.rules import RULES, Rule, cost_parts_s
-from epp.types import Address, EndpointName
+from epp.scheduling.rules import MOST, RULES, Rule, cost_parts_s, fewest
+from tests.unit.scheduling.snapshots import Seen, weighed
 
 SPEC = PolicySpec(
     cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.15, running_request_tokens=50.0),
@@ -22,43 +22,19 @@ SPEC = PolicySpec(
 )
 
 
-def view(
-    name: str,
-    *,
-    matched: int = 0,
-    prompt: int = 1000,
-    backlog: float = 0.0,
-    in_flight: int = 0,
-    rate: float = 1000.0,
-    has_adapter: bool = False,
-    free_slot: bool = False,
-) -> View:
-    return View(
-        name=EndpointName(name),
-        address=Address("10.0.0.1", 8000),
-        cached_tokens=matched,
-        matched_tokens=matched,
-        uncached_tokens=prompt - matched,
-        backlog_tokens=backlog,
-        in_flight=in_flight,
-        waiting=0,
-        kv_usage=0.0,
-        rate=rate,
-        has_adapter=has_adapter,
-        free_slot=free_slot,
-    )
-
-
 def rule_of(name: RuleName, *, seed: int = 0) -> Rule:
     return RULES[name](SPEC, random.Random(seed))
 
 
-def order(rule: Rule, views: list[View], *, session: str = "", adapter: str = "") -> list[str]:
-    return [v.name for v in rule.rank(views, session=session, adapter=adapter)[0]]
+def order(
+    rule: Rule, seen: list[Seen], *, prompt: int = 1000, session: str = "", adapter: str = ""
+) -> list[str]:
+    ranked = rule.rank(weighed(seen, prompt=prompt, session=session, adapter=adapter))
+    return [seen[place].name for place in ranked.places]
 
 
-def firsts(rule: Rule, views: list[View], *, times: int = 400) -> Counter[str]:
-    return Counter(order(rule, views)[0] for _ in range(times))
+def firsts(rule: Rule, seen: list[Seen], *, times: int = 400) -> Counter[str]:
+    return Counter(order(rule, seen)[0] for _ in range(times))
 
 
 ALL: list[RuleName] = list(get_args(RuleName))
@@ -71,33 +47,38 @@ def test_every_name_that_a_policy_may_say_has_a_rule() -> None:
 @pytest.mark.parametrize("name", ALL)
 @given(
     data=st.data(),
-    count=st.integers(1, 12),
+    count=st.integers(1, 25),
     session=st.sampled_from(["", "s1", "s2"]),
     adapter=st.sampled_from(["", "x"]),
 )
-def test_the_order_is_a_permutation_of_the_candidates(
+def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
     name: RuleName, data: st.DataObject, count: int, session: str, adapter: str
 ) -> None:
-    views = [
-        view(
+    seen = [
+        Seen(
             f"e{i}",
-            matched=data.draw(st.integers(0, 1000)),
+            cached=data.draw(st.integers(0, 1000)),
             backlog=data.draw(st.floats(0, 1e6)),
             in_flight=data.draw(st.integers(0, 50)),
             has_adapter=data.draw(st.booleans()),
         )
         for i in range(count)
     ]
-    given_order = list(views)
-    ordered, reason = rule_of(name).rank(views, session=session, adapter=adapter)
-    assert sorted(map(id, ordered)) == sorted(map(id, views))
-    assert views == given_order  # the caller's list is left alone
-    assert reason
+    given = weighed(seen, session=session, adapter=adapter)
+    before = weighed(seen, session=session, adapter=adapter)
+    ranked = rule_of(name).rank(given)
+    assert len(ranked.places) == len(set(ranked.places)) == min(count, MOST)
+    assert set(ranked.places) <= set(range(count))
+    assert ranked.reason
+    for column in ("undone_tokens", "rate", "in_flight", "waiting", "kv_usage"):
+        # the caller's columns are left alone
+        assert getattr(given.seen, column).tolist() == getattr(before.seen, column).tolist()
+    assert given.uncached_tokens.tolist() == before.uncached_tokens.tolist()
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
 def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleName) -> None:
-    counts = firsts(rule_of(name), [view(n) for n in "abcd"])
+    counts = firsts(rule_of(name), [Seen(n) for n in "abcd"])
     assert set(counts) == set("abcd")
     assert max(counts.values()) < 160  # 100 each on average
 
@@ -105,10 +86,10 @@ def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleNa
 @pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
 def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> None:
     """A fixed second would get everything that a dead first leaves."""
-    rule, views = rule_of(name), [view("a", matched=900), *(view(n, in_flight=1) for n in "bcd")]
+    rule, seen = rule_of(name), [Seen("a", cached=900), *(Seen(n, in_flight=1) for n in "bcd")]
     if name == "least-load":
-        views[0].in_flight = 0
-    orders = [order(rule, views) for _ in range(100)]
+        seen[0].in_flight = 0
+    orders = [order(rule, seen) for _ in range(100)]
     assert {o[0] for o in orders} == {"a"}
     assert {o[1] for o in orders} == set("bcd")
 
@@ -117,11 +98,11 @@ def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> No
 
 
 def test_cost_is_backlog_and_own_work_priced_by_whom_it_stalls_and_requests_in_flight() -> None:
-    one = view("a", matched=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
-    ordered, _ = rule_of("least-cost").rank([one], session="", adapter="x")
+    one = Seen("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
+    score_s = rule_of("least-cost").rank(weighed([one], adapter="x")).score_s
     # (500 + 50 x 2) / 2000 + (600 / 2000 + 0.5) x (1 + 0.15 x 2)
-    assert ordered[0].score_s == pytest.approx(1.34)
-    parts = cost_parts_s(one, spec=SPEC, adapter="x")
+    assert score_s == pytest.approx([1.34])
+    parts = cost_parts_s(500.0, 600.0, 2.0, 2000.0, 0.5, cost=SPEC.cost)
     assert parts == pytest.approx(
         {"backlog": 0.25, "prefill": 0.3, "stall": 0.24, "in_flight": 0.05, "lora": 0.5}
     )
@@ -146,41 +127,43 @@ def test_the_shown_parts_sum_to_the_score(
     free_slot: bool,
     adapter: str,
 ) -> None:
-    one = view(
+    one = Seen(
         "a",
-        matched=matched,
+        cached=matched,
         backlog=backlog,
         in_flight=in_flight,
         rate=rate,
         has_adapter=has_adapter,
         free_slot=free_slot,
     )
-    rule_of("least-cost").rank([one], session="", adapter=adapter)
-    assert sum(cost_parts_s(one, spec=SPEC, adapter=adapter).values()) == pytest.approx(one.score_s)
+    given = weighed([one], adapter=adapter)
+    score_s = rule_of("least-cost").rank(given).score_s
+    load_s = float(given.load_s[0]) if given.load_s is not None else None
+    parts = cost_parts_s(backlog, 1000.0 - matched, float(in_flight), rate, load_s, cost=SPEC.cost)
+    assert score_s == pytest.approx([sum(parts.values())])
 
 
 def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
     rule = rule_of("least-cost")
-    assert order(rule, [view("cold"), view("warm", matched=900, backlog=800.0)])[0] == "warm"
-    assert order(rule, [view("cold"), view("warm", matched=900, backlog=1000.0)])[0] == "cold"
+    assert order(rule, [Seen("cold"), Seen("warm", cached=900, backlog=800.0)])[0] == "warm"
+    assert order(rule, [Seen("cold"), Seen("warm", cached=900, backlog=1000.0)])[0] == "cold"
 
 
 def test_a_faster_server_wins_at_equal_work() -> None:
-    assert order(rule_of("least-cost"), [view("slow"), view("fast", rate=2000.0)]) == ["fast", "slow"]
+    assert order(rule_of("least-cost"), [Seen("slow"), Seen("fast", rate=2000.0)]) == ["fast", "slow"]
 
 
 def test_long_prompts_avoid_answers_that_they_would_stall_and_short_ones_need_not() -> None:
     rule = rule_of("least-cost")
-    busy = [view("waits", prompt=8000, backlog=3000.0), view("writes", prompt=8000, in_flight=10)]
-    assert order(rule, busy)[0] == "waits"
-    short = [view("waits", prompt=100, backlog=3000.0), view("writes", prompt=100, in_flight=10)]
-    assert order(rule, short)[0] == "writes"
+    seen = [Seen("waits", backlog=3000.0), Seen("writes", in_flight=10)]
+    assert order(rule, seen, prompt=8000)[0] == "waits"
+    assert order(rule, seen, prompt=100)[0] == "writes"
 
 
 def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> None:
     def first(in_flight: int) -> str:
-        holder = view("holder", prompt=9000, matched=8000, in_flight=in_flight)
-        return order(rule_of("least-cost"), [holder, view("other", prompt=9000)])[0]
+        holder = Seen("holder", cached=8000, in_flight=in_flight)
+        return order(rule_of("least-cost"), [holder, Seen("other")], prompt=9000)[0]
 
     # 1000 (1 + 0.15 L) + 50 L against 9000
     assert first(39) == "holder"
@@ -188,8 +171,8 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
 
 
 def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:
-    holder, other = view("holder", prompt=9000, matched=8999, in_flight=181), view("other", prompt=9000)
-    assert order(rule_of("least-cost"), [holder, other])[0] == "other"
+    holder, other = Seen("holder", cached=8999, in_flight=181), Seen("other")
+    assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------
@@ -199,8 +182,8 @@ def test_an_adapters_requests_stay_where_it_is_until_a_load_is_cheaper_than_the_
     rule = rule_of("least-cost")
 
     def first(backlog: float) -> str:
-        holder = view("holder", has_adapter=True, backlog=backlog)
-        return order(rule, [holder, view("other", free_slot=True)], adapter="x")[0]
+        holder = Seen("holder", has_adapter=True, backlog=backlog)
+        return order(rule, [holder, Seen("other", free_slot=True)], adapter="x")[0]
 
     assert first(450.0) == "holder"
     assert first(550.0) == "other"
@@ -208,24 +191,24 @@ def test_an_adapters_requests_stay_where_it_is_until_a_load_is_cheaper_than_the_
 
 def test_a_load_that_drops_another_adapter_counts_twice() -> None:
     rule = rule_of("least-cost")
-    views = [view("free", free_slot=True, backlog=400.0), view("full")]
-    assert order(rule, views, adapter="x") == ["free", "full"]
-    views[0].backlog_tokens = 600.0
-    assert order(rule, views, adapter="x") == ["full", "free"]
+    seen = [Seen("free", free_slot=True, backlog=400.0), Seen("full")]
+    assert order(rule, seen, adapter="x") == ["free", "full"]
+    seen[0].backlog = 600.0
+    assert order(rule, seen, adapter="x") == ["full", "free"]
 
 
 def test_base_model_requests_do_not_mind_adapters() -> None:
-    views = [view("a", has_adapter=True, backlog=10.0), view("b", free_slot=True, backlog=5.0), view("c")]
-    assert order(rule_of("least-cost"), views) == ["c", "b", "a"]
+    seen = [Seen("a", has_adapter=True, backlog=10.0), Seen("b", free_slot=True, backlog=5.0), Seen("c")]
+    assert order(rule_of("least-cost"), seen) == ["c", "b", "a"]
 
 
 def test_the_reason_says_what_the_choice_was_for() -> None:
-    def reason(*views: View, adapter: str = "") -> str:
-        return rule_of("least-cost").rank(views, session="", adapter=adapter)[1]
+    def reason(*seen: Seen, adapter: str = "") -> str:
+        return rule_of("least-cost").rank(weighed(seen, adapter=adapter)).reason
 
-    assert reason(view("a", matched=500), view("b")) == "prefix"
-    assert reason(view("a", has_adapter=True), view("b"), adapter="x") == "lora"
-    assert reason(view("a"), view("b", backlog=900.0)) == "load"
+    assert reason(Seen("a", cached=500), Seen("b")) == "prefix"
+    assert reason(Seen("a", has_adapter=True), Seen("b"), adapter="x") == "lora"
+    assert reason(Seen("a"), Seen("b", backlog=900.0)) == "load"
 
 
 # -- affinity ----------------------------------------------------------------------------------------------------
@@ -233,20 +216,18 @@ def test_the_reason_says_what_the_choice_was_for() -> None:
 
 def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
     rule = rule_of("affinity")
-    views = [view("idle", matched=100), view("busy", matched=200, in_flight=90)]
-    assert order(rule, views) == ["busy", "idle"]
+    seen = [Seen("idle", cached=100), Seen("busy", cached=200, in_flight=90)]
+    assert order(rule, seen) == ["busy", "idle"]
 
 
 def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
-    views = [view("match", matched=900), view("slot", free_slot=True), view("holder", has_adapter=True)]
-    assert order(rule_of("affinity"), views, adapter="x") == ["holder", "slot", "match"]
+    seen = [Seen("match", cached=900), Seen("slot", free_slot=True), Seen("holder", has_adapter=True)]
+    assert order(rule_of("affinity"), seen, adapter="x") == ["holder", "slot", "match"]
 
 
 def test_affinity_without_a_match_takes_the_least_load() -> None:
-    ordered, reason = rule_of("affinity").rank(
-        [view("a", in_flight=2), view("b", in_flight=1)], session="", adapter=""
-    )
-    assert (ordered[0].name, reason) == ("b", "load")
+    ranked = rule_of("affinity").rank(weighed([Seen("a", in_flight=2), Seen("b", in_flight=1)]))
+    assert (ranked.places, ranked.reason) == ([1, 0], "load")
 
 
 # -- round robin -------------------------------------------------------------------------------------------------
@@ -254,8 +235,8 @@ def test_affinity_without_a_match_takes_the_least_load() -> None:
 
 def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
     rule = rule_of("round-robin")
-    views = [view(n) for n in "cab"]
-    assert [order(rule, views) for _ in range(4)] == [
+    seen = [Seen(n) for n in "cab"]
+    assert [order(rule, seen) for _ in range(4)] == [
         ["a", "b", "c"],
         ["b", "c", "a"],
         ["c", "a", "b"],
@@ -270,7 +251,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
     picks: list[str] = []
     for toggled in ["", *toggles]:
         members ^= {toggled} - {""}
-        picks.append(order(rule, [view(n) for n in members])[0])
+        picks.append(order(rule, [Seen(n) for n in members])[0])
     for steady in "mn":
         turns = [i for i, name in enumerate(picks) if name == steady]
         other = "n" if steady == "m" else "m"
@@ -283,7 +264,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
 
 def test_least_load_takes_the_fewest_in_flight() -> None:
     assert order(
-        rule_of("least-load"), [view(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
+        rule_of("least-load"), [Seen(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
     ) == [
         "b",
         "c",
@@ -292,8 +273,8 @@ def test_least_load_takes_the_fewest_in_flight() -> None:
 
 
 def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> None:
-    views = [view(n, in_flight=i) for i, n in enumerate("abcd")]
-    counts = firsts(rule_of("power-of-two"), views, times=1200)
+    seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
+    counts = firsts(rule_of("power-of-two"), seen, times=1200)
     assert counts["d"] == 0
     # Of the six pairs a is in three, b is the better of two, c of one.
     assert 500 < counts["a"] < 700
@@ -302,25 +283,25 @@ def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> 
 
 
 def test_power_of_two_falls_back_on_the_other_of_the_two() -> None:
-    views = [view(n, in_flight=i) for i, n in enumerate("abcd")]
+    seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
     rule = rule_of("power-of-two")
     for _ in range(50):
-        first, second, *_ = rule.rank(views, session="", adapter="")[0]
-        assert first.in_flight < second.in_flight
+        first, second, *_ = rule.rank(weighed(seen)).places
+        assert seen[first].in_flight < seen[second].in_flight
 
 
 NAMES = [f"pod-{i}" for i in range(10)]
 
 
 def sessions_to(names: list[str], *, sessions: int = 500) -> dict[str, str]:
-    rule, views = rule_of("session"), [view(n) for n in names]
-    return {f"s{i}": order(rule, views, session=f"s{i}")[0] for i in range(sessions)}
+    rule, seen = rule_of("session"), [Seen(n) for n in names]
+    return {f"s{i}": order(rule, seen, session=f"s{i}")[0] for i in range(sessions)}
 
 
 def test_a_session_keeps_its_endpoint_whatever_the_load_and_the_order_of_the_list() -> None:
     rule = rule_of("session")
     chosen = {
-        order(rule, [view(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
+        order(rule, [Seen(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
         for k, names in enumerate([NAMES, NAMES[::-1], sorted(NAMES)])
     }
     assert len(chosen) == 1
@@ -347,5 +328,28 @@ def test_sessions_spread_over_all_endpoints() -> None:
 
 
 def test_a_request_without_a_session_goes_by_load() -> None:
-    ordered, reason = rule_of("session").rank([view("a", in_flight=1), view("b")], session="", adapter="")
-    assert (ordered[0].name, reason) == ("b", "load")
+    ranked = rule_of("session").rank(weighed([Seen("a", in_flight=1), Seen("b")]))
+    assert (ranked.places, ranked.reason) == ([1, 0], "load")
+
+
+# -- many candidates ---------------------------------------------------------------------------------------------
+
+
+@given(
+    keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    seed=st.integers(0, 1000),
+)
+def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed: int) -> None:
+    places = fewest(np.array(keys, dtype=float), random.Random(seed))
+    assert len(set(places)) == len(places) == min(len(keys), MOST)
+    assert [keys[place] for place in places] == sorted(keys)[:MOST]
+
+
+def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
+    rng, key = random.Random(0), np.zeros(40)
+    orders = [fewest(key, rng) for _ in range(400)]
+    assert {order[0] for order in orders} == {order[1] for order in orders} == set(range(40))
+
+
+def test_without_chance_equals_keep_their_order() -> None:
+    assert fewest(np.zeros(40), None) == list(range(MOST))

@@ -1,0 +1,183 @@
+"""The fleet's numbers as columns: one array for each kind of number, one slot for each endpoint, in the fleet's order.
+
+A pick does arithmetic on these arrays in place of a walk over objects, so that a thousand endpoints cost little more than four.
+An `EndpointState` stays the owner of what is known of its endpoint: when it changes it notes its slot in `changed`, and the next
+reader copies the rows of those slots. Unknown is NaN here, as it is None in the state. Owned by `Fleet`, its only caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+
+from epp.endpoints.prefill_rate import ModelRate
+from epp.endpoints.state import EndpointState
+from epp.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
+from epp.types import EndpointMetrics
+
+_NEVER = -np.inf
+_NONE: frozenset[str] = frozenset()
+
+
+class Columns:
+    """Of one list of endpoints. All arrays are as long as the roster."""
+
+    def __init__(self, states: Sequence[EndpointState]) -> None:
+        n = len(states)
+        self._states = states
+        self.roster = Roster([state.endpoint for state in states])
+        self.changed: set[int] = set(range(n))
+        """Slots whose states have changed since their rows were copied."""
+        self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
+        """Tokens of a KV block; 1 where the server does not say. The last is for servers that have no slot."""
+        self._undone_tokens: Floats = np.zeros(n)
+        self._undone_at: Floats = np.zeros(n)
+        """When `_undone_tokens` was true; the tokens drain at the prefill rate from then on."""
+        self._load: Floats = np.zeros(n)
+        """Requests there, by the last metrics and what happened since."""
+        self._known_load: Floats = np.zeros(n)
+        """Requests that pickers know to be there, whatever metrics say."""
+        self._scraped_at: Floats = np.full(n, _NEVER)
+        self._oldest_scrape = _NEVER
+        """No metrics are older than this."""
+        self._waiting: Floats = np.full(n, np.nan)
+        self._kv_usage: Floats = np.full(n, np.nan)
+        self._max_adapters: Floats = np.full(n, np.nan)
+        self._adapters: Floats = np.zeros(n)
+        """Number of adapters loaded."""
+        self._loaded: list[AbstractSet[str]] = [_NONE] * n
+        self._holders: dict[str, set[int]] = {}
+        """By adapter, the slots that hold it: `_loaded` the other way round."""
+        self._failing: dict[int, int] = {}
+        """Scrapes failed in a row, of slots where there are any."""
+        self._pages: list[EndpointMetrics | None] = [None] * n
+        self._models: list[ModelRate] = list({id(s.rate.model): s.rate.model for s in states}.values())
+        number = {id(model): k for k, model in enumerate(self._models)}
+        self._model_of: Ints = np.array([number[id(s.rate.model)] for s in states], dtype=np.int64)
+        self._slowness: Floats = np.ones(n)
+        self._rate: Floats = np.ones(n)
+        self._rates_known = False
+        for slot, state in enumerate(states):
+            state.slot, state.changed = slot, self.changed
+
+    # -- following the states ------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Copy the rows of all states that have changed."""
+        while self.changed:
+            self._copy(self.changed.pop())
+        if not self._rates_known:
+            # A page teaches something of its server, and so of every server of the same model.
+            per_model = np.array([model.tokens_per_s for model in self._models])
+            self._rate = per_model[self._model_of] / self._slowness
+            self._rates_known = True
+
+    def _copy(self, slot: int) -> None:
+        state = self._states[slot]
+        metrics = state.metrics
+        self._undone_tokens[slot], self._undone_at[slot] = state.backlog.undone
+        self._known_load[slot] = state.known_load
+        self._load[slot] = state.load(metrics)
+        if metrics is not self._pages[slot] or not self._rates_known:
+            self._copy_page(slot, state, metrics)
+        if state.failures:
+            self._failing[slot] = state.failures
+        elif self._failing:
+            self._failing.pop(slot, None)
+        if state.adapters or self._loaded[slot] or (metrics is not None and metrics.active_adapters):
+            self._copy_adapters(slot, state.loaded_adapters())
+
+    def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:
+        self._pages[slot] = metrics
+        self._rates_known = False
+        self._slowness[slot] = state.rate.slowness
+        self._scraped_at[slot] = metrics.scraped_at if metrics else _NEVER
+        self._oldest_scrape = min(self._oldest_scrape, metrics.scraped_at if metrics else _NEVER)
+        self._waiting[slot] = metrics.waiting if metrics else np.nan
+        self._kv_usage[slot] = metrics.kv_usage if metrics else np.nan
+        self.block_tokens[slot] = (metrics.block_size if metrics else None) or 1
+        self._max_adapters[slot] = (metrics.max_lora if metrics else None) or np.nan
+
+    def _copy_adapters(self, slot: int, loaded: AbstractSet[str]) -> None:
+        before = self._loaded[slot]
+        if loaded == before:
+            return
+        for adapter in before - loaded:
+            holders = self._holders[adapter]
+            holders.remove(slot)
+            if not holders:
+                del self._holders[adapter]
+        for adapter in loaded - before:
+            self._holders.setdefault(adapter, set()).add(slot)
+        self._loaded[slot] = loaded
+        self._adapters[slot] = len(loaded)
+
+    # -- reading; the caller has called `follow` -----------------------------------------------------------------
+
+    def holders(self, adapter: str) -> AbstractSet[int]:
+        """Slots that hold the adapter, as far as we know."""
+        return self._holders.get(adapter, set())
+
+    def failing(self, *, times: int) -> set[int]:
+        """Slots whose last so many scrapes have failed."""
+        if not self._failing:
+            return set()
+        return {slot for slot, failures in self._failing.items() if failures >= times}
+
+    def snapshot(
+        self,
+        slots: Sequence[int],
+        *,
+        adapter: str,
+        adapter_slots: int,
+        stale_after_s: float,
+        now: float,
+    ) -> Snapshot:
+        """Of some slots. adapter_slots: adapters that a server can hold where it does not say."""
+        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
+        load, waiting, kv_usage = self._load, self._waiting, self._kv_usage
+        if not self._all_fresh(now=now, stale_after_s=stale_after_s):
+            fresh = now - self._scraped_at <= stale_after_s
+            load = np.where(fresh, load, self._known_load)
+            waiting, kv_usage = np.where(fresh, waiting, np.nan), np.where(fresh, kv_usage, np.nan)
+        has_adapter = free_slot = None
+        if adapter:
+            has_adapter = self._mask(self.holders(adapter))
+            room = np.where(np.isnan(self._max_adapters), adapter_slots, self._max_adapters)
+            free_slot = self._adapters < room
+        everyone = self.roster.everyone
+        whole = Snapshot(
+            self.roster, everyone, undone, self._rate, load, waiting, kv_usage, has_adapter, free_slot
+        )
+        return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
+
+    def _mask(self, slots: AbstractSet[int]) -> Bools:
+        mask = np.zeros(len(self._states), dtype=np.bool_)
+        mask[list(slots)] = True
+        return mask
+
+    def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
+        """Whether all metrics are there and fresh. Looks at the column only when the oldest it knew has become stale."""
+        if now - self._oldest_scrape <= stale_after_s:
+            return True
+        self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))
+        return now - self._oldest_scrape <= stale_after_s
+
+    def check_integrity(self) -> None:
+        """Assert that every row says what its state says."""
+        self.follow()
+        holders: Mapping[str, set[int]] = {a: set() for a in self._holders}
+        for slot, state in enumerate(self._states):
+            assert state.slot == slot
+            assert state.changed is self.changed
+            assert (self._undone_tokens[slot], self._undone_at[slot]) == state.backlog.undone
+            assert (self._load[slot], self._known_load[slot]) == (state.load(state.metrics), state.known_load)
+            assert self._rate[slot] == state.rate.tokens_per_s
+            assert self._failing.get(slot, 0) == state.failures
+            assert self._pages[slot] is state.metrics
+            assert self._loaded[slot] == state.loaded_adapters()
+            for adapter in self._loaded[slot]:
+                holders[adapter].add(slot)
+        assert self._holders == holders

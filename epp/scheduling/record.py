@@ -1,0 +1,119 @@
+"""The record of a decision that people are shown. Made from what was decided on; called by `picker` after each choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from typing import Any, overload
+
+import numpy as np
+
+from epp.decision import Candidate, Decision, PickRequest, WouldPick
+from epp.policy import Policy, PolicySpec
+from epp.scheduling.rules import MOST, cost_parts_s
+from epp.scheduling.schedule import Choice, Request
+from epp.scheduling.snapshot import Floats, Snapshot
+
+_SHOWN_CHARS = 256
+"""Of a model's name: clients choose it, and decisions are kept."""
+
+
+def decision_of(
+    choice: Choice,
+    snapshot: Snapshot,
+    asked: Request,
+    *,
+    request: PickRequest,
+    prompt_chunks: int,
+    adapter: str,
+    policy: Policy,
+    would_pick: WouldPick | None,
+    at_unix_s: float,
+) -> Decision:
+    """The record of a pick: the first of `choice.places` gets the request."""
+    inference, spec, places = request.inference, policy.spec, choice.places
+    chosen = places[0]
+    return Decision(
+        request_id=request.request_id,
+        at_unix_s=at_unix_s,
+        kind=inference.kind,
+        model=inference.model[:_SHOWN_CHARS],
+        adapter=adapter,
+        rule=spec.rule,
+        policy=policy.metadata.name,
+        prompt_tokens=asked.prompt_tokens,
+        prompt_chunks=prompt_chunks,
+        matched_tokens=int(asked.cached_tokens[chosen]),
+        reason=choice.reason,
+        chosen=snapshot.name(chosen),
+        destinations=tuple([snapshot.address(place) for place in places[: spec.max_destinations]]),
+        candidates=Shown(choice, snapshot, asked, spec=spec),
+        unread=inference.unread,
+        dry_run=would_pick,
+    )
+
+
+class Shown(Sequence[Candidate]):
+    """The best candidates, written out when somebody looks: of a thousand decisions, people read a few.
+
+    Until then the few numbers that are shown are kept; the columns themselves change with the next request.
+    """
+
+    __slots__ = ("_addresses", "_excluded", "_made", "_names", "_numbers", "_order", "_spec")
+
+    def __init__(self, choice: Choice, snapshot: Snapshot, asked: Request, *, spec: PolicySpec) -> None:
+        places = choice.places
+        self._spec = spec
+        self._made: tuple[Candidate, ...] | None = None
+        self._names = [snapshot.name(place) for place in places]
+        self._addresses = [snapshot.address(place) for place in places]
+        self._excluded = [choice.excluded(place) for place in places] if choice.left_out else None
+        columns: tuple[Floats | None, ...] = (
+            asked.cached_tokens,
+            choice.uncached_tokens,
+            snapshot.undone_tokens,
+            snapshot.in_flight,
+            snapshot.waiting,
+            snapshot.kv_usage,
+            snapshot.rate,
+            choice.score_s,
+            choice.load_s,
+        )
+        self._order: Sequence[int] = places
+        if len(snapshot) > MOST:
+            index = np.array(places)
+            columns = tuple([c.take(index) if c is not None else None for c in columns])
+            self._order = range(len(places))
+        self._numbers: list[list[float] | None] = [c.tolist() if c is not None else None for c in columns]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if self._made is None:
+            self._made = tuple([self._candidate(rank) for rank in range(len(self._names))])
+        return self._made[index]
+
+    def _candidate(self, rank: int) -> Candidate:
+        place = self._order[rank]
+        numbers: list[Any] = [column[place] if column is not None else None for column in self._numbers]
+        cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s = numbers
+        parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self._spec.cost)
+        return Candidate(
+            name=self._names[rank],
+            address=self._addresses[rank],
+            matched_tokens=int(cached),
+            uncached_tokens=int(uncached),
+            backlog_tokens=int(undone),
+            in_flight=int(in_flight),
+            waiting=None if isnan(waiting) else int(waiting),
+            kv_usage=None if isnan(kv_usage) else kv_usage,
+            prefill_tokens_per_s=rate,
+            score_s=0.0 if score_s is None or isnan(score_s) else score_s,
+            parts_s=parts_s,
+            excluded=self._excluded[rank] if self._excluded else "",
+        )

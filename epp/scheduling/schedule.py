@@ -1,0 +1,134 @@
+"""One decision: a request and a snapshot of its candidates in, the best candidates and the reason out.
+
+`Scheduler(policy.spec, rng).schedule(request, snapshot)` is pure, but for the turns that a rule remembers and the random numbers
+that it draws: it books nothing, and asking twice sends nothing anywhere. The picker asks once for each request and commits the
+answer; a policy in dry run is asked beside; whoever holds requests back may ask before it lets one go.
+
+The order is the same for every rule: the gain threshold says whether matches count, the load thresholds leave candidates out,
+the rule ranks what is left. What unknown means is said here and nowhere else: a NaN is over no threshold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from epp.errors import NoEndpointError, SaturatedError
+from epp.policy import Gain, Load, PolicySpec
+from epp.scheduling.rules import MOST, RULES, Ranked, Weighed, loading_s
+from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
+
+
+class Request(Struct, frozen=True, eq=False):
+    """What one request asks of the servers, as far as scheduling is concerned."""
+
+    prompt_tokens: int
+    """An estimate; a batch's other prompts count."""
+    cached_tokens: Floats
+    """Prompt tokens that each candidate of the snapshot holds, as far as the prefix table knows."""
+    session: str = ""
+    prescribed: Sequence[int] | None = None
+    """Conformance runs only: places in the snapshot that the test names, in its order; the rule is asked and not followed."""
+
+
+class Choice(Struct, frozen=True, eq=False):
+    """Where a request should go, best first. All lists are by rank; `places` are places in the snapshot, at most `MOST`."""
+
+    places: list[int]
+    reason: str
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated."""
+    uncached_tokens: Floats
+    """U as the rule saw it, of every candidate."""
+    score_s: Floats | None
+    """Of every candidate that was ranked; None: the rule does not score. NaN: it was left out."""
+    load_s: Floats | None
+    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+    left_out: dict[str, Bools]
+    """By threshold, who is over it and was left out; empty: nobody."""
+    saturated: bool
+    """Every candidate is over a load threshold, and all were ranked."""
+
+    def excluded(self, place: int) -> str:
+        """The threshold that a candidate was left out for; empty: it was considered."""
+        return next((name for name, over in self.left_out.items() if over[place]), "")
+
+
+def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
+    """Who is over which load threshold; thresholds that nobody is over are not named. Unknown load is not over any."""
+    found = {}
+    if np.count_nonzero(over := snapshot.waiting > load.max_waiting):
+        found["waiting"] = over
+    if load.max_kv_usage < 1 and np.count_nonzero(over := snapshot.kv_usage > load.max_kv_usage):
+        found["kv_usage"] = over
+    if load.max_undone_tokens and np.count_nonzero(over := snapshot.undone_tokens > load.max_undone_tokens):
+        found["undone"] = over
+    return found
+
+
+def uncached_tokens(request: Request, gain: Gain) -> Floats:
+    """U of every candidate. Where even the best match saves too little, no match counts."""
+    cached = request.cached_tokens
+    least = max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens)
+    if np.count_nonzero(cached >= least):
+        return request.prompt_tokens - cached
+    return np.full(len(cached), float(request.prompt_tokens))
+
+
+class Scheduler:
+    """One policy's way to decide. See the module's docstring."""
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._spec = spec
+        self._rule = RULES[spec.rule](spec, rng)
+
+    def schedule(self, request: Request, snapshot: Snapshot) -> Choice:
+        """The best candidates, best first; those that were left out come last.
+
+        SaturatedError: every candidate is over a load threshold and the policy refuses requests then. NoEndpointError: no candidate
+        is among the prescribed ones.
+        """
+        load = self._spec.load
+        uncached = uncached_tokens(request, self._spec.gain)
+        over = over_limits(load, snapshot)
+        light: Ints | None = None
+        saturated = False
+        if over:
+            light = np.flatnonzero(~np.logical_or.reduce(list(over.values())))
+            saturated = not len(light)
+            if saturated and load.when_saturated == "Reject":
+                raise SaturatedError(
+                    f"every model server is over its load limit; try again in {load.retry_after_seconds} s",
+                    retry_after_s=load.retry_after_seconds,
+                )
+        load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
+        weighed = Weighed(snapshot, request.prompt_tokens, uncached, request.session, load_s)
+        if light is None or saturated or not self._rule.gated:
+            over = {}
+            places, reason, score_s = self._rule.rank(weighed)
+        else:
+            places, reason, score_s = self._rank_some(weighed, light)
+        if saturated and self._rule.gated:
+            reason = "saturated"
+        if request.prescribed is not None:
+            places, reason = list(request.prescribed), "prescribed"
+            if not places:
+                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        return Choice(places, reason, uncached, score_s, load_s, over, saturated)
+
+    def _rank_some(self, weighed: Weighed, light: Ints) -> Ranked:
+        """Rank the candidates in `light`; behind them, where there is room, those over a threshold, by load."""
+        seen = weighed.seen
+        ranked = self._rule.rank(weighed.narrowed(light))
+        places = light[ranked.places].tolist()
+        if len(places) < MOST:
+            heavy = np.setdiff1d(np.arange(len(seen)), light)
+            by_load = heavy[np.argsort(seen.in_flight[heavy], kind="stable")]
+            places += by_load[: MOST - len(places)].tolist()
+        score_s = None
+        if ranked.score_s is not None:
+            score_s = np.full(len(seen), np.nan)
+            score_s[light] = ranked.score_s
+        return Ranked(places, ranked.reason, score_s)

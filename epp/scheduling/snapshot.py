@@ -1,0 +1,97 @@
+"""What a rule may know of the endpoints at one moment: columns of numbers, one place for each candidate.
+
+The arrays are the caller's; nothing here or in the rules writes to them. Unknown is NaN. A candidate is named by its place in the
+snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`, read by `scheduling.schedule` and the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from epp.types import Address, Endpoint, EndpointName
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Array = TypeVar("Array", Floats, Ints)
+
+
+class Roster:
+    """Who has which slot in the fleet. Immutable: each new list of endpoints makes another one."""
+
+    __slots__ = ("addresses", "by_name", "everyone", "models", "names", "turn")
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.everyone = range(len(endpoints))
+        """All slots, in order."""
+        self.names: list[EndpointName] = [e.name for e in endpoints]
+        self.addresses: list[Address] = [e.address for e in endpoints]
+        self.models: list[str] = [e.model for e in endpoints]
+        self.by_name: list[EndpointName] = sorted(self.names)
+        """All names in the order of the alphabet."""
+        place = {name: n for n, name in enumerate(self.by_name)}
+        self.turn: Ints = np.array([place[name] for name in self.names], dtype=np.int64)
+        """For each slot, the place of its name in `by_name`."""
+
+
+class Snapshot(Struct, frozen=True, eq=False):
+    """The endpoints that may serve a request, as they are now."""
+
+    roster: Roster
+    slots: Sequence[int]
+    """The slot of each candidate; never empty."""
+    undone_tokens: Floats
+    """B: prompt tokens sent there and not yet computed, as an estimate."""
+    rate: Floats
+    """V: prompt tokens computed in a second."""
+    in_flight: Floats
+    """L: requests running or waiting there; where the metrics are stale, those that pickers know of."""
+    waiting: Floats
+    """Requests in the server's queue; NaN where the metrics are stale."""
+    kv_usage: Floats
+    """Share of the KV cache in use; NaN where the metrics are stale."""
+    has_adapter: Bools | None = None
+    """Whether the request's adapter is loaded there; None: the request names no adapter."""
+    free_slot: Bools | None = None
+    """Whether one more adapter can be loaded without dropping another; None: the request names no adapter."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def name(self, place: int) -> EndpointName:
+        return self.roster.names[self.slots[place]]
+
+    def address(self, place: int) -> Address:
+        return self.roster.addresses[self.slots[place]]
+
+    def turn(self) -> Ints:
+        """For each candidate, the place of its name in the roster's `by_name`."""
+        return self.of(self.roster.turn)
+
+    def places_of(self, addresses: Sequence[Address]) -> list[int]:
+        """Places of the candidates that have one of the addresses, in the order of the addresses."""
+        places = {self.address(place): place for place in range(len(self))}
+        return [places[address] for address in dict.fromkeys(addresses) if address in places]
+
+    def of(self, by_slot: Array) -> Array:
+        """Of a number for each slot, those of the candidates."""
+        return by_slot if self.slots is self.roster.everyone else by_slot[self.slots]
+
+    def narrowed(self, places: Ints) -> Snapshot:
+        """Of some candidates only, in the order of `places`."""
+        return Snapshot(
+            self.roster,
+            [self.slots[place] for place in places.tolist()],
+            self.undone_tokens[places],
+            self.rate[places],
+            self.in_flight[places],
+            self.waiting[places],
+            self.kv_usage[places],
+            self.has_adapter[places] if self.has_adapter is not None else None,
+            self.free_slot[places] if self.free_slot is not None else None,
+        )

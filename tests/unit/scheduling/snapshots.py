@@ -1,0 +1,70 @@
+"""Snapshots of made-up endpoints, for the tests of scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from epp.scheduling.rules import Weighed, loading_s
+from epp.scheduling.schedule import Request
+from epp.scheduling.snapshot import Roster, Snapshot
+from epp.types import Address, Endpoint, EndpointName
+
+
+@dataclass
+class Seen:
+    """One endpoint as a snapshot shows it."""
+
+    name: str
+    cached: int = 0
+    backlog: float = 0.0
+    in_flight: int = 0
+    waiting: float = 0
+    kv_usage: float = 0.0
+    rate: float = 1000.0
+    has_adapter: bool = False
+    free_slot: bool = False
+
+
+UNKNOWN = nan
+
+
+def snapshot(seen: Sequence[Seen], *, adapter: str = "") -> Snapshot:
+    roster = Roster(
+        [Endpoint(EndpointName(s.name), Address(f"10.0.0.{n + 1}", 8000)) for n, s in enumerate(seen)]
+    )
+    return Snapshot(
+        roster=roster,
+        slots=roster.everyone,
+        undone_tokens=np.array([s.backlog for s in seen], dtype=float),
+        rate=np.array([s.rate for s in seen], dtype=float),
+        in_flight=np.array([s.in_flight for s in seen], dtype=float),
+        waiting=np.array([s.waiting for s in seen], dtype=float),
+        kv_usage=np.array([s.kv_usage for s in seen], dtype=float),
+        has_adapter=np.array([s.has_adapter for s in seen]) if adapter else None,
+        free_slot=np.array([s.free_slot for s in seen]) if adapter else None,
+    )
+
+
+def request(seen: Sequence[Seen], *, prompt: int = 1000, session: str = "") -> Request:
+    return Request(
+        prompt_tokens=prompt,
+        cached_tokens=np.array([s.cached for s in seen], dtype=float),
+        session=session,
+    )
+
+
+def weighed(
+    seen: Sequence[Seen], *, prompt: int = 1000, session: str = "", adapter: str = "", load_s: float = 0.5
+) -> Weighed:
+    shown = snapshot(seen, adapter=adapter)
+    return Weighed(
+        seen=shown,
+        prompt_tokens=prompt,
+        uncached_tokens=np.array([prompt - s.cached for s in seen], dtype=float),
+        session=session,
+        load_s=loading_s(shown, load_s=load_s),
+    )

@@ -1,0 +1,76 @@
+"""The record of candidates: made when somebody looks, and then what the rule saw."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from epp.policy import Load, Lora, PolicySpec
+from epp.scheduling.record import Shown
+from epp.scheduling.schedule import Scheduler
+from epp.scheduling.snapshot import Snapshot
+from epp.types import Address
+from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
+
+SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))
+
+
+def shown(seen: list[Seen], *, adapter: str = "", look: Snapshot | None = None) -> Shown:
+    asked, look = request(seen), look or snapshot(seen, adapter=adapter)
+    choice = Scheduler(SPEC, random.Random(0)).schedule(asked, look)
+    return Shown(choice, look, asked, spec=SPEC)
+
+
+def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
+    heavy = Seen(
+        "a",
+        cached=128,
+        backlog=5000.7,
+        in_flight=2,
+        waiting=9,
+        kv_usage=0.5,
+        rate=10_000.0,
+        has_adapter=False,
+    )
+    candidate = shown([heavy, Seen("b")], adapter="sql")[1]
+    assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
+    assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
+    assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 9, 0.5)
+    assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.0)  # left out, so not scored
+    assert candidate.parts_s["backlog"] == pytest.approx(0.50007)
+    assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot is free
+    assert candidate.excluded == "waiting"
+
+
+def test_unknown_load_is_shown_as_unknown() -> None:
+    candidate = shown([Seen("a", waiting=UNKNOWN, kv_usage=UNKNOWN)])[0]
+    assert (candidate.waiting, candidate.kv_usage) == (None, None)
+
+
+def test_the_parts_sum_to_the_score() -> None:
+    seen = [Seen(n, cached=100, backlog=300, in_flight=3, rate=700.0) for n in "ab"]
+    for candidate in shown(seen, adapter="sql"):
+        assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_candidates_can_be_counted_sliced_and_gone_through_and_stay_the_same_ones(count: int) -> None:
+    candidates = shown([Seen(f"e{n:02}", in_flight=n) for n in range(count)])
+    names = [f"e{n:02}" for n in range(min(count, 10))]
+    assert len(candidates) == len(names)
+    assert [c.name for c in candidates] == names
+    assert [c.in_flight for c in candidates[:3]] == [0, 1, 2]
+    assert candidates[-1].name == names[-1]
+    assert candidates[0] is next(iter(candidates))
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_candidates_do_not_follow_columns_that_change_after_the_pick(count: int) -> None:
+    seen = [Seen(f"e{n:02}", in_flight=n, waiting=1) for n in range(count)]
+    look = snapshot(seen)
+    candidates = shown(seen, look=look)
+    for column in (look.in_flight, look.waiting, look.undone_tokens):
+        np.add(column, 100, out=column)
+    assert [(c.in_flight, c.waiting, c.backlog_tokens) for c in candidates[:2]] == [(0, 1, 0), (1, 1, 0)]

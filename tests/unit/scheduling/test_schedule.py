@@ -1,0 +1,138 @@
+"""One decision: the gain threshold, the load thresholds, who is left, and that somebody always remains."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import NoEndpointError, SaturatedError
+from epp.policy import Gain, Load, PolicySpec, RuleName
+from epp.scheduling.rules import MOST
+from epp.scheduling.schedule import Choice, Request, Scheduler, over_limits, uncached_tokens
+from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
+
+LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
+
+
+def choose(seen: list[Seen], *, rule: RuleName = "least-cost", load: Load = LOAD) -> Choice:
+    scheduler = Scheduler(PolicySpec(rule=rule, load=load), random.Random(0))
+    return scheduler.schedule(request(seen), snapshot(seen))
+
+
+def over(one: Seen, *, load: Load = LOAD) -> list[str]:
+    return list(over_limits(load, snapshot([one])))
+
+
+@pytest.mark.parametrize(
+    ("above", "at_limit", "why"),
+    [
+        (Seen("a", waiting=11), Seen("a", waiting=10), "waiting"),
+        (Seen("a", kv_usage=0.91), Seen("a", kv_usage=0.9), "kv_usage"),
+        (Seen("a", backlog=1001.0), Seen("a", backlog=1000.0), "undone"),
+    ],
+)
+def test_a_threshold_is_crossed_above_it_not_at_it(above: Seen, at_limit: Seen, why: str) -> None:
+    assert over(above) == [why]
+    assert over(at_limit) == []
+
+
+def test_unknown_load_is_over_no_threshold() -> None:
+    assert over(Seen("a", waiting=UNKNOWN, kv_usage=UNKNOWN), load=Load(max_waiting=0, max_kv_usage=0)) == []
+
+
+def test_no_undone_limit_is_no_limit() -> None:
+    assert over(Seen("a", backlog=1e12), load=Load()) == []
+
+
+def test_a_full_cache_leaves_nobody_out_unless_a_policy_says_so() -> None:
+    assert over(Seen("a", kv_usage=1.0), load=Load()) == []
+
+
+def test_endpoints_over_a_threshold_come_last_with_the_reason_of_the_first_that_they_are_over() -> None:
+    choice = choose([Seen("a", waiting=11, kv_usage=1.0), Seen("b", kv_usage=1.0), Seen("c", in_flight=9)])
+    assert choice.places[0] == 2
+    assert sorted(choice.places[1:]) == [0, 1]
+    assert [choice.excluded(place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
+
+
+def test_those_left_out_are_ordered_by_load() -> None:
+    choice = choose([Seen("a", waiting=11, in_flight=5), Seen("b", waiting=11, in_flight=3), Seen("c")])
+    assert choice.places == [2, 1, 0]
+
+
+def test_all_over_is_saturated_and_all_are_ranked() -> None:
+    choice = choose([Seen("a", waiting=11, in_flight=1), Seen("b", kv_usage=1.0)])
+    assert (choice.reason, choice.saturated, choice.left_out) == ("saturated", True, {})
+    assert choice.places == [1, 0]
+
+
+def test_all_over_is_refused_where_the_policy_says_so() -> None:
+    with pytest.raises(SaturatedError) as refused:
+        choose(
+            [Seen("a", waiting=1)], load=Load(max_waiting=0, when_saturated="Reject", retry_after_seconds=7)
+        )
+    assert refused.value.retry_after_s == 7
+
+
+def test_plain_rules_go_without_the_thresholds() -> None:
+    choice = choose([Seen("a", waiting=99), Seen("b", in_flight=1)], rule="least-load")
+    assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
+
+
+@pytest.mark.parametrize(
+    ("gain", "counts"),
+    [
+        (Gain(min_match_tokens=64), True),
+        (Gain(min_match_tokens=65), False),
+        (Gain(min_match_tokens=0, min_match_ratio=0.064), True),
+        (Gain(min_match_tokens=0, min_match_ratio=0.065), False),
+    ],
+)
+def test_matches_count_where_the_best_of_them_saves_enough(gain: Gain, *, counts: bool) -> None:
+    asked = request([Seen("a", cached=64), Seen("b", cached=16), Seen("c")])
+    uncached = uncached_tokens(asked, gain).tolist()
+    assert uncached == ([936, 984, 1000] if counts else [1000, 1000, 1000])
+
+
+def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> None:
+    seen = [Seen(name) for name in "abc"]
+    scheduler, shown = Scheduler(PolicySpec(), random.Random(0)), snapshot(seen)
+    plain = request(seen)
+    asked = Request(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
+    choice = scheduler.schedule(asked, shown)
+    assert (choice.places, choice.reason) == ([2, 0], "prescribed")
+    with pytest.raises(NoEndpointError):
+        scheduler.schedule(Request(plain.prompt_tokens, plain.cached_tokens, prescribed=[]), shown)
+
+
+ENDPOINTS = st.lists(
+    st.builds(
+        Seen,
+        st.just("e"),
+        cached=st.integers(0, 999),
+        waiting=st.integers(0, 20) | st.just(UNKNOWN),
+        kv_usage=st.floats(0, 1) | st.just(UNKNOWN),
+        backlog=st.floats(0, 2000),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(ENDPOINTS)
+def test_somebody_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(seen: list[Seen]) -> None:
+    seen = [Seen(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
+    choice = choose(seen)
+    heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}
+    assert len(choice.places) == len(set(choice.places)) == min(MOST, len(seen))
+    assert choice.saturated == (len(heavy) == len(seen))
+    if choice.saturated:
+        assert not choice.left_out
+        return
+    assert {n for n in range(len(seen)) if choice.excluded(n)} == heavy
+    shown_light = [place for place in choice.places if place not in heavy]
+    assert shown_light == choice.places[: len(shown_light)]
+    assert len(shown_light) == min(MOST, len(seen) - len(heavy))
