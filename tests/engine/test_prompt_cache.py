@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from model_server.core.engine import Engine, EngineConfig
+from model_server.core.engine import Engine, EngineConfig, TokenOutput
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.core.sampling import SamplingParams
 from model_server.runners.hf.model import PagedModel
@@ -60,6 +60,33 @@ def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: fl
         expected = plain_logits(tiny("llama"), again.token_ids)
         for end in range(len(prompt), len(again.token_ids)):
             assert again.token_ids[end] == int(expected[end - 1].argmax())
+
+
+def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_model() -> None:
+    """Two requests write into copies of one kept block of 5 tokens, at the same time, and go on with different tokens."""
+    prompt = tokens(21, seed=1)
+    engine = engine_of(entries=4)
+    run(engine, ask("first", prompt, temperature=0.0, seed=1))
+    requests = [ask(f"again {seed}", prompt, temperature=1.5, seed=seed) for seed in (2, 3)]
+    for request in requests:
+        engine.add(request)
+    told: dict[str, list[TokenOutput]] = {}
+    num_copies = 0
+    while engine.num_unfinished:
+        plan = engine.begin(now=0.0)
+        num_copies += len(plan.copies)
+        for output in engine.finish(plan, engine.runner.execute(plan), now=0.0):
+            told.setdefault(output.request.request_id, []).append(output)
+    assert num_copies == 2, "one block for each of them"
+    assert requests[0].token_ids != requests[1].token_ids
+    for request in requests:
+        expected = plain_logits(tiny("llama"), request.token_ids).log_softmax(-1)
+        for end, output in enumerate(told[request.request_id], start=len(prompt)):
+            assert output.logprobs is not None
+            right = expected[end - 1]
+            assert output.logprobs.logprob == pytest.approx(float(right[output.token_id]), abs=1e-4)
+            for token, logprob in output.logprobs.top:
+                assert logprob == pytest.approx(float(right[token]), abs=1e-4)
 
 
 def test_what_is_kept_of_a_step_is_one_row_of_its_logits() -> None:

@@ -28,7 +28,7 @@ from model_server.tiers.similarity import threshold
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.view import MemorySource, SelectiveView
 from model_server.weights.known import SMOLLM2, find
-from tests.bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, measure
+from tests.bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
 from tests.bench.tiers.samples import Sequencer, documents
 from tests.engine.harness import tokens
 from tests.engine.tiny_models import tiny
@@ -359,7 +359,7 @@ def smollm2() -> tuple[Path, Any]:
     return folder, hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_their_choice_is_good(
+def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_half_of_the_tokens_answer_within_the_rows_bounds(
     smollm2: tuple[Path, Any],
 ) -> None:
     folder, module = smollm2
@@ -371,4 +371,14 @@ def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_their_choice_
         assert fmean(found[ratio, PROBE].similarity) > threshold(round(128 * ratio), 128)
         assert 5 * fmean(found[ratio, PROBE].kl) < fmean(found[ratio, RANDOM].kl)
         assert fmean(found[ratio, ORACLE].kl) < fmean(found[ratio, PROBE].kl)
-    assert fmean(found[0.5, PROBE].same) > fmean(found[0.5, RANDOM].same)
+    half = found[0.5, PROBE]
+    print(
+        "\n002-7: at 50 %: "
+        + ", ".join(
+            f"{name}: same token {fmean(found[0.5, name].same):.3f}, KL {fmean(found[0.5, name].kl):.3f}"
+            for name in (PROBE, SINKS, ORACLE, RANDOM)
+        )
+    )
+    assert fmean(half.same) >= 0.93
+    assert fmean(half.kl) <= 0.08
+    assert fmean(half.same) > fmean(found[0.5, RANDOM].same)

@@ -1,4 +1,4 @@
-"""Row 002-3 on a real model's choices, and the parts of the benchmark on large shapes: systems, disks, computing, the report."""
+"""Row 002-3 on a real model's choices, row 002-5 in bytes, and the parts of the benchmark on large shapes: systems, disks, computing, the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.bench.tiers import report
 from tests.bench.tiers.disks import DirectDisk
 from tests.bench.tiers.patterns import PROBED_HEADS, Patterns, Recipe, record
 from tests.bench.tiers.shapes import SHAPES, RealCompute
-from tests.bench.tiers.systems import COUNTED, OURS, PACKED, PROBED, SYSTEMS
+from tests.bench.tiers.systems import COUNTED, EVERYTHING, FEW_CHUNKS, OURS, PACKED, PROBED, SYSTEMS, TOP_K
 
 
 def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept_on_a_real_model() -> None:
@@ -95,6 +95,17 @@ def test_each_system_serves_prefixes_from_each_disk(
     picture = ET.fromstring(report.svg(rows))
     assert len(list(picture.iter())) > 10
     assert list(tmp_path.iterdir()) == [], "nothing stays on the disk"
+
+
+def test_002_5_with_small_tiers_less_than_half_of_the_strongest_rivals_bytes_are_read(
+    made_up: Patterns, tmp_path: Path
+) -> None:
+    """The rival is the document's: importance of all heads, LFU. Its times need a disk: `make bench-tiers`, docs/tiers.md."""
+    rows = rows_of(made_up, ["--disk", "counted", "--folder", str(tmp_path)])
+    read = {row["system"]: row["bytes"] for row in rows}
+    assert read[TOP_K.name] >= 2 * read[OURS.name], "the document's three techniques"
+    assert read[TOP_K.name] >= 2 * read[FEW_CHUNKS.name], "the default"
+    assert read[EVERYTHING.name] >= 2 * read[FEW_CHUNKS.name]
 
 
 def test_bytes_are_the_same_by_width_on_every_disk(made_up: Patterns, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, of its bound K, and of three policies.
 
-Run with `python -m tests.bench.model_server.bench_hit_rate [--json FILE]`, half a minute. Counts, not times.
+Run with `python -m tests.bench.model_server.bench_hit_rate [--json FILE]`, two minutes. Counts, not times.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_server.core.cache_options import CacheOptions
@@ -13,6 +15,7 @@ from model_server.core.eviction import EVICTION_NAMES
 from tests.bench.model_server.report_workload import (
     NUM_REQUESTS,
     PROMPT_TOKENS,
+    expected_rate,
     linear_fit,
     mixed_trace,
     prompts,
@@ -24,6 +27,12 @@ REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blo
 ANSWER_TOKENS = (30, 90)
 PLENTY = 20_000
 BOUNDS = (5, 10, 20, 40, 80, 120, 160, 320, 2000)
+FAMILY = (20, 80, 160, 320, 640, 2000)
+REPORTED_RATE = 0.0814
+REPORTED_PROMPTS = {
+    "5, as GPT-2's and SmolLM2's tokenizers cut it": 5,
+    "6, with a BOS token, as OPT's and Llama's": 6,
+}
 POOLS = (400, 600, 800, 1200, 1600, 2400)
 
 
@@ -38,15 +47,62 @@ def figure_1(answer_tokens: tuple[int, int] = ANSWER_TOKENS) -> list[tuple[float
     return points
 
 
-def identical_prompts(*, prompt_tokens: int = 6, answer_tokens: int = 64) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Of one bound K: for each p the share of prompts found, and the one that is expected."""
+
+    bound: int
+    points: list[tuple[float, float, float]]
+
+    @property
+    def r_squared(self) -> float:
+        return linear_fit([(p, rate) for p, rate, _ in self.points])[2]
+
+
+def family(
+    *,
+    bounds: Sequence[int] = FAMILY,
+    tenths: Sequence[int] = range(1, 11),
+    answer_tokens: tuple[int, int] = ANSWER_TOKENS,
+) -> list[Curve]:
+    """Row 000-5 at several K."""
+    curves = []
+    for bound in bounds:
+        options = replace(REPORT, max_unused_blocks=bound, hash_algorithm="xxh3")
+        points = []
+        for tenth in tenths:
+            p = tenth / 10
+            found = run(
+                prompts(p, seed=tenth), num_blocks=PLENTY, options=options, answer_tokens=answer_tokens
+            )
+            expected = expected_rate(p, bound=bound, answer_tokens=answer_tokens)
+            points.append((p, found.prompt_rate, expected))
+        curves.append(Curve(bound, points))
+    return curves
+
+
+def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
+    """Tokens of an answer, on the average, with which 8.14 % of all tokens are those of a prompt seen before, and the rate seen there.
+
+    A prompt is found 999 of 1,000 times: rate = 0.999 n / (n + answer).
+    """
+    answer = prompt_tokens * ((NUM_REQUESTS - 1) / NUM_REQUESTS / REPORTED_RATE - 1)
+    longest = round(2 * answer) - 1
+    rates = identical_prompts(prompt_tokens=prompt_tokens, answer_tokens=(1, longest))
+    return answer, rates["prompt tokens covered, of whole sequences"]
+
+
+def identical_prompts(
+    *, prompt_tokens: int = 6, answer_tokens: tuple[int, int] = (64, 64)
+) -> dict[str, float]:
     """Row 000-6: "What is your name?", 1,000 times."""
     found = run(
         ([100 + i for i in range(prompt_tokens)] for _ in range(NUM_REQUESTS)),
         num_blocks=PLENTY,
         options=REPORT,
-        answer_tokens=(answer_tokens, answer_tokens),
+        answer_tokens=answer_tokens,
     )
-    total = prompt_tokens + answer_tokens
+    total = prompt_tokens + sum(answer_tokens) / 2
     return {
         "prompts found": found.prompt_rate,
         "prompt tokens covered, of whole sequences": found.whole_sequence_rate,
@@ -108,8 +164,18 @@ def main() -> None:
     show(
         "000-6: one prompt of 6 tokens, 64 answered, 1,000 times", ("rate", "value"), list(identical.items())
     )
-    print(
-        f"\n000-6: a rate of 8.14 % over whole sequences means {6 / 0.0814:.1f} tokens each, 6 of them prompt"
+    reported = [(name, *answers_for_the_reported_rate(tokens)) for name, tokens in REPORTED_PROMPTS.items()]
+    show(
+        "000-6: answers that make the report's 8.14 %",
+        ("prompt tokens", "tokens of an answer", "rate seen there"),
+        reported,
+    )
+
+    curves = family()
+    show(
+        "000-5: prompts found by K, and expected",
+        ("K", *(f"p={p}" for p, _, _ in curves[0].points), "R squared"),
+        [[c.bound, *(f"{r:.3f} ({e:.3f})" for _, r, e in c.points), c.r_squared] for c in curves],
     )
 
     sweep = sweep_of_the_bound()
@@ -124,7 +190,9 @@ def main() -> None:
         args.json,
         {
             "000-5": {"points": points, "slope": slope, "intercept": intercept, "r_squared": r_squared},
+            "000-5 by K": [{"K": c.bound, "points": c.points, "r_squared": c.r_squared} for c in curves],
             "000-6": identical,
+            "000-6 as reported": reported,
             "000-bound": sweep,
             "000-8": {"steady": policies, "drifting": drifting},
         },

@@ -40,6 +40,15 @@ def of_hit_rates(content: Content) -> Pictures:
             x_label="p, the share of prompts from the 20 frequent ones",
             y_label="share found",
         ),
+        "hit-rate-by-k": line_chart(
+            "000-5: prompts found against p, by K",
+            [
+                Line(f"K = {curve['K']:,}", [(p, rate) for p, rate, _ in curve["points"]])
+                for curve in content["000-5 by K"]
+            ],
+            x_label="p, the share of prompts from the 20 frequent ones",
+            y_label="share found",
+        ),
         "bound": line_chart(
             "000: prompts found against the bound K, p = 0.8",
             [Line("", [(bound, rate) for bound, rate in content["000-bound"]])],

@@ -119,6 +119,20 @@ def run(
     return found
 
 
+def expected_rate(p: float, *, bound: int, answer_tokens: tuple[int, int]) -> float:
+    """What share of the report's prompts should be found where `bound` unused blocks keep their content.
+
+    A frequent sequence comes again with the chance p/20 of each request, and every request leaves its blocks behind. So it is found if it
+    comes within bound / (blocks of a request) requests; the first time of each sequence finds nothing.
+    """
+    shortest, longest = answer_tokens
+    lengths = [PROMPT_TOKENS + answer for answer in range(shortest, longest + 1)]
+    blocks_each = sum(-(-length // BLOCK_TOKENS) for length in lengths) / len(lengths)
+    remembered = bound / blocks_each
+    comes_again: float = 1 - (1 - p / FREQUENT_SEQUENCES) ** remembered
+    return (p - FREQUENT_SEQUENCES / NUM_REQUESTS) * comes_again
+
+
 def linear_fit(points: list[tuple[float, float]]) -> tuple[float, float, float]:
     """Slope, intercept and R squared of the line of least squares."""
     n = len(points)

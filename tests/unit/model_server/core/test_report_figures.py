@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from model_server.core.cache_options import CacheOptions
 from tests.bench.model_server.bench_hit_rate import (
+    answers_for_the_reported_rate,
+    family,
     figure_1,
     identical_prompts,
     policies_on_one_trace,
@@ -26,12 +30,31 @@ def test_000_5_full_blocks_alone_find_none_of_the_reports_prompts() -> None:
     assert found.hit_tokens == 0
 
 
-def test_000_6_one_prompt_repeated_is_found_whole_and_is_a_twelfth_of_the_sequences() -> None:
+def test_000_5_a_small_bound_bends_the_line_as_the_time_between_two_uses_says() -> None:
+    few, plenty = family(bounds=(8, 400), tenths=(1, 4, 7, 10), answer_tokens=(5, 20))
+    for curve in (few, plenty):
+        told = ", ".join(f"{rate:.3f} ({expected:.3f})" for _, rate, expected in curve.points)
+        print(f"\n000-5: K = {curve.bound}: {told}, R squared {curve.r_squared:.3f}")
+        assert all(abs(rate - expected) < 0.04 for _, rate, expected in curve.points)
+    assert few.r_squared < 0.97
+    assert plenty.r_squared > 0.99
+
+
+def test_000_6_one_prompt_repeated_is_found_whole_and_covers_the_share_that_its_length_gives() -> None:
     rates = identical_prompts()
     print("\n000-6: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates.items()))
     assert rates["prompts found"] >= 0.99
     assert abs(rates["prompt tokens covered, of whole sequences"] - rates["expected"]) < 0.01
     assert abs(rates["prompt tokens not computed, of whole sequences"] - rates["expected for those"]) < 0.01
+
+
+@pytest.mark.parametrize(("prompt_tokens", "expected"), [(5, 56.4), (6, 67.6)])
+def test_000_6_the_rate_is_the_reports_8_14_percent_where_answers_have_56_or_68_tokens(
+    prompt_tokens: int, expected: float
+) -> None:
+    answer, rate = answers_for_the_reported_rate(prompt_tokens)
+    assert answer == pytest.approx(expected, abs=0.1)
+    assert rate == pytest.approx(0.0814, abs=0.004)
 
 
 def test_000_3_a_larger_pool_of_unused_blocks_never_finds_less() -> None:
