@@ -140,6 +140,7 @@ class App:
         self._metrics = Metrics(decisions=decisions, state=self._status)
         self._listen = Listen(
             address=config.listen.addresses(workers=config.workers)[worker],
+            transport=config.listen.transport,
             tls=config.listen.tls,
             socket_mode=config.listen.socket_mode,
         )

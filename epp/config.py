@@ -48,6 +48,12 @@ class Listen(_Section, frozen=True):
             description="`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N` added."
         ),
     ] = "127.0.0.1:9002"
+    transport: Annotated[
+        Literal["http2", "grpcio"],
+        Meta(
+            description="What carries the streams: our own HTTP/2 on the event loop, or grpcio's server, at two to three times the CPU."
+        ),
+    ] = "http2"
     tls: Tls | None = None
     socket_mode: Annotated[
         str,

@@ -1,59 +1,78 @@
 """TLS of the ext_proc server: certificates as files, read again when they change.
 
-gRPC asks for the configuration at each handshake, on a thread of its own; a look at three modification times answers it. Files
-that cannot be read (half-way through a renewal, say) leave the certificates that work in place; the next handshake looks again.
+A look at the files' modification times answers whether they did; each transport looks before a handshake. Files that cannot be
+read or do not fit together (half-way through a renewal, say) leave the certificates that work in place.
 """
 
 from __future__ import annotations
 
 import logging
+import ssl
+from collections.abc import Callable
 from pathlib import Path
-
-import grpc
+from typing import Generic, TypeVar
 
 from epp.config import Tls
 from epp.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+_Made = TypeVar("_Made")
 
 
-class Certificates:
-    def __init__(self, tls: Tls) -> None:
+class Certificates(Generic[_Made]):
+    """What `read` makes of the files, as they were when they last fitted together. `read` may raise OSError and SSLError."""
+
+    def __init__(self, tls: Tls, read: Callable[[Tls], _Made]) -> None:
         self._tls = tls
+        self._read = read
         self._files = [Path(p) for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p]
         try:
             self._seen = self._stamp()
-            self._first = self._read()
+            self.latest = read(tls)
+        except ssl.SSLError as error:
+            raise ConfigError(f"listen.tls: {tls.cert_file}, {tls.key_file}: {_words(error)}") from error
         except OSError as error:
             raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """Clients must show a certificate where a client CA is configured."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._first,
-            self._changed,  # type: ignore[arg-type]  # None is allowed, and means: no change
-            require_client_authentication=bool(self._tls.client_ca_file),
-        )
-
-    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The new certificates; None: what is in use stays."""
+    def refresh(self) -> bool:
+        """Look at the files. True: `latest` is new."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:
-                return None
-            fresh = self._read()
-        except OSError as error:
-            _log.warning("certificates cannot be read, the old ones stay: %s", error)
-            return None
+                return False
+            self.latest = self._read(self._tls)
+        except OSError as error:  # ssl.SSLError is one
+            _log.warning("certificates cannot be used, the old ones stay: %s", error)
+            return False
         self._seen = stamp
         _log.info("certificates were renewed: %s", self._tls.cert_file)
-        return fresh
+        return True
+
+    def current(self) -> _Made:
+        self.refresh()
+        return self.latest
 
     def _stamp(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in self._files]
         return [(s.st_mtime_ns, s.st_ino, s.st_size) for s in stats]
 
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        cert, key = Path(self._tls.cert_file).read_bytes(), Path(self._tls.key_file).read_bytes()
-        ca = Path(self._tls.client_ca_file).read_bytes() if self._tls.client_ca_file else None
-        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+def ssl_context(tls: Tls) -> ssl.SSLContext:
+    """Of a server of HTTP/2. Clients must show a certificate where a client CA is configured. OSError, ssl.SSLError."""
+    for path in (tls.cert_file, tls.key_file, tls.client_ca_file):
+        if path:
+            Path(path).read_bytes()  # ssl's own error does not name the file
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(tls.cert_file, tls.key_file)
+    if tls.client_ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+        # As gRPC does: the file may name an intermediate authority, or one client's own certificate.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(tls.client_ca_file)
+    return context
+
+
+def _words(error: ssl.SSLError) -> str:
+    return error.reason or str(error)

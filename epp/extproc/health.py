@@ -1,4 +1,4 @@
-"""The gRPC health service of the picker, under the names that data planes and kubelets ask for.
+"""What the picker says of its health, under the names that data planes and kubelets ask for.
 
 `liveness` is serving as long as the process answers; the others follow readiness, which a drain takes away first so that data
 planes go elsewhere while streams in flight finish. An unknown service is SERVICE_UNKNOWN in Watch and in Check alike: the endpoint
@@ -7,39 +7,43 @@ picker protocol asks for that status, where gRPC's own convention for Check woul
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from collections.abc import Callable
+from typing import Final
 
 from epp.extproc.codec import SERVICE
 
 LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"
 _FOLLOW_READINESS: Final = ("", READINESS, SERVICE)
+SERVICES: Final = (LIVENESS, *_FOLLOW_READINESS)
 
-
-class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking ships no types
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's name and signature
-        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        return health_pb2.HealthCheckResponse(status=self._server_status.get(request.service, unknown))
+# HealthCheckResponse.ServingStatus of grpc.health.v1.
+SERVING: Final = 1
+NOT_SERVING: Final = 2
+SERVICE_UNKNOWN: Final = 3
 
 
 class Health:
+    """The statuses, and who wants to hear when they change."""
+
     def __init__(self) -> None:
-        self._servicer = _Servicer()
+        self.ready = False
+        self._listeners: set[Callable[[], None]] = set()
 
-    def register(self, server: grpc.aio.Server) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+    def status(self, service: str) -> int:
+        if service == LIVENESS:
+            return SERVING
+        if service in _FOLLOW_READINESS:
+            return SERVING if self.ready else NOT_SERVING
+        return SERVICE_UNKNOWN
 
-    async def set_live(self) -> None:
-        await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+    def set_ready(self, *, ready: bool) -> None:
+        if ready != self.ready:
+            self.ready = ready
+            for told in list(self._listeners):
+                told()
 
-    async def set_ready(self, *, ready: bool) -> None:
-        serving, not_serving = (
-            health_pb2.HealthCheckResponse.SERVING,
-            health_pb2.HealthCheckResponse.NOT_SERVING,
-        )
-        for service in _FOLLOW_READINESS:
-            await self._servicer.set(service, serving if ready else not_serving)
+    def follow(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` after each change, until the function that comes back is called."""
+        self._listeners.add(told)
+        return lambda: self._listeners.discard(told)

@@ -25,6 +25,7 @@ from tests.harness.envoy import EnvoyProcess, bootstrap_document, running_envoy
 from tests.harness.fake_picker import FakePicker, running_fake_picker
 from tests.harness.ports import free_ports, free_run
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
+from tests.harness.transport import transport
 
 Edit = Callable[[dict[str, Any]], None]
 """Changes a bootstrap document in place."""
@@ -39,7 +40,7 @@ def config_in(directory: Path, *, workers: int = 1, **fields: Any) -> Config:
     document: dict[str, Any] = {
         "endpointsFile": str(directory / "endpoints.yaml"),
         "workers": workers,
-        "listen": {"address": f"unix:{directory}/picker.sock"},
+        "listen": {"address": f"unix:{directory}/picker.sock", "transport": transport()},
         "admin": {"address": f"127.0.0.1:{free_run(workers)}"},
         "envoy": {
             "listen": f"127.0.0.1:{listen}",

@@ -1,4 +1,4 @@
-"""The ext_proc service over a real gRPC channel: wire, health, drain, TLS, and what a broken stream leaves behind."""
+"""The ext_proc service over a real gRPC channel, on either transport: wire, health, drain, TLS, and what broken streams leave."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,6 +28,7 @@ from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.transport import both_transports, transport  # noqa: F401 - every test runs on both
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 KEY = "x-gateway-destination-endpoint"
@@ -100,7 +102,7 @@ async def serving(
     picker: Picker | None = None,
     ready: bool = True,
 ) -> AsyncIterator[Rig]:
-    listen = listen or Listen(address="127.0.0.1:0")
+    listen = msgspec.structs.replace(listen or Listen(address="127.0.0.1:0"), transport=transport())
     picker, seen = picker or make_picker(), Seen()
     server = ExtProcServer(picker, seen, listen=listen, settings=settings or StreamSettings())
     await server.start(ready=ready)
@@ -333,6 +335,7 @@ async def test_a_drain_ends_in_time_whatever_is_in_flight() -> None:
         assert rig.server.streams == 1
         await rig.server.stop()
         assert await stuck.call.code() is not grpc.StatusCode.OK
+        await rig.settled()
         assert rig.in_flight() == 0
 
 

@@ -1,0 +1,139 @@
+"""ext_proc streams between a transport and the state machine: one message's bytes in, the bytes of its answers out.
+
+Owns the streams in flight, whichever transport carries them, and the drain's part that concerns them. Synchronous: between
+two messages the picker is called without a pause, so requests never interleave inside it.
+
+Invariant: however a stream ends, its `HttpStream` is closed, so that no booking outlives it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from epp.decision import Observer
+from epp.extproc.codec import decode, encode
+from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.response import PickerPort, StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.policy import Policy
+
+MESSAGE_SLACK_BYTES: Final = 2**20
+"""Room for what surrounds a body in its message."""
+
+
+class Streams:
+    """All streams of one server."""
+
+    def __init__(
+        self,
+        picker: PickerPort,
+        observer: Observer,
+        *,
+        settings: StreamSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self.picker = picker
+        self.observer = observer
+        self.settings = settings
+        self.clock = clock
+        self.live: set[Conversation] = set()
+        self._policy: Policy | None = None
+        self._names: frozenset[str] = frozenset()
+        self._untidied = False
+
+    @property
+    def max_message_bytes(self) -> int:
+        """A longer message holds a body that is refused anyway, or nonsense."""
+        return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
+
+    def open(self, let_go: Callable[[], None]) -> Conversation:
+        """A stream began. `let_go`: called when a drain ended it, so that the transport ends it with OK."""
+        conversation = Conversation(self, let_go)
+        self.live.add(conversation)
+        return conversation
+
+    def drain(self) -> None:
+        """Let go of every stream that has answered response headers, now and from now on."""
+        self.settings = dataclasses.replace(self.settings, hold_streams=False)
+        now = self.clock()
+        for conversation in list(self.live):
+            conversation.stream.hold = False
+            if conversation.may_end:
+                conversation.detach(now=now)
+                conversation.let_go()
+
+    def tidy(self) -> None:
+        """Eviction after a pick, once its answer is written."""
+        if self._untidied:
+            self._untidied = False
+            self.picker.housekeep(now=self.clock())
+
+    def picked(self) -> None:
+        self._untidied = True
+
+    def wanted(self) -> frozenset[str]:
+        """Names of the request headers to decode; they follow the policy."""
+        policy = self.picker.policy
+        if policy is not self._policy:
+            spec, self._policy = policy.spec, policy
+            self._names = request_names(session_header=spec.session_header, debug_header=spec.debug_header)
+        return self._names
+
+    def check_integrity(self) -> None:
+        for conversation in self.live:
+            conversation.stream.check_integrity()
+
+
+class Conversation:
+    """One stream. `receive` each message; when `may_end`, `detach` and end it with OK; `close` at the end, whatever happened."""
+
+    __slots__ = ("_names", "_picked", "_streams", "let_go", "stream")
+
+    def __init__(self, streams: Streams, let_go: Callable[[], None]) -> None:
+        self._streams = streams
+        self._names = streams.wanted()
+        self._picked = False
+        self.let_go = let_go
+        self.stream = HttpStream(
+            streams.picker,
+            streams.observer,
+            settings=streams.settings,
+            new_request_id=_new_request_id,
+            timer=time.perf_counter,
+        )
+
+    def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:
+        """The answers to one message. StreamProtocolError: end the stream with its reason."""
+        stream = self.stream
+        event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=stream.first)
+        answers = [encode(action) for action in stream.receive(event, now=now)]
+        if not self._picked and stream.picked:
+            self._picked = True
+            self._streams.picked()
+        return answers
+
+    @property
+    def picked(self) -> bool:
+        return self._picked
+
+    @property
+    def may_end(self) -> bool:
+        """The stream is not needed any more: it has answered, and is not held."""
+        return not self.stream.hold and self.stream.can_detach
+
+    def detach(self, *, now: float) -> None:
+        self._streams.live.discard(self)
+        self.stream.detach(now=now)
+
+    def close(self, *, now: float, broken: bool = False) -> None:
+        """Idempotent. broken: the picker itself failed."""
+        self._streams.live.discard(self)
+        self.stream.close(now=now, broken=broken)
+
+
+def _new_request_id() -> str:
+    return uuid.uuid4().hex

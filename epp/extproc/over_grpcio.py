@@ -1,0 +1,208 @@
+"""The ext_proc service and the health service on grpc.aio: the second transport, where `listen.transport` asks for it.
+
+Messages reach the handler as raw bytes, so that what is not needed is not decoded. A stream is read and answered in its own
+handler. It costs two to three times the CPU of `over_http2`, and is here to compare with and to fall back on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from epp.config import Listen, Tls
+from epp.errors import ConfigError
+from epp.extproc.certificates import Certificates
+from epp.extproc.codec import SERVICE
+from epp.extproc.conversation import Conversation, Streams
+from epp.extproc.events import StreamProtocolError
+from epp.extproc.health import SERVICES, Health
+from epp.extproc.listening import cannot_listen, require_folder
+from epp.types import Address
+
+_log = logging.getLogger(__name__)
+_EOF: Final[object] = grpc.aio.EOF
+
+
+class GrpcioTransport:
+    def __init__(self, streams: Streams, health: Health, *, listen: Listen) -> None:
+        self._streams = streams
+        self._health = health
+        self._listen = listen
+        self._servicer = _Servicer()
+        self._server: grpc.aio.Server | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
+        server = self._server = grpc.aio.server(options=self._options())
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        await self._tell_health()
+        self._health.follow(self._health_changed)
+        port = self._bind(server)
+        await server.start()
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the socket, and cancel what is still in flight after `grace_s`."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(grace_s)
+
+    def check_integrity(self) -> None:
+        """GRPC keeps its own."""
+
+    def _health_changed(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell_health(), name="gRPC health")
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell_health(self) -> None:
+        for service in SERVICES:
+            await self._servicer.set(service, self._health.status(service))
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self._streams.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # A taken port is a mistake to report, not one to share.
+            # A data plane with keepalives of a second would else be dropped with all its streams.
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Streams that come in the same moment wait their turn; by default some of over 1,000 are refused by chance.
+            ("grpc.server.max_pending_requests", 2**31 - 1),
+            ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
+        ]
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address, tls = self._listen.address, self._listen.tls
+        _require_free(address)
+        try:
+            if tls is not None:
+                port = server.add_secure_port(address, _credentials(tls))
+            else:
+                port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
+        if not address.startswith("unix:"):
+            return port
+        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
+        try:
+            Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
+        except OSError as error:
+            raise ConfigError(f"listen.socketMode: {address}: {error.strerror}") from error
+        return 0
+
+    async def _process(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        reading = [False]
+        """Whether the handler waits for the data plane, and may be woken to end."""
+
+        def let_go() -> None:
+            if reading[0]:
+                task.cancel()
+
+        streams = self._streams
+        conversation = streams.open(let_go)
+        broken = False
+        try:
+            await self._converse(conversation, context, reading)
+        except StreamProtocolError as error:
+            streams.observer.protocol_error(error.reason)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.reason)
+        except asyncio.CancelledError:
+            if not conversation.stream.closed:
+                raise
+            task.uncancel()  # The drain's doing: the stream is let go and ends with OK.
+        except Exception:
+            broken = True
+            raise
+        finally:
+            conversation.close(now=streams.clock(), broken=broken)
+
+    async def _converse(
+        self,
+        conversation: Conversation,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        reading: list[bool],
+    ) -> None:
+        streams = self._streams
+        while not conversation.may_end:
+            reading[0] = True
+            data = await _read(context)
+            reading[0] = False
+            if data is _EOF:
+                return
+            answers = conversation.receive(data, now=streams.clock())
+            del data  # A body must not stay in memory until the next message.
+            for answer in answers:
+                await context.write(answer)
+            streams.tidy()
+        conversation.detach(now=streams.clock())
+
+
+async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:
+    """The next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes (grpc/grpc#43360)."""
+    reading = asyncio.ensure_future(context.read())
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        reading.add_done_callback(_look_at)
+        raise
+
+
+def _look_at(reading: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more, so that asyncio would log its error."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking ships no types
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's name and signature
+        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        return health_pb2.HealthCheckResponse(status=self._server_status.get(request.service, unknown))
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """GRPC asks for the configuration at each handshake, on a thread of its own; None means: what is in use stays."""
+    certificates = Certificates(tls, _read_certificates)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.latest,
+        lambda: certificates.latest if certificates.refresh() else None,  # type: ignore[arg-type, return-value]
+        require_client_authentication=bool(tls.client_ca_file),
+    )
+
+
+def _read_certificates(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    cert, key = Path(tls.cert_file).read_bytes(), Path(tls.key_file).read_bytes()
+    ca = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
+    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+
+def _require_free(address: str) -> None:
+    """ConfigError where it cannot be listened on, with the reason: gRPC's own error has none."""
+    if address.startswith("unix:"):
+        require_folder(Path(address.removeprefix("unix:")))
+        return
+    if address.endswith(":0"):  # any free one
+        return
+    wanted = Address.parse(address)
+    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((wanted.host, wanted.port))
+            probe.listen(1)
+    except OSError as error:
+        raise cannot_listen(address, error) from error

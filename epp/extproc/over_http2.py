@@ -1,0 +1,219 @@
+"""The ext_proc service and the health service on our own HTTP/2 (`epp.http2`): the default transport.
+
+Owns the listening socket. A stream is a handler without a task: each message is answered in the turn in which it was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from epp.config import Listen
+from epp.extproc.certificates import Certificates, ssl_context
+from epp.extproc.codec import SERVICE
+from epp.extproc.conversation import Streams
+from epp.extproc.events import StreamProtocolError
+from epp.extproc.health import Health
+from epp.extproc.listening import cannot_listen, require_folder
+from epp.http2.edge import Call, Handler, Http2Server, Service
+from epp.http2.limits import Limits
+from epp.http2.messages import INTERNAL, INVALID_ARGUMENT, OK
+
+_HEALTH: Final = "grpc.health.v1.Health"
+_MAX_PEERS: Final = 4096
+_RESERVED_FILES: Final = 256
+"""File descriptors that connections leave to everything else: scrapes, pages, the API server, other pickers."""
+_HELD_MESSAGES: Final = 4
+"""Unfinished messages of the largest size that all connections together may hold."""
+_BACKLOG: Final = 1024
+
+
+class Http2Transport:
+    def __init__(self, streams: Streams, health: Health, *, listen: Listen) -> None:
+        self._streams = streams
+        self._listen = listen
+        self._health = health
+        self._server = Http2Server(
+            self._services(),
+            limits=Limits(max_message_bytes=streams.max_message_bytes),
+            max_held_bytes=_HELD_MESSAGES * streams.max_message_bytes,
+            max_peers=_max_peers(),
+            clock=streams.clock,
+            on_fault=streams.observer.protocol_error,
+            after_writing=streams.tidy,
+        )
+
+    async def start(self) -> int:
+        """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
+        tls = self._listen.tls
+        certificates = None if tls is None else Certificates(tls, ssl_context)
+        sock = _bound(self._listen)
+        await self._server.start(sock, context=None if certificates is None else certificates.current)
+        return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+    def check_integrity(self) -> None:
+        self._server.check_integrity()
+
+    def _services(self) -> Mapping[str, Service]:
+        streams, health = self._streams, self._health
+        return {
+            f"/{SERVICE}/Process": lambda call: _Process(call, streams),
+            f"/{_HEALTH}/Check": lambda call: _Check(call, health),
+            f"/{_HEALTH}/Watch": lambda call: _Watch(call, health),
+        }
+
+
+class _Process(Handler):
+    """One HTTP request of the data plane."""
+
+    __slots__ = ("_call", "_conversation", "_streams")
+
+    def __init__(self, call: Call, streams: Streams) -> None:
+        self._call = call
+        self._streams = streams
+        self._conversation = streams.open(self._let_go)
+
+    def message(self, data: bytes, *, now: float) -> None:
+        call, conversation = self._call, self._conversation
+        if not conversation.picked and not call.is_open:
+            return  # The data plane has given up waiting: a pick would be for nobody.
+        try:
+            for answer in conversation.receive(data, now=now):
+                call.send(answer)
+        except StreamProtocolError as error:
+            self._streams.observer.protocol_error(error.reason)
+            call.end(INVALID_ARGUMENT, error.reason)
+            conversation.close(now=now)
+            return
+        if conversation.may_end:
+            conversation.detach(now=now)
+            call.end(OK)
+
+    def half_closed(self, *, now: float) -> None:
+        self._call.end(OK)
+        self._conversation.close(now=now)
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        self._conversation.close(now=now, broken=broken)
+
+    def _let_go(self) -> None:
+        self._call.end(OK)
+
+
+class _Check(Handler):
+    """One question, one answer."""
+
+    def __init__(self, call: Call, health: Health) -> None:
+        self._call = call
+        self._health = health
+
+    def message(self, data: bytes, *, now: float) -> None:
+        service = _asked(data)
+        if service is None:
+            self._call.end(INTERNAL, "the message cannot be read")
+            return
+        self._call.send(_told(self._health.status(service)))
+        self._call.end(OK)
+
+    def half_closed(self, *, now: float) -> None:
+        self._call.end(INTERNAL, "no message came")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        pass
+
+
+class _Watch(Handler):
+    """One question; an answer at once, and after each change until the caller goes."""
+
+    def __init__(self, call: Call, health: Health) -> None:
+        self._call = call
+        self._health = health
+        self._service: str | None = None
+        self._status = 0
+        self._stop_following: Callable[[], None] = lambda: None
+
+    def message(self, data: bytes, *, now: float) -> None:
+        service = _asked(data)
+        if service is None or self._service is not None:
+            self._stop_following()
+            self._call.end(INTERNAL, "one message that can be read must come")
+            return
+        self._service = service
+        self._stop_following = self._health.follow(self._tell)
+        self._tell()
+
+    def half_closed(self, *, now: float) -> None:
+        if self._service is None:
+            self._call.end(INTERNAL, "no message came")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        self._stop_following()
+
+    def _tell(self) -> None:
+        assert self._service is not None
+        status = self._health.status(self._service)
+        if status != self._status:
+            self._status = status
+            self._call.send(_told(status))
+
+
+def _asked(data: bytes) -> str | None:
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
+    except DecodeError:
+        return None
+
+
+def _told(status: int) -> bytes:
+    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+
+
+def _max_peers() -> int:
+    """Connections at once, so that file descriptors are left for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_PEERS
+    return max(1, min(_MAX_PEERS, soft - _RESERVED_FILES, max(soft // 2, 1)))
+
+
+def _bound(listen: Listen) -> socket.socket:
+    """A listening socket. ConfigError with the reason."""
+    if listen.address.startswith("unix:"):
+        return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
+    host, _, port = listen.address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )
+    except OSError as error:
+        raise cannot_listen(listen.address, error) from error
+
+
+def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
+    require_folder(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()  # left behind by an earlier process
+        sock.bind(str(path))
+        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
+        path.chmod(mode)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(f"unix:{path}", error) from error
+    return sock

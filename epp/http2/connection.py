@@ -1,0 +1,563 @@
+"""One HTTP/2 connection of a gRPC server, as a pure object: bytes and `now` in, events out, and bytes to be sent.
+
+It owns the table of streams, what each frame does to them, gRPC's messages, time-outs and the limits on what a peer may cause; `reading`
+has the order of frames, `windows` and `sending` the flow control. It knows no socket, no clock and no service: an edge feeds
+it with `receive` and `tick`, acts on the events, answers with `send` and `end`, and writes what `data_to_send` returns.
+
+Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or by the owner's `end`.
+Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for unfinished messages of all of them. After
+`Over` nothing is read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from epp.http2 import frames, headers
+from epp.http2.events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.frames import Code, Flag, Kind, Setting
+from epp.http2.headers import (
+    HeaderReader,
+    ListTooLargeError,
+    MalformedRequestError,
+    Request,
+    UnreadableBlockError,
+)
+from epp.http2.limits import Floods, HeldBytes, Limits
+from epp.http2.messages import (
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OK,
+    PREFIX_BYTES,
+    Assembly,
+    BadMessageError,
+    message_bytes,
+)
+from epp.http2.reading import FrameError, FrameReader
+from epp.http2.sending import Sender
+from epp.http2.streams import AFTER_OUR_END, AFTER_PEERS_END, FRAME_NAMES, RECEIVED, Bad, State, Stream
+from epp.http2.windows import Windows
+
+ALL: Final = 2**31
+_LATELY: Final = 1_000
+_ARE_YOU_THERE: Final = b"quiet..."
+_DRAINING: Final = b"draining"
+_FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
+_OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
+
+
+class Connection:
+    """The server's side of one connection."""
+
+    def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
+        self._limits = limits
+        self._held = held
+        self._now = now
+        self._started = now
+        self._heard = now
+        self._frames = FrameReader(self, limits)
+        self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
+        self._sender = Sender()
+        self._windows = Windows(limits, self._sender)
+        self._floods = Floods()
+        self._streams: dict[int, Stream] = {}
+        self._timed: dict[int, Stream] = {}
+        self._lingering: dict[int, Stream] = {}
+        self._lately: dict[int, None] = {}
+        """Streams that we reset: what the peer sent before it knew is passed over."""
+        self._last_id = 0
+        self._settings_acked = False
+        self._block_since = now
+        self._into: Stream | None = None
+        """Whose DATA frame is being read; None: nobody's, it is passed over."""
+        self._into_size = 0
+        self._into_ends = False
+        self._events: list[Event] = []
+        self._asked_at: float | None = None
+        self._leaving = False
+        self._left_for_good = False
+        self._over = ""
+        self._sender.hello(limits)
+
+    # -- for the owner -------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> bool:
+        """`receive` stopped at its limit: call it again."""
+        return self._frames.pending
+
+    @property
+    def over(self) -> str:
+        """Why the connection must be closed; empty: it need not."""
+        return self._over
+
+    @property
+    def streams(self) -> int:
+        """Open ones."""
+        return len(self._streams)
+
+    @property
+    def drained(self) -> bool:
+        """The peer knows that we leave, and nothing is open any more."""
+        return self._left_for_good and not self._streams
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether an answer on it can still reach the peer."""
+        return stream_id in self._streams
+
+    def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
+        """Read what came, at most `limit` frames; the rest stays for the next call."""
+        self._events = []
+        if not self._over:
+            self._now = self._heard = now
+            try:
+                self._frames.read(data, limit=limit)
+            except FrameError as error:
+                self._fail(error.code, error.reason)
+        return self._taken()
+
+    def send(self, stream_id: int, message: bytes) -> None:
+        """One message of the answer. Nothing happens where the stream is gone."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.end is None:
+            self._sender.message(stream, message, now=self._now)
+
+    def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
+        """End the call. Nothing happens where the stream is gone."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.end is not None:
+            return
+        block = headers.trailers(status, details, alone=not stream.answered)
+        if self._sender.end(stream, block, now=self._now):
+            self._we_ended(stream)
+
+    def leave(self, *, now: float) -> None:
+        """First step: ask the peer to open no more streams. The second follows by itself, when what it sent before has come."""
+        self._now = now
+        if not self._leaving and not self._over:
+            self._leaving = True
+            self._sender.control(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
+            self._sender.control(frames.frame(Kind.PING, _DRAINING))
+
+    def close(self, *, now: float) -> list[Event]:
+        """At once: the streams that are open are gone."""
+        self._now, self._events = now, []
+        if not self._over:
+            self._fail(Code.NO_ERROR, "closed")
+        return self._taken()
+
+    def data_to_send(self) -> bytes:
+        """All that is to be written now, once."""
+        return self._sender.take()
+
+    def tick(self, *, now: float) -> list[Event]:
+        """Look at the clock: some times a second."""
+        self._events = []
+        if not self._over:
+            self._now = now
+            try:
+                self._check_hello(now)
+                self._check_streams(now)
+                self._check_quiet(now)
+            except FrameError as error:
+                self._fail(error.code, error.reason)
+        return self._taken()
+
+    def check_integrity(self) -> None:
+        """For tests."""
+        assert self._windows.window <= self._limits.connection_window_bytes
+        for number, stream in self._streams.items():
+            assert number == stream.number <= self._last_id
+            assert stream.state not in (State.IDLE, State.CLOSED)
+            assert 0 <= stream.window <= self._limits.stream_window_bytes
+            assert stream.backlog_bytes == sum(map(len, stream.backlog or ()))
+            assert stream.end is None or stream.backlog or stream.lingers_until is not None
+            assert not stream.owed or stream.backlog_bytes
+        assert self._timed.keys() | self._lingering.keys() <= self._streams.keys()
+        assert len(self._lately) <= _LATELY
+        assert not (self._over and self._streams)
+
+    def _taken(self) -> list[Event]:
+        """The events, which are not kept: a body must not stay in memory until the next one."""
+        events, self._events = self._events, []
+        return events
+
+    # -- frames, as `reading` hands them on ----------------------------------------------------------------------------
+
+    def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
+        self._windows.take(size)
+        stream = self._streams.get(number)
+        if stream is None or stream.state is State.ANSWERING:
+            self._unexpected(number, Kind.DATA)
+            stream = None
+        elif size > stream.window:
+            self._reset(stream, Code.FLOW_CONTROL_ERROR, "window_overrun")
+            stream = None
+        else:
+            stream.window -= size
+            if stream.declared is not None:
+                stream.declared -= size - padding
+                if stream.declared < 0 or (stream.declared and ends):
+                    self._reset(stream, Code.PROTOCOL_ERROR, "content_length")
+                    stream = None
+        if not size and not ends:
+            self._too_many("empty_frame_flood")
+        self._into, self._into_size, self._into_ends = stream, size, ends
+
+    def data_part(self, data: bytes, at: int, end: int) -> None:
+        """GRPC's messages in it, whole ones and parts."""
+        stream = self._into
+        if stream is None or stream.end is not None or stream.state is State.CLOSED:
+            return
+        most = self._limits.max_message_bytes
+        try:
+            while at < end:
+                assembly = stream.assembly
+                if assembly is None:
+                    if end - at >= PREFIX_BYTES:
+                        start = at + PREFIX_BYTES
+                        stop = start + message_bytes(data, at, max_bytes=most)
+                        if stop <= end:
+                            self._events.append(Message(stream.number, data[start:stop]))
+                            at = stop
+                            continue
+                    assembly = stream.assembly = Assembly(self._held)
+                at = assembly.take(data, at, end, max_bytes=most)
+                message = assembly.whole()
+                if message is not None:
+                    stream.assembly = None
+                    self._events.append(Message(stream.number, message))
+        except BadMessageError as error:
+            self._give_up(stream, error.status, error.details, reason=error.reason)
+
+    def data_ends(self) -> None:
+        stream, self._into = self._into, None
+        gone = stream is None or stream.state is State.CLOSED
+        if self._into_ends and stream is not None and not gone:
+            self._peer_ended(stream)
+        self._windows.taken_in(None if gone else stream, self._into_size)
+
+    def block_begins(self) -> None:
+        self._block_since = self._now
+
+    def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+        if not number % 2:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
+        try:
+            if number > self._last_id:
+                self._open(number, block, ends=ends, depends_on_itself=depends_on_itself)
+            else:
+                self._on_trailers(number, block, ends=ends)
+        except ListTooLargeError as error:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large") from error
+        except UnreadableBlockError as error:
+            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from error
+        except MalformedRequestError:
+            self._stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
+
+    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind in _OF_THE_CONNECTION and number:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
+        if len(payload) != _FRAME_BYTES.get(kind, len(payload)):
+            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
+        if kind == Kind.WINDOW_UPDATE:
+            self._on_window_update(number, frames.read_u32(payload)[0] & 0x7FFFFFFF)
+        elif kind == Kind.RST_STREAM:
+            self._on_reset(number)
+        elif kind == Kind.PING:
+            self._on_ping(flags, payload)
+        elif kind == Kind.SETTINGS:
+            self._on_settings(flags, payload)
+        elif kind == Kind.PRIORITY:
+            self._on_priority(number, payload)
+        elif kind == Kind.GOAWAY:
+            self._on_goaway(payload)
+        else:
+            raise FrameError(Code.PROTOCOL_ERROR, "push_promise")
+
+    def unknown_frame(self) -> None:
+        self._too_many("unneeded_frame_flood")
+
+    # -- what they do --------------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+        before, self._last_id = self._last_id, number
+        request = self._headers.request(block)
+        if depends_on_itself or (ends and request.declared_bytes):
+            raise MalformedRequestError
+        if self._left_for_good or len(self._streams) >= self._limits.max_streams:
+            self._last_id = before if self._left_for_good else number
+            self._stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
+            return
+        stream = self._streams[number] = Stream(
+            number, window=self._limits.stream_window_bytes, peer_window=self._sender.initial_window
+        )
+        stream.declared = request.declared_bytes
+        if ends:
+            stream.state = State.ANSWERING
+        if request.refuse_status:
+            self._refuse(stream, request)
+            return
+        self._events.append(Opened(number, request))
+        if request.bad_timeout:
+            self._give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
+            return
+        if request.timeout_s is not None:
+            stream.deadline = self._now + request.timeout_s
+            self._timed[number] = stream
+        if ends:
+            self._events.append(HalfClosed(number))
+
+    def _refuse(self, stream: Stream, request: Request) -> None:
+        """Answer what is no gRPC call as HTTP does. It may send its body, which is thrown away."""
+        self._events.append(Fault("no_grpc_call"))
+        stream.lingers_until = self._now + self._limits.linger_s
+        self._lingering[stream.number] = stream
+        if self._sender.refuse(stream, headers.refusal(request.refuse_status), now=self._now):
+            self._we_ended(stream)
+
+    def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
+        stream = self._streams.get(number)
+        if stream is None or stream.state is State.ANSWERING:
+            self._unexpected(number, Kind.HEADERS)
+            self._headers.skip(block)
+            return
+        self._headers.trailers(block)
+        if not ends:
+            self._reset(stream, Code.PROTOCOL_ERROR, "second_headers")
+        elif stream.declared:
+            self._reset(stream, Code.PROTOCOL_ERROR, "content_length")
+        else:
+            self._peer_ended(stream)
+
+    def _peer_ended(self, stream: Stream) -> None:
+        """END_STREAM has come, and all before it."""
+        if stream.assembly is not None:
+            self._give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
+            return
+        stream.state = AFTER_PEERS_END[stream.state]
+        if stream.state is State.CLOSED:
+            self._forget(stream)
+        else:
+            self._events.append(HalfClosed(stream.number))
+
+    def _on_priority(self, number: int, payload: bytes) -> None:
+        self._too_many("unneeded_frame_flood")
+        if not number:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
+        if len(payload) != 5:
+            self._stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
+        elif frames.read_u32(payload)[0] & 0x7FFFFFFF == number:
+            self._stream_error(number, Code.PROTOCOL_ERROR, "depends_on_itself")
+
+    def _on_reset(self, number: int) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            self._unexpected(number, Kind.RST_STREAM)
+            return
+        if not stream.answered:
+            self._too_many("rapid_reset")
+        told = stream.lingers_until is None and stream.end is None
+        self._forget(stream)
+        if told:
+            self._events.append(Gone(number, "reset"))
+
+    def _on_settings(self, flags: int, payload: bytes) -> None:
+        if len(payload) % 6 or (flags & Flag.ACK and payload):
+            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
+        self._too_many("settings_flood")
+        if flags & Flag.ACK:
+            self._settings_acked = True
+            return
+        values = dict(frames.read_setting(payload, at) for at in range(0, len(payload), 6))
+        if values.get(Setting.ENABLE_PUSH, 0) > 1:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
+        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
+        if not frames.DEFAULT_FRAME_BYTES <= frame_bytes <= frames.MAX_FRAME_BYTES:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
+        self._sender.frame_bytes = frame_bytes
+        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._sender.initial_window)
+        if window > frames.MAX_WINDOW:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "bad_setting")
+        self._sender.control(frames.SETTINGS_ACK)
+        more, self._sender.initial_window = window - self._sender.initial_window, window
+        if more:
+            for stream in list(self._streams.values()):
+                self._widen(stream, more, whole=True)
+
+    def _on_ping(self, flags: int, payload: bytes) -> None:
+        self._too_many("ping_flood")
+        if not flags & Flag.ACK:
+            self._sender.control(frames.frame(Kind.PING, payload, flags=Flag.ACK))
+        elif payload == _DRAINING and self._leaving and not self._left_for_good:
+            # Second step: streams that the peer opens from now on are refused.
+            self._left_for_good = True
+            self._sender.control(frames.goaway(self._last_id, Code.NO_ERROR))
+
+    def _on_goaway(self, payload: bytes) -> None:
+        """The peer opens no more streams; those that are open go on."""
+        self._too_many("unneeded_frame_flood")
+        if len(payload) < 8:
+            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
+
+    def _on_window_update(self, number: int, more: int) -> None:
+        if number:
+            stream = self._streams.get(number)
+            if stream is None:
+                self._unexpected(number, Kind.WINDOW_UPDATE)
+            elif not more:
+                self._reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
+            else:
+                self._widen(stream, more, whole=False)
+            return
+        if not more:
+            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
+        self._sender.window += more
+        if self._sender.window > frames.MAX_WINDOW:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
+        while (stream := self._sender.next_waiting()) is not None:
+            self._pump(stream)
+
+    def _widen(self, stream: Stream, more: int, *, whole: bool) -> None:
+        """The peer's window of a stream changes. whole: by its settings, so that a mistake is the connection's end."""
+        stream.peer_window += more
+        if stream.peer_window > frames.MAX_WINDOW:
+            if whole:
+                raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
+            self._reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
+        elif more > 0 and stream.backlog is not None:
+            self._pump(stream)
+
+    def _unexpected(self, number: int, kind: int) -> None:
+        """A frame on a stream that is not open for it: what the table says."""
+        stream = self._streams.get(number)
+        if stream is not None:
+            state = stream.state
+        else:  # Streams with even numbers are ours to open, and we open none.
+            state = State.CLOSED if number % 2 and number <= self._last_id else State.IDLE
+        verdict = RECEIVED[state, kind]
+        if not isinstance(verdict, Bad) or number in self._lately:
+            return
+        reason = f"{FRAME_NAMES[kind]}_when_{state.name.lower()}"
+        if verdict.whole:
+            raise FrameError(verdict.code, reason)
+        self._stream_error(number, verdict.code, reason)
+
+    # -- ends and faults -----------------------------------------------------------------------------------------------
+
+    def _pump(self, stream: Stream) -> None:
+        finished = self._sender.pump(stream, now=self._now)
+        self._windows.settle(stream, gone=False)
+        if finished:
+            self._we_ended(stream)
+
+    def _we_ended(self, stream: Stream) -> None:
+        """Our answer is sent. A peer that has not ended is asked to stop, or let for a while where it was refused."""
+        stream.state = AFTER_OUR_END[stream.state]
+        if stream.state is State.ANSWERED:
+            if stream.lingers_until is not None:
+                return
+            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
+            self._remember_reset(stream.number)
+        self._forget(stream)
+
+    def _give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
+        """End a call for a reason that its service does not know."""
+        self._too_many("stream_error_flood")
+        self._events.append(Fault(reason))
+        self._events.append(Gone(stream.number, reason))
+        self._drop_assembly(stream)
+        self.end(stream.number, status, details)
+
+    def _stream_error(self, number: int, code: Code, reason: str) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            self._reset(stream, code, reason)
+            return
+        self._too_many("stream_error_flood")
+        self._events.append(Fault(reason))
+        self._sender.control(frames.reset(number, code))
+        self._remember_reset(number)
+
+    def _reset(self, stream: Stream, code: Code, reason: str) -> None:
+        told = stream.lingers_until is None and stream.end is None
+        self._forget(stream)
+        self._stream_error(stream.number, code, reason)
+        if told:
+            self._events.append(Gone(stream.number, reason))
+
+    def _remember_reset(self, number: int) -> None:
+        if len(self._lately) >= _LATELY:
+            del self._lately[next(iter(self._lately))]
+        self._lately[number] = None
+
+    def _forget(self, stream: Stream) -> None:
+        stream.state = State.CLOSED
+        self._streams.pop(stream.number, None)
+        if stream.deadline is not None:
+            self._timed.pop(stream.number, None)
+        if stream.lingers_until is not None:
+            self._lingering.pop(stream.number, None)
+        self._sender.forget(stream)
+        self._drop_assembly(stream)
+        self._windows.settle(stream, gone=True)
+
+    def _drop_assembly(self, stream: Stream) -> None:
+        if stream.assembly is not None:
+            stream.assembly.drop()
+            stream.assembly = None
+
+    def _too_many(self, what: str) -> None:
+        if self._floods.too_many(what, now=self._now):
+            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+
+    def _fail(self, code: Code, reason: str) -> None:
+        """The connection is over: GOAWAY, and every open stream is gone."""
+        self._over = reason
+        self._frames.drop()
+        self._sender.control(frames.goaway(self._last_id, code, reason))
+        for stream in list(self._streams.values()):
+            told = stream.lingers_until is None and stream.end is None
+            self._forget(stream)
+            if told:
+                self._events.append(Gone(stream.number, "connection"))
+        if reason != "closed":
+            self._events.append(Fault(reason))
+        self._events.append(Over(reason))
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _check_hello(self, now: float) -> None:
+        limits = self._limits
+        if not self._frames.hello_seen:
+            if now - self._started > limits.hello_s:
+                raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
+        elif not self._settings_acked and now - self._started > limits.settings_s:
+            raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
+        if self._frames.in_block and now - self._block_since > limits.header_s:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
+
+    def _check_streams(self, now: float) -> None:
+        for stream in [s for s in self._timed.values() if s.deadline is not None and s.deadline <= now]:
+            del self._timed[stream.number]
+            stream.deadline = None
+            if stream.end is None:
+                self._events.append(Gone(stream.number, "deadline"))
+                self.end(stream.number, DEADLINE_EXCEEDED, "the call's time is over")
+        for stream in [s for s in self._lingering.values() if s.lingers_until and s.lingers_until <= now]:
+            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
+            self._remember_reset(stream.number)
+            self._forget(stream)
+        late = now - self._limits.stalled_s
+        for stream in self._sender.stalled(late):
+            self._reset(stream, Code.CANCEL, "window_never_opened")
+
+    def _check_quiet(self, now: float) -> None:
+        """A peer that is gone without a word would leave its streams open for ever."""
+        if not self._streams or now - self._heard <= self._limits.quiet_s:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+            self._sender.control(frames.frame(Kind.PING, _ARE_YOU_THERE))
+        elif now - self._asked_at > self._limits.answer_s:
+            raise FrameError(Code.NO_ERROR, "peer_gone")

@@ -1,0 +1,386 @@
+"""The thin I/O around `connection`: asyncio's transports on TCP, unix sockets and TLS, one `Peer` for each connection.
+
+A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers to what one read
+brought are one write. A peer is served for a few milliseconds in one turn of the loop, then others have theirs. A peer that
+does not read what we write is not read from either, and is cut off in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, cast
+
+from epp.http2.connection import Connection
+from epp.http2.events import Event, Fault, Gone, HalfClosed, Message, Opened
+from epp.http2.limits import HeldBytes, Limits
+from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
+
+_log = logging.getLogger(__name__)
+
+_TURN_S: Final = 0.002
+_TURN_FRAMES: Final = 16
+"""Handled between two looks at the clock."""
+_TICK_S: Final = 0.5
+_HANDSHAKE_S: Final = 10.0
+_UNREAD_S: Final = 30.0
+"""A peer that reads nothing of what we wrote for so long is cut off."""
+_CLOSING_S: Final = 1.0
+"""From our last words until the connection is cut, if the peer does not close it."""
+_HIGH_WATER_BYTES: Final = 2**20
+_QUIET_REASONS: Final = frozenset(("reset", "connection", "deadline"))
+
+
+class Handler:
+    """One call, as its service handles it. After `gone`, or after the handler has ended the call, nothing more comes."""
+
+    __slots__ = ()
+
+    def message(self, data: bytes, *, now: float) -> None:
+        """One message came."""
+        raise NotImplementedError
+
+    def half_closed(self, *, now: float) -> None:
+        """The caller has sent all that it will."""
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        """The call is over without the handler's doing; broken: the handler itself failed."""
+
+
+class Call:
+    """What a handler may do."""
+
+    __slots__ = ("_peer", "_stream_id")
+
+    def __init__(self, peer: Peer, stream_id: int) -> None:
+        self._peer = peer
+        self._stream_id = stream_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer can still reach the caller."""
+        return self._peer.connection.is_open(self._stream_id)
+
+    def send(self, message: bytes) -> None:
+        self._peer.connection.send(self._stream_id, message)
+        self._peer.flush_soon()
+
+    def end(self, status: int = OK, details: str = "") -> None:
+        self._peer.end(self._stream_id, status, details)
+
+
+Service = Callable[[Call], Handler]
+
+
+class Surroundings(Protocol):
+    """What a peer needs of its server."""
+
+    services: Mapping[str, Service]
+    limits: Limits
+    held: HeldBytes
+    peers: set[Peer]
+    max_peers: int
+
+    def now(self) -> float: ...
+    def fault(self, reason: str) -> None: ...
+    def after_writing(self) -> None: ...
+
+
+class Peer(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: Surroundings) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._handlers: dict[int, Handler] = {}
+        self._in_turn = False
+        self._flush_asked = False
+        self._again: asyncio.Handle | None = None
+        self._unread_since: float | None = None
+        self._closing_since: float | None = None
+        self.connection = Connection(server.limits, server.held, now=server.now())
+
+    # -- asyncio's calls -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        if len(self._server.peers) >= self._server.max_peers:
+            self._server.fault("too_many_connections")
+            self._transport.abort()
+            return
+        self._server.peers.add(self)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._turn(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.peers.discard(self)
+        if self._again is not None:
+            self._again.cancel()
+        now = self._server.now()
+        self._in_turn = True
+        self._handle(self.connection.close(now=now), now=now)
+        for stream_id in list(self._handlers):
+            self._gone(stream_id, now=now)
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        self._unread_since = self._server.now()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        self._go_on()
+
+    # -- for the server and for calls ---------------------------------------------------------------------------------
+
+    def end(self, stream_id: int, status: int, details: str) -> None:
+        self._handlers.pop(stream_id, None)
+        self.connection.end(stream_id, status, details)
+        self.flush_soon()
+
+    def leave(self) -> None:
+        """Ask the peer to open no more calls."""
+        self.connection.leave(now=self._server.now())
+        self.flush()
+
+    def close(self) -> None:
+        """At once, all calls with it."""
+        now = self._server.now()
+        self._in_turn = True
+        self._handle(self.connection.close(now=now), now=now)
+        self._in_turn = False
+        self.flush()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def tick(self, *, now: float) -> None:
+        if self._unread_since is not None and now - self._unread_since > _UNREAD_S:
+            self._server.fault("peer_never_reads")
+            self.abort()
+        elif self._closing_since is not None and now - self._closing_since > _CLOSING_S:
+            self.abort()
+        else:
+            self._in_turn = True
+            self._handle(self.connection.tick(now=now), now=now)
+            self._in_turn = False
+            self.flush()
+
+    def flush_soon(self) -> None:
+        """Write what a handler answered outside of the peer's turn."""
+        if not self._in_turn and not self._flush_asked:
+            self._flush_asked = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        self._flush_asked = False
+        transport = self._transport
+        if transport is None:
+            return
+        data = self.connection.data_to_send()
+        if data and not transport.is_closing():
+            transport.write(data)
+        if (self.connection.over or self.connection.drained) and self._closing_since is None:
+            self._closing_since = self._server.now()
+            if transport.can_write_eof():
+                # What the peer has sent already is read and thrown away: a socket closed on it would lose our last words.
+                transport.write_eof()
+                transport.resume_reading()
+            else:
+                transport.close()
+
+    # -- the turn --------------------------------------------------------------------------------------------------
+
+    def _turn(self, data: bytes) -> None:
+        server, connection = self._server, self.connection
+        self._in_turn = True
+        now = started = server.now()
+        self._handle(connection.receive(data, now=now, limit=_TURN_FRAMES), now=now)
+        while connection.pending:
+            now = server.now()
+            if now - started > _TURN_S or self._unread_since is not None:
+                self._later()
+                break
+            self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
+        self._in_turn = False
+        self.flush()
+        server.after_writing()
+
+    def _later(self) -> None:
+        """The rest of what came waits until others have had their turn, and nothing more is read until then."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+        if self._again is None and self._unread_since is None:
+            self._again = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._again = None
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.connection.pending:
+            self._turn(b"")
+        if not self.connection.pending and self._unread_since is None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _handle(self, events: list[Event], *, now: float) -> None:
+        for event in events:
+            if type(event) is Message:
+                handler = self._handlers.get(event.stream_id)
+                if handler is not None:
+                    self._guarded(event.stream_id, handler.message, event.data, now=now)
+            elif type(event) is Opened:
+                self._open(event)
+            elif type(event) is HalfClosed:
+                handler = self._handlers.get(event.stream_id)
+                if handler is not None:
+                    self._guarded(event.stream_id, handler.half_closed, now=now)
+            elif type(event) is Gone:
+                self._gone(event.stream_id, now=now)
+            elif type(event) is Fault:
+                self._server.fault(event.reason)
+
+    def _open(self, event: Opened) -> None:
+        service = self._server.services.get(event.request.path)
+        if service is None:
+            self._server.fault("unknown_method")
+            self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
+            return
+        self._handlers[event.stream_id] = service(Call(self, event.stream_id))
+
+    def _guarded(self, stream_id: int, call: Callable[..., None], *args: Any, now: float) -> None:
+        """A bug in one call ends that call alone."""
+        try:
+            call(*args, now=now)
+        except Exception:  # noqa: BLE001 - whatever it is, the others go on
+            _log.exception("a call failed")
+            handler = self._handlers.pop(stream_id, None)
+            self.end(stream_id, UNKNOWN, "the service failed")
+            if handler is not None:
+                handler.gone(now=now, broken=True)
+
+    def _gone(self, stream_id: int, *, now: float) -> None:
+        handler = self._handlers.pop(stream_id, None)
+        if handler is not None:
+            handler.gone(now=now, broken=False)
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection that is not encrypted yet. Each has the certificates of the moment it came in."""
+
+    def __init__(self, server: Http2Server, context: Callable[[], ssl.SSLContext]) -> None:
+        self._server = server
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast("asyncio.Transport", transport)
+        stream.pause_reading()
+        if len(self._server.peers) + self._server.handshakes >= self._server.max_peers:
+            self._server.fault("too_many_connections")
+            stream.abort()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._encrypt(stream), name="TLS handshake")
+
+    async def _encrypt(self, stream: asyncio.Transport) -> None:
+        server, peer = self._server, Peer(self._server)
+        server.handshakes += 1
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                stream, peer, self._context(), server_side=True, ssl_handshake_timeout=_HANDSHAKE_S
+            )
+        except (OSError, ssl.SSLError) as error:
+            server.fault("tls_handshake")
+            _log.debug("TLS handshake failed: %s", error)
+            stream.abort()
+            return
+        finally:
+            server.handshakes -= 1
+        session: ssl.SSLObject | None = encrypted.get_extra_info("ssl_object") if encrypted else None
+        if encrypted is None or session is None or session.selected_alpn_protocol() != "h2":
+            server.fault("no_alpn_h2")
+            stream.abort()
+            return
+        peer.connection_made(encrypted)
+
+
+class Http2Server:
+    """Serves `services` by path on sockets that are handed to `start`, until `stop`."""
+
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        *,
+        limits: Limits,
+        max_held_bytes: int,
+        max_peers: int,
+        clock: Callable[[], float],
+        on_fault: Callable[[str], None],
+        after_writing: Callable[[], None],
+    ) -> None:
+        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write."""
+        self.services = services
+        self.limits = limits
+        self.held = HeldBytes(max_held_bytes)
+        self.max_peers = max_peers
+        self.peers: set[Peer] = set()
+        self.handshakes = 0
+        self.now = clock
+        self.fault = on_fault
+        self.after_writing = after_writing
+        self._listener: asyncio.Server | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+
+    async def start(self, sock: Any, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Accept on a bound socket; `context`: with TLS, asked for each connection."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            return Peer(self) if context is None else _Handshake(self, context)
+
+        if sock.family.name == "AF_UNIX":
+            self._listener = await loop.create_unix_server(protocol, sock=sock, backlog=1024)
+        else:
+            self._listener = await loop.create_server(protocol, sock=sock, backlog=1024)
+        self._tick()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more connections, ask peers to leave, and close what is left after `grace_s`."""
+        if self._listener is None:
+            return
+        listener, self._listener = self._listener, None
+        listener.close()
+        if grace_s > 0:
+            for peer in list(self.peers):
+                peer.leave()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
+                        await asyncio.sleep(0.01)
+        for peer in list(self.peers):
+            peer.close()
+        await asyncio.sleep(0)
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for peer in list(self.peers):
+            peer.abort()
+
+    def check_integrity(self) -> None:
+        for peer in self.peers:
+            peer.connection.check_integrity()
+
+    def _tick(self) -> None:
+        self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        now = self.now()
+        for peer in list(self.peers):
+            peer.tick(now=now)

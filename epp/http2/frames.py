@@ -1,0 +1,110 @@
+"""HTTP/2's numbers (RFC 9113) and the bytes of the frames that a server sends. Pure functions; lengths are in bytes."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD_BYTES: Final = 9
+"""Of every frame: length, kind, flags, stream."""
+MAX_WINDOW: Final = 2**31 - 1
+MAX_STREAM_ID: Final = 2**31 - 1
+DEFAULT_WINDOW: Final = 65_535
+DEFAULT_FRAME_BYTES: Final = 16_384
+MAX_FRAME_BYTES: Final = 2**24 - 1
+
+unpack_head: Final = struct.Struct(">HBBBL").unpack_from
+"""Upper and lower part of the length, kind, flags, stream."""
+_pack_head: Final = struct.Struct(">HBBBL").pack
+_pack_message: Final = struct.Struct(">HBBBLBL").pack
+read_u32: Final = struct.Struct(">L").unpack_from
+read_setting: Final = struct.Struct(">HL").unpack_from
+
+
+class Kind:
+    """Plain numbers: they are compared for every frame, and an enum's members cost several times as much."""
+
+    DATA: Final = 0
+    HEADERS: Final = 1
+    PRIORITY: Final = 2
+    RST_STREAM: Final = 3
+    SETTINGS: Final = 4
+    PUSH_PROMISE: Final = 5
+    PING: Final = 6
+    GOAWAY: Final = 7
+    WINDOW_UPDATE: Final = 8
+    CONTINUATION: Final = 9
+
+
+class Flag:
+    """Plain numbers, too."""
+
+    END_STREAM: Final = 0x1
+    ACK: Final = 0x1
+    END_HEADERS: Final = 0x4
+    PADDED: Final = 0x8
+    PRIORITY: Final = 0x20
+
+
+class Code(enum.IntEnum):
+    """Error codes of RST_STREAM and GOAWAY."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class Setting(enum.IntEnum):
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream_id: int = 0) -> bytes:
+    return head(len(payload), kind, flags=flags, stream_id=stream_id) + payload
+
+
+def head(size: int, kind: int, *, flags: int, stream_id: int) -> bytes:
+    return _pack_head(size >> 8, size & 0xFF, kind, flags, stream_id)
+
+
+def message_head(size: int, stream_id: int) -> bytes:
+    """Heads of a DATA frame and of the one gRPC message of `size` bytes in it."""
+    whole = size + 5
+    return _pack_message(whole >> 8, whole & 0xFF, 0, 0, stream_id, 0, size)
+
+
+def settings(values: Iterable[tuple[int, int]]) -> bytes:
+    return frame(Kind.SETTINGS, b"".join(struct.pack(">HL", *pair) for pair in values))
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    return frame(Kind.WINDOW_UPDATE, increment.to_bytes(4), stream_id=stream_id)
+
+
+def reset(stream_id: int, code: Code) -> bytes:
+    return frame(Kind.RST_STREAM, code.to_bytes(4), stream_id=stream_id)
+
+
+def goaway(last_id: int, code: Code, reason: str = "") -> bytes:
+    return frame(Kind.GOAWAY, last_id.to_bytes(4) + code.to_bytes(4) + reason.encode())
+
+
+SETTINGS_ACK: Final = frame(Kind.SETTINGS, flags=Flag.ACK)

@@ -1,0 +1,186 @@
+"""Header blocks: HPACK by the `hpack` library, and what a gRPC server reads of a request's headers. Pure.
+
+A data plane opens thousands of streams with the same headers, and decoding them anew is most of what a stream costs here.
+Once the peer has shrunk its table to nothing, as our SETTINGS ask, a block means the same each time: what was read of it is kept,
+for a bounded number of short blocks. Older clients never shrink it and go on with a table of the usual size; they are let.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
+
+from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
+from msgspec import Struct
+
+_KEPT_BLOCKS: Final = 256
+_KEPT_BYTES: Final = 1024
+
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_NEEDED: Final = (b":method", b":scheme", b":path")
+_OF_A_CONNECTION: Final = frozenset(
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+)
+_NAME: Final = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+").fullmatch
+_BAD_VALUE: Final = re.compile(rb"[\0\r\n]").search
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])").fullmatch
+_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class UnreadableBlockError(Exception):
+    """The block cannot be decoded, so that no later one can: the connection is lost."""
+
+
+class ListTooLargeError(UnreadableBlockError):
+    """The block decodes to more than a header list may hold."""
+
+
+class MalformedRequestError(Exception):
+    """The headers are no HTTP request (RFC 9113, section 8): the stream is reset."""
+
+
+class Request(Struct, frozen=True):
+    """What a server of gRPC reads of a request's headers."""
+
+    path: str
+    refuse_status: int = 0
+    """HTTP status for what is no gRPC call; 0: it is one."""
+    timeout_s: float | None = None
+    """The caller waits no longer than this; None: it did not say."""
+    bad_timeout: bool = False
+    declared_bytes: int | None = None
+    """Content-Length."""
+
+
+class HeaderReader:
+    """One connection's decoder. Blocks must come in the order of the wire, each once."""
+
+    def __init__(self, *, max_list_bytes: int) -> None:
+        self._decoder = Decoder(max_header_list_size=max_list_bytes)
+        self._kept: dict[bytes, Request] = {}
+
+    def request(self, block: bytes) -> Request:
+        """UnreadableBlockError, MalformedRequestError."""
+        known = self._kept.get(block)
+        if known is not None and self._decoder.header_table_size == 0:
+            return known
+        pure = self._decoder.header_table_size == 0
+        request = read_request(self._decode(block))
+        if pure and self._decoder.header_table_size == 0 and len(block) <= _KEPT_BYTES:
+            if len(self._kept) >= _KEPT_BLOCKS:
+                self._kept.clear()
+            self._kept[block] = request
+        return request
+
+    def trailers(self, block: bytes) -> None:
+        """What comes after a body: read for the sake of the decoder. MalformedRequestError, UnreadableBlockError."""
+        for name, value in self._decode(block):
+            _check_field(name, value)
+
+    def skip(self, block: bytes) -> None:
+        """A block of a stream that is gone."""
+        self._decode(block)
+
+    @property
+    def kept(self) -> int:
+        """Blocks that are remembered."""
+        return len(self._kept)
+
+    def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
+        try:
+            return cast("Sequence[tuple[bytes, bytes]]", self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError as error:
+            raise ListTooLargeError(str(error)) from error
+        except HPACKError as error:
+            raise UnreadableBlockError(str(error)[:200]) from error
+
+
+def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
+    """MalformedRequestError where they are no request."""
+    pseudo: dict[bytes, bytes] = {}
+    found: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name[:1] == b":":
+            if found or name not in _PSEUDO or name in pseudo or _BAD_VALUE(value):
+                raise MalformedRequestError("pseudo-header fields")
+            pseudo[name] = value
+            continue
+        _check_field(name, value)
+        if name == b"content-length" and found.get(name, value) != value:
+            raise MalformedRequestError("content-length")
+        found[name] = value
+    if not all(pseudo.get(name) for name in _NEEDED):
+        raise MalformedRequestError("pseudo-header fields")
+    length = found.get(b"content-length")
+    if length is not None and not (length.isdigit() and len(length) < 19):
+        raise MalformedRequestError("content-length")
+    wanted = found.get(b"grpc-timeout")
+    timeout_s = None if wanted is None else read_timeout(wanted)
+    return Request(
+        path=pseudo[b":path"].decode("latin-1"),
+        refuse_status=_refuse_status(pseudo[b":method"], found.get(b"content-type", b"")),
+        timeout_s=timeout_s,
+        bad_timeout=wanted is not None and timeout_s is None,
+        declared_bytes=None if length is None else int(length),
+    )
+
+
+def read_timeout(text: bytes) -> float | None:
+    """Seconds of a `grpc-timeout`; None: it is none."""
+    match = _TIMEOUT(text)
+    return None if match is None else int(match[1]) * _UNIT_S[match[2]]
+
+
+def _refuse_status(method: bytes, content_type: bytes) -> int:
+    kind = content_type.lower()
+    if kind != b"application/grpc" and not kind.startswith((b"application/grpc+", b"application/grpc;")):
+        return 415
+    return 0 if method == b"POST" else 405
+
+
+def _check_field(name: bytes, value: bytes) -> None:
+    if not _NAME(name) or _BAD_VALUE(value) or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
+        raise MalformedRequestError("field")
+    if name in _OF_A_CONNECTION or (name == b"te" and value.lower() != b"trailers"):
+        raise MalformedRequestError("connection-specific field")
+
+
+def encode(fields: Iterable[tuple[str, str]]) -> bytes:
+    """A block that uses no dynamic table, so that it means the same on every connection."""
+    never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in fields]
+    return Encoder().encode(never, huffman=False)
+
+
+GRPC_RESPONSE: Final = encode(((":status", "200"), ("content-type", "application/grpc")))
+
+
+@functools.lru_cache(maxsize=64)
+def trailers(status: int, details: str, *, alone: bool) -> bytes:
+    """The end of a call. alone: no response headers went before it."""
+    fields = [(":status", "200"), ("content-type", "application/grpc")] if alone else []
+    fields.append(("grpc-status", str(status)))
+    if details:
+        fields.append(("grpc-message", percent_encoded(details)))
+    return encode(fields)
+
+
+_NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type application/grpc.\n"
+
+
+@functools.lru_cache(maxsize=16)
+def refusal(http_status: int) -> tuple[bytes, bytes]:
+    """The block and the body of the answer to what is no gRPC call."""
+    fields = (
+        (":status", str(http_status)),
+        ("content-type", "text/plain"),
+        ("content-length", str(len(_NO_CALL))),
+    )
+    return encode(fields), _NO_CALL
+
+
+def percent_encoded(text: str) -> str:
+    """As gRPC wants the text of `grpc-message`."""
+    data = text.encode()
+    return "".join(chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in data)

@@ -1,0 +1,90 @@
+"""How much a peer may cause, and the buckets that count what it does too often. Pure: time is an argument.
+
+A frame that costs us little and the peer less (PING, SETTINGS, an empty DATA) takes a token from the bucket of its kind.
+Tokens come back with time. A peer that empties a bucket is disconnected with ENHANCE_YOUR_CALM. The buckets are far larger than
+what Envoy, grpcio or a busy client needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one connection. Bytes, seconds, counts."""
+
+    max_message_bytes: int
+    """A longer gRPC message is answered with RESOURCE_EXHAUSTED."""
+    max_streams: int = 10_000
+    """Open at once. A client that needs more opens another connection."""
+    max_header_bytes: int = 16_384
+    """Of one header block on the wire, and of the list that it decodes to (RFC 9113, 6.5.2)."""
+    max_header_frames: int = 16
+    """HEADERS and CONTINUATION frames of one block."""
+    stream_window_bytes: int = 2**20
+    connection_window_bytes: int = 2**24
+    max_frame_bytes: int = 2**20
+    """Of DATA. Other frames are bounded by their kind."""
+    backlog_bytes: int = 2**18
+    """While more than this waits for the peer's window on a stream, what the peer sends there is not credited."""
+    hello_s: float = 10.0
+    """From the connection's start to the end of the client's preface and first SETTINGS."""
+    header_s: float = 10.0
+    """From a HEADERS frame to the end of its block."""
+    settings_s: float = 30.0
+    """From our SETTINGS to their acknowledgement."""
+    stalled_s: float = 300.0
+    """A stream whose answer waits for the peer's window for so long is reset."""
+    linger_s: float = 10.0
+    """A refused call may go on sending for so long."""
+    quiet_s: float = 60.0
+    """A peer that sends nothing for so long while it has streams is asked by a PING whether it is there."""
+    answer_s: float = 20.0
+    """Longest wait for the answer to that PING."""
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """Unfinished messages of all connections together. Shared by them; a message that goes beyond `most` is refused."""
+
+    most: int
+    now: int = 0
+
+
+_RATES: Final = {
+    # what: (tokens at first and at most, tokens that come back in a second)
+    "rapid_reset": (5_000.0, 1_000.0),
+    "ping_flood": (2_000.0, 500.0),
+    "settings_flood": (50.0, 5.0),
+    "empty_frame_flood": (2_000.0, 200.0),
+    "unneeded_frame_flood": (2_000.0, 200.0),
+    "stream_error_flood": (1_000.0, 100.0),
+    "header_flood": (10_000.0, 10_000.0),
+}
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    most: float
+    per_s: float
+    at: float = 0.0
+
+
+@dataclass(slots=True)
+class Floods:
+    """The buckets of one connection."""
+
+    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+
+    def too_many(self, what: str, *, now: float) -> bool:
+        """Take one token of the bucket `what`. True: there was none."""
+        bucket = self._buckets.get(what)
+        if bucket is None:
+            most, per_s = _RATES[what]
+            bucket = self._buckets[what] = _Bucket(most, most, per_s, now)
+        bucket.tokens = min(bucket.most, bucket.tokens + (now - bucket.at) * bucket.per_s) - 1.0
+        bucket.at = now
+        return bucket.tokens < 0.0

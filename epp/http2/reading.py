@@ -1,0 +1,217 @@
+"""Bytes to frames: the preface, heads of frames, DATA in whatever parts it comes, header blocks put together. Pure.
+
+Owns what has come and is not a frame yet: never more than one frame of 16 KiB and one header block, since the payload of DATA is
+handed on as it comes and frames of unknown kinds are thrown away. What a frame means is for its `sink`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from epp.http2 import frames
+from epp.http2.frames import HEAD_BYTES, Code, Flag, Kind, unpack_head
+from epp.http2.limits import Limits
+
+_NUMBER: Final = 0x7FFFFFFF
+
+
+class FrameError(Exception):
+    """The connection cannot go on. `reason` labels a metric."""
+
+    def __init__(self, code: Code, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class Sink(Protocol):
+    """Takes the frames. Every method may raise FrameError."""
+
+    def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
+        """The head of a DATA frame: `size` bytes in all, of which `padding` are none of the body."""
+
+    def data_part(self, data: bytes, at: int, end: int) -> None:
+        """Bytes of its body lie at `data[at:end]`."""
+
+    def data_ends(self) -> None:
+        """All of that frame has come."""
+
+    def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None: ...
+    def block_begins(self) -> None:
+        """A header block that goes on in CONTINUATION frames."""
+
+    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """A frame of any other known kind."""
+
+    def unknown_frame(self) -> None: ...
+
+
+class FrameReader:
+    def __init__(self, sink: Sink, limits: Limits) -> None:
+        self._sink = sink
+        self._limits = limits
+        self._data = b""
+        self._at = 0
+        self._preface_seen = False
+        self.hello_seen = False
+        """The preface and the first SETTINGS have come."""
+        self._left = 0
+        """Of the body of the DATA frame that is being read."""
+        self._padding = 0
+        """What is to be thrown away after that."""
+        self._in_data = False
+        self._block: bytearray | None = None
+        self._block_number = 0
+        self._block_frames = 0
+        self._block_ends = False
+        self._block_depends = False
+        self.pending = False
+        """Whole frames may lie here: `read` stopped at its limit."""
+
+    @property
+    def in_block(self) -> bool:
+        """A header block has begun and not ended."""
+        return self._block is not None
+
+    def drop(self) -> None:
+        """Nothing of what came matters any more."""
+        self._data, self._at, self.pending = b"", 0, False
+
+    def read(self, data: bytes, *, limit: int) -> None:
+        """Hand on the frames in what has come, at most `limit` of them. FrameError."""
+        if data:
+            self._data = self._data[self._at :] + data if self._at < len(self._data) else data
+            self._at = 0
+        if not self._preface_seen and not self._preface():
+            return
+        data, at = self._data, self._at
+        end = len(data)
+        while limit > 0:
+            if self._in_data or self._padding:
+                at = self._go_on(data, at, end)
+                if self._in_data or self._padding:
+                    break
+            if end - at < HEAD_BYTES:
+                break
+            after = self._next(data, at, end)
+            if after < 0:
+                break
+            at = after
+            limit -= 1
+        self.pending = limit <= 0 and at < end
+        if self.pending:
+            self._data, self._at = data, at
+        else:
+            self._data, self._at = data[at:], 0
+
+    def _preface(self) -> bool:
+        if not frames.PREFACE.startswith(self._data[: len(frames.PREFACE)]):
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_preface")
+        if len(self._data) < len(frames.PREFACE):
+            return False
+        self._preface_seen = True
+        self._at = len(frames.PREFACE)
+        return True
+
+    def _next(self, data: bytes, at: int, end: int) -> int:
+        """One frame, or the head of a DATA frame; where the next one begins. -1: it is not all there."""
+        high, low, kind, flags, number = unpack_head(data, at)
+        size: int = high << 8 | low
+        number &= _NUMBER
+        if kind != Kind.DATA or self._block is not None or not self.hello_seen:
+            self._check_order(kind, number)
+        if size > self._limits.max_frame_bytes:
+            raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
+        at += HEAD_BYTES
+        if kind == Kind.DATA:
+            return self._data_head(data, at, end, size=size, flags=flags, number=number)
+        if kind > Kind.CONTINUATION:
+            self._sink.unknown_frame()
+            self._padding = size
+            return at
+        if size > self._limits.max_header_bytes:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
+        if end - at < size:
+            return -1
+        payload = data[at : at + size]
+        if kind == Kind.HEADERS:
+            self._headers(flags, number, payload)
+        elif kind == Kind.CONTINUATION:
+            self._continuation(flags, number, payload)
+        else:
+            self._sink.frame(kind, flags, number, payload)
+            self.hello_seen = True
+        return at + size
+
+    def _check_order(self, kind: int, number: int) -> None:
+        if not self.hello_seen and kind != Kind.SETTINGS:
+            raise FrameError(Code.PROTOCOL_ERROR, "no_settings")
+        if self._block is not None and (kind != Kind.CONTINUATION or number != self._block_number):
+            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
+
+    def _data_head(self, data: bytes, at: int, end: int, *, size: int, flags: int, number: int) -> int:
+        padding = 0
+        if flags & Flag.PADDED:
+            if at == end and size:
+                return -1
+            padding = data[at] + 1 if size else 1
+            if padding > size:
+                raise FrameError(Code.PROTOCOL_ERROR, "bad_padding")
+            at += 1
+        self._sink.data_begins(number, size, padding=padding, ends=bool(flags & Flag.END_STREAM))
+        self._left = size - padding
+        self._padding = max(0, padding - 1)
+        self._in_data = True
+        return self._go_on(data, at, end)
+
+    def _go_on(self, data: bytes, at: int, end: int) -> int:
+        """What has come of the frame that is being read; where the rest begins."""
+        if self._left:
+            stop = min(end, at + self._left)
+            self._left -= stop - at
+            if at < stop:
+                self._sink.data_part(data, at, stop)
+            at = stop
+        if self._padding and not self._left:
+            stop = min(end, at + self._padding)
+            self._padding -= stop - at
+            at = stop
+        if self._in_data and not self._left and not self._padding:
+            self._in_data = False
+            self._sink.data_ends()
+        return at
+
+    def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        start, end = 0, len(payload)
+        if flags & Flag.PADDED:
+            start = 1
+            end -= payload[0] if payload else 1
+        if flags & Flag.PRIORITY:
+            start += 5
+        if end < start:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_padding")
+        depends = bool(flags & Flag.PRIORITY) and frames.read_u32(payload, start - 5)[0] & _NUMBER == number
+        ends = bool(flags & Flag.END_STREAM)
+        if flags & Flag.END_HEADERS:
+            self._sink.header_block(number, payload[start:end], ends=ends, depends_on_itself=depends)
+            return
+        self._block = bytearray(payload[start:end])
+        self._block_number, self._block_frames = number, 1
+        self._block_ends, self._block_depends = ends, depends
+        self._sink.block_begins()
+
+    def _continuation(self, flags: int, number: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
+        block += payload
+        self._block_frames += 1
+        if self._block_frames > self._limits.max_header_frames:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "continuation_flood")
+        if len(block) > self._limits.max_header_bytes:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
+        if flags & Flag.END_HEADERS:
+            self._block = None
+            self._sink.header_block(
+                number, bytes(block), ends=self._block_ends, depends_on_itself=self._block_depends
+            )

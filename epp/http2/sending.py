@@ -1,0 +1,151 @@
+"""What goes to the peer: frames in the order of the wire, as far as the peer's windows and frame size allow.
+
+Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does not fit its windows waits
+on its stream, in order, and holds back no other stream. Pure; `connection` calls it and decides when a stream is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from epp.http2 import frames
+from epp.http2.frames import Flag, Kind, Setting
+from epp.http2.headers import GRPC_RESPONSE
+from epp.http2.limits import Limits
+from epp.http2.streams import Stream
+
+_SHRINK_TABLE = b"\x20"
+"""HPACK: our table has size 0. Said in front of our first block, it satisfies whatever size the peer allows."""
+
+
+class Sender:
+    def __init__(self) -> None:
+        self._out: list[bytes] = []
+        self._shrunk = False
+        self._waiting: dict[int, Stream] = {}
+        """Streams whose own window is open while the connection's is not."""
+        self._stalled: dict[int, Stream] = {}
+        """Streams that wait for any window."""
+        self.window = frames.DEFAULT_WINDOW
+        """What we may still send on the connection."""
+        self.initial_window = frames.DEFAULT_WINDOW
+        """Of each new stream."""
+        self.frame_bytes = frames.DEFAULT_FRAME_BYTES
+
+    def hello(self, limits: Limits) -> None:
+        """Our settings and our window, before anything else."""
+        values = (
+            (Setting.HEADER_TABLE_SIZE, 0),
+            (Setting.MAX_CONCURRENT_STREAMS, limits.max_streams),
+            (Setting.INITIAL_WINDOW_SIZE, limits.stream_window_bytes),
+            (Setting.MAX_FRAME_SIZE, limits.max_frame_bytes),
+            (Setting.MAX_HEADER_LIST_SIZE, limits.max_header_bytes),
+        )
+        self._out.append(frames.settings(values))
+        self._out.append(frames.window_update(0, limits.connection_window_bytes - frames.DEFAULT_WINDOW))
+
+    def take(self) -> bytes:
+        """All that is to be written, once."""
+        out = self._out
+        if not out:
+            return b""
+        self._out = []
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def control(self, data: bytes) -> None:
+        """A frame that no window holds back."""
+        self._out.append(data)
+
+    def message(self, stream: Stream, data: bytes, *, now: float) -> None:
+        """One gRPC message, after the headers of the answer."""
+        if not stream.answered:
+            stream.answered = True
+            self._headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
+        size = len(data)
+        whole = size + 5
+        if (
+            stream.backlog is None
+            and whole <= stream.peer_window
+            and whole <= self.window
+            and whole <= self.frame_bytes
+        ):
+            stream.peer_window -= whole
+            self.window -= whole
+            self._out.append(frames.message_head(size, stream.number))
+            self._out.append(data)
+            return
+        if stream.backlog is None:
+            stream.backlog = deque()
+        stream.backlog.append(memoryview(b"\0" + size.to_bytes(4) + data))
+        stream.backlog_bytes += whole
+        self.pump(stream, now=now)
+
+    def end(self, stream: Stream, block: bytes, *, now: float) -> bool:
+        """The block that ends the answer. False: it waits for what must go before it."""
+        stream.end = block
+        return self.pump(stream, now=now)
+
+    def refuse(self, stream: Stream, answer: tuple[bytes, bytes], *, now: float) -> bool:
+        """A whole HTTP answer, block and body, to what is no call. False: it waits for the peer's window."""
+        block, body = answer
+        stream.answered = True
+        self._headers(stream.number, block, flags=Flag.END_HEADERS)
+        stream.backlog = deque((memoryview(body),))
+        stream.backlog_bytes = len(body)
+        stream.end = b""
+        return self.pump(stream, now=now)
+
+    def pump(self, stream: Stream, *, now: float) -> bool:
+        """Send what the windows allow of what waits. True: the answer is sent to its end."""
+        backlog = stream.backlog
+        while backlog:
+            first = backlog[0]
+            size = min(len(first), self.frame_bytes, stream.peer_window, self.window)
+            if size <= 0:
+                if stream.peer_window > 0:
+                    self._waiting[stream.number] = stream
+                if stream.stalled_since is None:
+                    stream.stalled_since = now
+                    self._stalled[stream.number] = stream
+                return False
+            last = stream.end == b"" and size == stream.backlog_bytes
+            flags = Flag.END_STREAM if last else 0
+            self._out.append(frames.head(size, Kind.DATA, flags=flags, stream_id=stream.number))
+            self._out.append(bytes(first[:size]))
+            stream.peer_window -= size
+            self.window -= size
+            stream.backlog_bytes -= size
+            if stream.stalled_since is not None:
+                stream.stalled_since = None
+                del self._stalled[stream.number]
+            if size == len(first):
+                backlog.popleft()
+            else:
+                backlog[0] = first[size:]
+        stream.backlog = None
+        if stream.end:
+            self._headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
+        return stream.end is not None
+
+    def next_waiting(self) -> Stream | None:
+        """A stream that waited for the connection's window, while that is open; the longest first."""
+        if self.window <= 0 or not self._waiting:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def stalled(self, since: float) -> list[Stream]:
+        """Streams whose answer has waited for a window since then, or longer."""
+        return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is over."""
+        self._waiting.pop(stream.number, None)
+        self._stalled.pop(stream.number, None)
+        stream.backlog = None
+        stream.backlog_bytes = 0
+
+    def _headers(self, number: int, block: bytes, *, flags: int) -> None:
+        if not self._shrunk:
+            self._shrunk = True
+            block = _SHRINK_TABLE + block
+        self._out.append(frames.frame(Kind.HEADERS, block, flags=flags, stream_id=number))

@@ -1,0 +1,367 @@
+"""The connection object as a client sees it: calls, messages, flow control, ends, time-outs."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.http2.events import Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.frames import Code, Flag, Kind, Setting, frame, settings
+from epp.http2.limits import HeldBytes, Limits
+from tests.harness.http2_frames import (
+    CALL,
+    NO_TABLE,
+    PATH,
+    CallerSide,
+    Frame,
+    block,
+    continuation,
+    data,
+    grpc,
+    headers,
+    hello,
+    ping,
+    reset,
+    window_update,
+)
+
+SMALL = Limits(
+    max_message_bytes=50_000, stream_window_bytes=1000, connection_window_bytes=100_000, backlog_bytes=500
+)
+
+
+def bodies(frames: list[Frame], number: int) -> bytes:
+    return b"".join(f.payload for f in frames if f.kind == Kind.DATA and f.number == number)
+
+
+def test_the_server_speaks_first_and_says_its_limits() -> None:
+    first, second = CallerSide().greeting
+    assert (first.kind, second.kind) == (Kind.SETTINGS, Kind.WINDOW_UPDATE)
+    said = {
+        int.from_bytes(first.payload[n : n + 2]): int.from_bytes(first.payload[n + 2 : n + 6])
+        for n in range(0, 30, 6)
+    }
+    assert said[Setting.HEADER_TABLE_SIZE] == 0
+    assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
+
+
+def test_a_call_from_its_headers_to_its_trailers() -> None:
+    side = CallerSide().opened()
+    opened, message, half_closed = side.feed(headers(1), data(1, grpc(b"hello"), ends=True))
+    assert isinstance(opened, Opened)
+    assert opened.request.path == PATH
+    assert message == Message(1, b"hello")
+    assert half_closed == HalfClosed(1)
+    side.connection.send(1, b"answer")
+    side.connection.end(1)
+    head, body, trailers = side.sent()
+    assert side.fields(head) == {":status": "200", "content-type": "application/grpc"}
+    assert (body.kind, body.payload, body.ends) == (Kind.DATA, grpc(b"answer"), False)
+    assert side.fields(trailers) == {"grpc-status": "0"}
+    assert trailers.ends
+    assert side.connection.streams == 0
+
+
+def test_a_call_that_ends_before_the_client_does_is_reset_without_an_error() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    side.connection.end(1, 3, "100 % wrong: é\n")
+    trailers, stop = side.sent()
+    assert side.fields(trailers)["grpc-message"] == "100 %25 wrong: %C3%A9%0A"
+    assert (stop.kind, stop.code) == (Kind.RST_STREAM, Code.NO_ERROR)
+    assert side.feed(data(1, grpc(b"late")), reset(1)) == [], "what was on its way is passed over"
+    assert side.sent() == []
+
+
+def test_messages_and_frames_begin_and_end_independently() -> None:
+    side = CallerSide().opened()
+    wire = grpc(b"a") + grpc(b"") + grpc(b"b" * 300) + grpc(b"c")
+    events = side.feed(
+        headers(1), data(1, wire[:9]), data(1, wire[9:14], padding=3), data(1, wire[14:], ends=True)
+    )
+    assert [e.data for e in events if isinstance(e, Message)] == [b"a", b"", b"b" * 300, b"c"]
+    assert side.held.now == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([("content-type", "text/html")], 415),
+        ([("content-type", "application/grpcx")], 415),
+        ([(":method", "GET")], 405),
+    ],
+)
+def test_what_is_no_grpc_call_gets_an_http_answer(fields: list[tuple[str, str]], status: int) -> None:
+    side = CallerSide().opened()
+    assert side.feed(headers(1, block(replace=fields))) == [Fault("no_grpc_call")]
+    head, body = side.sent()
+    assert side.fields(head)[":status"] == str(status)
+    assert b"speaks gRPC alone" in body.payload
+    assert body.ends
+    assert side.feed(data(1, b"whatever", ends=True)) == []
+    assert side.connection.streams == 0
+
+
+def test_a_refused_client_that_never_ends_is_forgotten_in_time() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, block(replace=[("content-type", "text/html")])))
+    side.sent()
+    side.tick(9)
+    assert side.connection.streams == 1
+    side.tick(2)
+    assert [(f.kind, f.code) for f in side.sent()] == [(Kind.RST_STREAM, Code.NO_ERROR)]
+    assert side.connection.streams == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "status", "reason"),
+    [
+        (grpc(b"x", compressed=1), 12, "compressed"),
+        (grpc(b"x", compressed=7), 13, "bad_prefix"),
+        (b"\0" + (2**20 + 1).to_bytes(4), 8, "message_too_large"),
+    ],
+)
+def test_a_message_that_is_not_taken_ends_its_call_alone(wire: bytes, status: int, reason: str) -> None:
+    side = CallerSide().opened()
+    events = side.feed(headers(1), headers(3), data(1, wire), data(3, grpc(b"fine")))
+    assert events[2:] == [Fault(reason), Gone(1, reason), Message(3, b"fine")]
+    assert side.status(side.sent())[0] == status
+
+
+def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
+    side = CallerSide().opened()
+    events = side.feed(headers(1), data(1, grpc(b"hello")[:-1], ends=True))
+    assert events[1:] == [Fault("cut_message"), Gone(1, "cut_message")]
+    assert side.status(side.sent())[0] == 13
+    assert side.held.now == 0
+
+
+def test_unfinished_messages_of_all_connections_are_bounded_together() -> None:
+    held = HeldBytes(1000)
+    one, two = (CallerSide(held=held).opened() for _ in range(2))
+    one.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]))
+    events = two.feed(headers(1), data(1, grpc(b"x" * 5000)[:200]))
+    assert events[1:] == [Fault("too_much_held"), Gone(1, "too_much_held")]
+    assert two.status(two.sent())[0] == 8
+    assert held.now == 900
+    one.feed(reset(1))
+    assert held.now == 0
+
+
+def test_bodies_open_our_windows_again() -> None:
+    side = CallerSide(limits=SMALL).opened()
+    side.feed(headers(1), data(1, grpc(b"x" * 5000)[:499]))
+    assert side.sent() == []
+    side.feed(data(1, b"x"))
+    (update,) = side.sent()
+    assert (update.kind, update.number, int.from_bytes(update.payload)) == (Kind.WINDOW_UPDATE, 1, 500)
+
+
+def test_what_a_closed_stream_sent_opens_the_connection_again() -> None:
+    side = CallerSide(limits=SMALL).opened()
+    for number in range(1, 121, 2):
+        side.feed(headers(number), data(number, grpc(b"x" * 5000)[:900]), reset(number))
+    opened = sum(int.from_bytes(f.payload) for f in side.sent() if f.number == 0)
+    assert opened == 50_400, "the step of half a window"
+
+
+@pytest.mark.parametrize("where", ["stream", "connection"])
+def test_a_client_that_overruns_a_window_is_stopped(where: str) -> None:
+    limits = Limits(max_message_bytes=10**6, stream_window_bytes=1000, connection_window_bytes=65_535)
+    side = CallerSide(limits=limits).opened()
+    if where == "stream":
+        events = side.feed(headers(1), data(1, bytes(1001)))
+        assert events[1:] == [Fault("window_overrun"), Gone(1, "window_overrun")]
+        (stop,) = side.sent()
+        assert (stop.kind, stop.code) == (Kind.RST_STREAM, Code.FLOW_CONTROL_ERROR)
+    else:
+        assert side.feed(headers(1), data(1, bytes(65_536)))[-1] == Over("window_overrun")
+        assert side.sent()[-1].code == Code.FLOW_CONTROL_ERROR
+
+
+def test_a_small_window_holds_back_its_own_stream_alone() -> None:
+    side = CallerSide().opened(window=10)
+    side.feed(headers(1), headers(3), window_update(3, 1000))
+    side.connection.send(1, b"x" * 20)
+    side.connection.end(1)
+    side.connection.send(3, b"y" * 20)
+    frames = side.sent()
+    assert len(bodies(frames, 1)) == 10
+    assert bodies(frames, 3) == grpc(b"y" * 20)
+    assert not any(f.ends for f in frames)
+    side.feed(window_update(1, 5))
+    assert len(bodies(side.sent(), 1)) == 5
+    side.feed(window_update(1, 100))
+    *rest, trailers, stop = side.sent()
+    assert len(bodies(rest, 1)) == 10
+    assert trailers.ends, "the end comes after the whole answer"
+    assert stop.kind == Kind.RST_STREAM
+
+
+def test_the_window_of_the_connection_is_shared_out_in_turn() -> None:
+    side = CallerSide().opened(window=10**6)
+    side.feed(headers(1), headers(3))
+    side.connection.send(1, b"x" * 65_000)
+    side.connection.send(1, b"x" * 2000)
+    side.connection.send(3, b"y" * 100)
+    assert bodies(side.sent(), 3) == b""
+    side.feed(window_update(0, 5000))
+    frames = side.sent()
+    assert bodies(frames, 3) == grpc(b"y" * 100)
+
+
+def test_a_change_of_the_initial_window_moves_open_streams() -> None:
+    side = CallerSide().opened(window=10)
+    side.feed(headers(1))
+    side.connection.send(1, b"x" * 20)
+    side.sent()
+    side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 3)]), window_update(1, 7))
+    assert bodies(side.sent(), 1) == b"", "ten were sent, and seven of them are owed"
+    side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 100)]))
+    assert len(bodies(side.sent(), 1)) == 15
+
+
+def test_an_answer_that_waits_holds_back_our_window() -> None:
+    side = CallerSide(limits=SMALL).opened(window=0)
+    side.feed(headers(1))
+    side.connection.send(1, b"x" * 600)
+    side.sent()
+    side.feed(data(1, grpc(b"y" * 5000)[:600]))
+    assert side.sent() == []
+    side.feed(window_update(1, 300))
+    updates = [f for f in side.sent() if f.kind == Kind.WINDOW_UPDATE]
+    assert [int.from_bytes(f.payload) for f in updates] == [600]
+
+
+def test_a_deadline_of_the_caller_ends_the_call() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, block(replace=[("grpc-timeout", "1500m")])))
+    assert side.tick(1.4) == []
+    assert side.tick(0.2) == [Gone(1, "deadline")]
+    assert side.status(side.sent())[0] == 4
+    assert side.tick(10) == []
+
+
+@pytest.mark.parametrize("text", ["", "1", "S", "-1S", "123456789S", "1x"])
+def test_a_deadline_that_cannot_be_read_is_an_error(text: str) -> None:
+    side = CallerSide().opened()
+    assert side.feed(headers(1, block(replace=[("grpc-timeout", text)])))[1:] == [
+        Fault("bad_timeout"),
+        Gone(1, "bad_timeout"),
+    ]
+    assert side.status(side.sent())[0] == 13
+
+
+def test_a_reset_ends_a_call_once() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    assert side.feed(reset(1), reset(1)) == [Gone(1, "reset")]
+    side.connection.send(1, b"late")
+    side.connection.end(1)
+    assert side.sent() == []
+
+
+def test_leaving_takes_two_steps() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    side.connection.leave(now=side.now)
+    goaway, question = side.sent()
+    assert (int.from_bytes(goaway.payload[:4]), goaway.code) == (2**31 - 1, Code.NO_ERROR)
+    assert isinstance(side.feed(headers(3))[0], Opened), "what was on its way is served"
+    side.feed(ping(question.payload, ack=True))
+    (goaway,) = side.sent()
+    assert int.from_bytes(goaway.payload[:4]) == 3
+    assert side.feed(headers(5)) == [Fault("too_many_streams")]
+    assert side.sent()[0].code == Code.REFUSED_STREAM
+    assert not side.connection.drained
+    side.connection.end(1)
+    side.connection.end(3)
+    assert side.connection.drained
+
+
+def test_closing_ends_every_call() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1), headers(3))
+    assert side.connection.close(now=side.now) == [
+        Gone(1, "connection"),
+        Gone(3, "connection"),
+        Over("closed"),
+    ]
+    assert side.sent()[-1].code == Code.NO_ERROR
+    assert side.connection.close(now=side.now) == []
+
+
+def test_streams_beyond_the_limit_are_refused() -> None:
+    side = CallerSide(limits=Limits(max_message_bytes=10, max_streams=1)).opened()
+    assert side.feed(headers(1), headers(3))[1:] == [Fault("too_many_streams")]
+    assert [(f.number, f.code) for f in side.sent()] == [(3, Code.REFUSED_STREAM)]
+
+
+def test_equal_header_blocks_are_read_once_when_the_table_is_gone() -> None:
+    side = CallerSide().opened()
+    reader = side.connection._headers
+    side.feed(headers(1), headers(3))
+    assert reader.kept == 0, "the client may still use a table"
+    side.feed(headers(5, NO_TABLE + block()), headers(7), headers(9))
+    assert reader.kept == 1
+    opened = side.feed(*(headers(11 + 2 * n, block(replace=[("x", str(n))])) for n in range(400)))
+    assert len(opened) == 400
+    assert reader.kept <= 256
+    assert isinstance(side.feed(headers(1001, NO_TABLE + block(CALL)))[0], Opened)
+
+
+def test_a_header_block_in_parts_is_one() -> None:
+    side = CallerSide().opened()
+    whole = block()
+    events = side.feed(
+        headers(1, whole[:5], whole=False),
+        continuation(1, whole[5:9], whole=False),
+        continuation(1, whole[9:], whole=True),
+    )
+    assert isinstance(events[0], Opened)
+
+
+def test_reading_stops_at_its_limit_and_goes_on() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    wire = b"".join(data(1, grpc(b"%d" % n)) for n in range(5))
+    found = [e.data for e in side.feed(wire, limit=2) if isinstance(e, Message)]
+    assert found == [b"0", b"1"]
+    assert side.connection.pending
+    found += [e.data for e in side.feed(limit=2) if isinstance(e, Message)]
+    found += [e.data for e in side.feed() if isinstance(e, Message)]
+    assert found == [b"0", b"1", b"2", b"3", b"4"]
+    assert not side.connection.pending
+
+
+def test_a_ping_is_answered() -> None:
+    side = CallerSide().opened()
+    side.feed(ping(b"abcdefgh"))
+    (answer,) = side.sent()
+    assert (answer.kind, answer.flags, answer.payload) == (Kind.PING, Flag.ACK, b"abcdefgh")
+
+
+def test_a_client_that_says_nothing_is_asked_and_then_given_up() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    side.tick(61)
+    (question,) = side.sent()
+    side.feed(ping(question.payload, ack=True))
+    side.tick(50)
+    assert side.sent() == []
+    side.tick(11)
+    assert len(side.sent()) == 1
+    assert side.tick(21) == [Gone(1, "connection"), Fault("peer_gone"), Over("peer_gone")]
+
+
+def test_after_the_end_nothing_is_read() -> None:
+    side = CallerSide().opened()
+    side.feed(frame(Kind.PUSH_PROMISE, bytes(4), stream_id=1))
+    assert side.feed(headers(1)) == []
+    assert side.tick(1000) == []
+
+
+def test_hello_may_come_byte_by_byte() -> None:
+    side = CallerSide()
+    for byte in hello():
+        assert side.feed(bytes((byte,))) == []
+    assert not side.connection.over

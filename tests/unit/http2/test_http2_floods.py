@@ -1,0 +1,188 @@
+"""What a hostile or broken peer sends: each is bounded, has a reason, and is closed with the right code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from epp.http2.events import Fault, Gone, Over
+from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, settings
+from epp.http2.limits import Limits
+from tests.harness.http2_frames import (
+    CallerSide,
+    block,
+    continuation,
+    data,
+    grpc,
+    headers,
+    hello,
+    ping,
+    reset,
+    window_update,
+)
+
+CALM = Code.ENHANCE_YOUR_CALM
+
+FLOODS: dict[str, Callable[[int], bytes]] = {
+    "rapid_reset": lambda n: headers(2 * n + 1) + reset(2 * n + 1),
+    "ping_flood": lambda _: ping(),
+    "settings_flood": lambda _: settings([(Setting.INITIAL_WINDOW_SIZE, 100)]),
+    "empty_frame_flood": lambda n: headers(1) if not n else data(1),
+    "unneeded_frame_flood": lambda n: (
+        frame(Kind.PRIORITY, bytes(5), stream_id=1) if n % 2 else frame(0xFA, b"xyz")
+    ),
+    "stream_error_flood": lambda n: headers(2 * n + 1, block(replace=[("connection", "x")])),
+}
+
+
+@pytest.mark.parametrize("reason", FLOODS)
+def test_a_flood_ends_the_connection_and_is_counted(reason: str) -> None:
+    side = CallerSide().opened()
+    for n in range(20_000):
+        events = side.feed(FLOODS[reason](n))
+        if side.connection.over:
+            assert events[-2:] == [Fault(reason), Over(reason)]
+            assert side.sent()[-1].code == CALM
+            break
+        side.connection.data_to_send()
+    else:
+        pytest.fail("it went on for ever")
+
+
+@pytest.mark.parametrize("reason", sorted(FLOODS.keys() - {"settings_flood"}))
+def test_the_same_at_a_pace_that_a_busy_data_plane_has_goes_on(reason: str) -> None:
+    side = CallerSide().opened()
+    for n in range(6_000):
+        side.now += 0.012
+        side.feed(FLOODS[reason](n))
+        side.connection.data_to_send()
+    assert not side.connection.over
+
+
+FATAL: dict[str, tuple[bytes, Code, str]] = {
+    "no preface": (b"GET / HTTP/1.1\r\n\r\n", Code.PROTOCOL_ERROR, "bad_preface"),
+    "no settings": (PREFACE + ping(), Code.PROTOCOL_ERROR, "no_settings"),
+    "data on an idle stream": (hello() + data(1), Code.PROTOCOL_ERROR, "data_when_idle"),
+    "data on no stream": (hello() + data(0), Code.PROTOCOL_ERROR, "data_when_idle"),
+    "headers of a closed stream": (
+        hello() + headers(1) + reset(1) + headers(1),
+        Code.STREAM_CLOSED,
+        "headers_when_closed",
+    ),
+    "a stream that is ours to open": (hello() + headers(2), Code.PROTOCOL_ERROR, "bad_stream_number"),
+    "push": (hello() + frame(Kind.PUSH_PROMISE, bytes(4), stream_id=1), Code.PROTOCOL_ERROR, "push_promise"),
+    "a short ping": (hello() + frame(Kind.PING, b"1"), Code.FRAME_SIZE_ERROR, "bad_frame_size"),
+    "settings of five bytes": (
+        hello() + frame(Kind.SETTINGS, bytes(5)),
+        Code.FRAME_SIZE_ERROR,
+        "bad_frame_size",
+    ),
+    "a window above its maximum": (
+        hello() + settings([(Setting.INITIAL_WINDOW_SIZE, 2**31)]),
+        Code.FLOW_CONTROL_ERROR,
+        "bad_setting",
+    ),
+    "a window that overflows": (
+        hello() + window_update(0, 2**31 - 1),
+        Code.FLOW_CONTROL_ERROR,
+        "window_overflow",
+    ),
+    "padding beyond the frame": (
+        hello() + headers(1) + frame(Kind.DATA, b"\x09abc", flags=Flag.PADDED, stream_id=1),
+        Code.PROTOCOL_ERROR,
+        "bad_padding",
+    ),
+    "a header that cannot be decoded": (
+        hello() + headers(1, b"\xff" * 20),
+        Code.COMPRESSION_ERROR,
+        "unreadable_headers",
+    ),
+    "a header list without end": (hello() + headers(1, b"\x82" * 600), CALM, "header_list_too_large"),
+    "a header frame that is too long": (
+        hello() + headers(1, bytes(17_000)),
+        CALM,
+        "header_list_too_large",
+    ),
+    "another frame within a header block": (
+        hello() + headers(1, b"\x82", whole=False) + ping(),
+        Code.PROTOCOL_ERROR,
+        "broken_header_block",
+    ),
+    "a frame beyond the size that we take": (
+        hello() + (2**20 + 1).to_bytes(3) + bytes((0, 0, 0, 0, 0, 1)),
+        Code.FRAME_SIZE_ERROR,
+        "frame_too_large",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FATAL)
+def test_what_no_connection_survives(what: str) -> None:
+    wire, code, reason = FATAL[what]
+    side = CallerSide()
+    events = side.feed(wire)
+    assert events[-2:] == [Fault(reason), Over(reason)]
+    goaway = side.sent()[-1]
+    assert (goaway.kind, goaway.code) == (Kind.GOAWAY, code)
+
+
+def test_continuation_frames_without_end_are_cut_off() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, b"", whole=False))
+    events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))
+    assert events[-1] == Over("continuation_flood")
+    side = CallerSide().opened()
+    side.feed(headers(1, bytes(9000), whole=False))
+    assert side.feed(continuation(1, bytes(9000), whole=False))[-1] == Over("header_list_too_large")
+
+
+@pytest.mark.parametrize(
+    ("wire", "seconds", "reason"),
+    [
+        (PREFACE[:10], 11, "no_hello"),
+        (b"", 11, "no_hello"),
+        (PREFACE, 11, "no_hello"),
+        (hello(ack=False), 31, "settings_not_acknowledged"),
+        (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
+    ],
+)
+def test_half_a_word_is_not_waited_for_for_ever(wire: bytes, seconds: float, reason: str) -> None:
+    side = CallerSide()
+    side.feed(wire)
+    assert side.tick(seconds - 2) == []
+    assert side.tick(2)[-1] == Over(reason)
+
+
+def test_a_window_that_never_opens_costs_its_stream_in_the_end() -> None:
+    side = CallerSide().opened(window=0)
+    side.feed(headers(1), headers(3))
+    side.connection.send(1, b"x" * 1000)
+    side.sent()
+    for _ in range(10):
+        assert side.tick(29) == []
+        side.feed(ping())
+    assert side.tick(29) == [Fault("window_never_opened"), Gone(1, "window_never_opened")]
+    assert side.connection.streams == 1
+
+
+def test_what_waits_for_a_closed_window_is_bounded_by_our_own() -> None:
+    """An echo of all that the client sends, which the client never takes back."""
+    limits = Limits(
+        max_message_bytes=10_000,
+        stream_window_bytes=100_000,
+        connection_window_bytes=10**6,
+        backlog_bytes=20_000,
+    )
+    side = CallerSide(limits=limits).opened(window=0)
+    side.feed(headers(1))
+    window, sent = 100_000, 0
+    while window >= 1005:
+        for _ in side.feed(data(1, grpc(bytes(1000)))):
+            side.connection.send(1, bytes(1000))
+        window -= 1005
+        sent += 1005
+        window += sum(
+            int.from_bytes(f.payload) for f in side.sent() if f.kind == Kind.WINDOW_UPDATE and f.number == 1
+        )
+    assert sent <= 100_000 + 2 * 20_000
