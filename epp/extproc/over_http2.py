@@ -56,7 +56,7 @@ class Http2Transport:
         tls = self._listen.tls
         certificates = None if tls is None else Certificates(tls, ssl_context)
         sock = _bound(self._listen)
-        await self._server.start(sock, context=None if certificates is None else certificates.current)
+        self._server.start(sock, context=None if certificates is None else certificates.current)
         return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:

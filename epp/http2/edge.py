@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, cast
@@ -31,7 +32,9 @@ _UNREAD_S: Final = 30.0
 _CLOSING_S: Final = 1.0
 """From our last words until the connection is cut, if the peer does not close it."""
 _HIGH_WATER_BYTES: Final = 2**20
-_QUIET_REASONS: Final = frozenset(("reset", "connection", "deadline"))
+_LAST_WORDS_S: Final = 0.25
+"""At a stop, for peers to read that we close."""
+_RETRY_S: Final = 0.1
 
 
 class Handler:
@@ -82,7 +85,6 @@ class Surroundings(Protocol):
     limits: Limits
     held: HeldBytes
     peers: set[Peer]
-    max_peers: int
 
     def now(self) -> float: ...
     def fault(self, reason: str) -> None: ...
@@ -108,8 +110,9 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-        if len(self._server.peers) >= self._server.max_peers:
-            self._server.fault("too_many_connections")
+        session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if session is not None and session.selected_alpn_protocol() != "h2":
+            self._server.fault("no_alpn_h2")
             self._transport.abort()
             return
         self._server.peers.add(self)
@@ -193,12 +196,19 @@ class Peer(asyncio.Protocol):
             transport.write(data)
         if (self.connection.over or self.connection.drained) and self._closing_since is None:
             self._closing_since = self._server.now()
-            if transport.can_write_eof():
-                # What the peer has sent already is read and thrown away: a socket closed on it would lose our last words.
-                transport.write_eof()
-                transport.resume_reading()
-            else:
-                transport.close()
+            self._say_goodbye(transport)
+
+    def _say_goodbye(self, transport: asyncio.Transport) -> None:
+        """End our side. What the peer has sent already is read and thrown away: a socket closed on it loses our last words."""
+        if not transport.can_write_eof():
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # The peer is gone.
+            transport.abort()
+        else:
+            transport.resume_reading()
 
     # -- the turn --------------------------------------------------------------------------------------------------
 
@@ -275,45 +285,6 @@ class Peer(asyncio.Protocol):
             handler.gone(now=now, broken=False)
 
 
-class _Handshake(asyncio.Protocol):
-    """A connection that is not encrypted yet. Each has the certificates of the moment it came in."""
-
-    def __init__(self, server: Http2Server, context: Callable[[], ssl.SSLContext]) -> None:
-        self._server = server
-        self._context = context
-        self._task: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast("asyncio.Transport", transport)
-        stream.pause_reading()
-        if len(self._server.peers) + self._server.handshakes >= self._server.max_peers:
-            self._server.fault("too_many_connections")
-            stream.abort()
-            return
-        self._task = asyncio.get_running_loop().create_task(self._encrypt(stream), name="TLS handshake")
-
-    async def _encrypt(self, stream: asyncio.Transport) -> None:
-        server, peer = self._server, Peer(self._server)
-        server.handshakes += 1
-        try:
-            encrypted = await asyncio.get_running_loop().start_tls(
-                stream, peer, self._context(), server_side=True, ssl_handshake_timeout=_HANDSHAKE_S
-            )
-        except (OSError, ssl.SSLError) as error:
-            server.fault("tls_handshake")
-            _log.debug("TLS handshake failed: %s", error)
-            stream.abort()
-            return
-        finally:
-            server.handshakes -= 1
-        session: ssl.SSLObject | None = encrypted.get_extra_info("ssl_object") if encrypted else None
-        if encrypted is None or session is None or session.selected_alpn_protocol() != "h2":
-            server.fault("no_alpn_h2")
-            stream.abort()
-            return
-        peer.connection_made(encrypted)
-
-
 class Http2Server:
     """Serves `services` by path on sockets that are handed to `start`, until `stop`."""
 
@@ -334,46 +305,83 @@ class Http2Server:
         self.held = HeldBytes(max_held_bytes)
         self.max_peers = max_peers
         self.peers: set[Peer] = set()
-        self.handshakes = 0
         self.now = clock
         self.fault = on_fault
         self.after_writing = after_writing
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._arriving: set[asyncio.Task[None]] = set()
+        """Connections that are accepted and not served yet: with TLS, their handshakes."""
         self._ticking: asyncio.TimerHandle | None = None
 
-    async def start(self, sock: Any, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """Accept on a bound socket; `context`: with TLS, asked for each connection."""
-        loop = asyncio.get_running_loop()
-
-        def protocol() -> asyncio.Protocol:
-            return Peer(self) if context is None else _Handshake(self, context)
-
-        if sock.family.name == "AF_UNIX":
-            self._listener = await loop.create_unix_server(protocol, sock=sock, backlog=1024)
-        else:
-            self._listener = await loop.create_server(protocol, sock=sock, backlog=1024)
+    def start(self, sock: socket.socket, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Accept on a listening socket; `context`: with TLS, asked for each connection."""
+        sock.setblocking(False)
+        self._listener = sock
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(sock, context), name="accept")
         self._tick()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more connections, ask peers to leave, and close what is left after `grace_s`."""
-        if self._listener is None:
+        if self._accepting is None or self._listener is None:
             return
-        listener, self._listener = self._listener, None
-        listener.close()
+        tasks, self._accepting = (self._accepting, *self._arriving), None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
         if grace_s > 0:
             for peer in list(self.peers):
                 peer.leave()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
-                        await asyncio.sleep(0.01)
+            await self._until_gone(grace_s)
         for peer in list(self.peers):
             peer.close()
-        await asyncio.sleep(0)
+        await self._until_gone(_LAST_WORDS_S)
         if self._ticking is not None:
             self._ticking.cancel()
         for peer in list(self.peers):
             peer.abort()
+
+    async def _until_gone(self, seconds: float) -> None:
+        """Until every peer has closed its side, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
+                    await asyncio.sleep(0.01)
+
+    async def _accept(self, listener: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
+        """One connection after the other, for ever. Too many are refused at once, so that files are left for all else."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                self.fault("accept_failed")
+                _log.warning("a connection could not be accepted: %s", error.strerror)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self.peers) + len(self._arriving) >= self.max_peers:
+                self.fault("too_many_connections")
+                sock.close()
+                continue
+            task = loop.create_task(self._welcome(sock, context), name="connection")
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+            await asyncio.sleep(0)  # It has begun, and owns its socket.
+
+    async def _welcome(self, sock: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if context is None:
+                await loop.connect_accepted_socket(lambda: Peer(self), sock)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: Peer(self), sock, ssl=context(), ssl_handshake_timeout=_HANDSHAKE_S
+                )
+        except OSError as error:  # ssl.SSLError is one, and so are time-outs
+            self.fault("tls_handshake" if context is not None else "accept_failed")
+            _log.debug("a connection failed at its beginning: %s", error)
+            sock.close()
 
     def check_integrity(self) -> None:
         for peer in self.peers:
