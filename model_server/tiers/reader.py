@@ -34,7 +34,7 @@ from model_server.tiers.placement import Score, TieredPlacement, by_importance
 from model_server.tiers.records import Records
 from model_server.tiers.repacking import repacked
 from model_server.tiers.residency import Residency
-from model_server.tiers.segment import Segment
+from model_server.tiers.segment import KvLayout, Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
@@ -98,6 +98,10 @@ class TieredReader:
         """Its chunks are wanted for a moment after it has been replaced."""
         self._waited_in_vain: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
+
+    @property
+    def layout(self) -> KvLayout:
+        return self.store.layout
 
     def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
         """What is stored of a prefix, computed by these weights; None where nothing is."""

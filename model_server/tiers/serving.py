@@ -32,11 +32,10 @@ from model_server.core.kv_cache import PrefixLoad
 from model_server.core.request import Adapter, Request
 from model_server.core.scheduler import Chunk, StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
-from model_server.runners.hf.batch import LongChunk
 from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.runner import HfRunner
-from model_server.runners.hf.views import Context, KvView
+from model_server.runners.hf.views import Context, KvView, LongChunk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 import torch
 
-from model_server.tiers.segment import Segment
-
-if TYPE_CHECKING:
-    from model_server.tiers.reader import TieredReader
+from model_server.tiers.records import Records
+from model_server.tiers.segment import KvLayout, Segment
 
 PROBE = -1
 """The number of the chunk that holds a layer's probed keys."""
@@ -30,14 +28,31 @@ LayerRead = Sequence[tuple[Segment, int, int]]
 """(segment, chunk, how many chosen tokens it holds), in the order in which they are wanted."""
 
 
+_T = TypeVar("_T")
+
+
+class Tiers(Protocol):
+    """What a prefix asks of the reader: where its tokens lie, and to fetch what is wanted in the reader's thread."""
+
+    records: Records
+    device: torch.device
+    layers_ahead: int
+
+    @property
+    def layout(self) -> KvLayout: ...
+    def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]: ...
+    def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None: ...
+    def wait_for(self, work: Future[_T]) -> _T: ...
+
+
 class TieredPrefix:
     """`PrefixSource` over the tiers, for one request. Layers are asked for in ascending order."""
 
-    def __init__(self, reader: TieredReader, parts: Sequence[tuple[Segment, int]]) -> None:
+    def __init__(self, reader: Tiers, parts: Sequence[tuple[Segment, int]]) -> None:
         self.parts = parts
         self._reader = reader
         self._records = reader.records
-        self._block_tokens = reader.store.layout.block_tokens
+        self._block_tokens = reader.layout.block_tokens
         self._probes: dict[int, Future[list[torch.Tensor]]] = {}
         self._num_fetched_ahead = 0
         """Layers whose probed keys are on their way or were here; again they come only when they are asked for again."""
@@ -71,7 +86,7 @@ class TieredPrefix:
         return probed
 
     def chunks(self, layer: int) -> torch.Tensor:
-        layout = self._reader.store.layout
+        layout = self._reader.layout
         numbers, first = [], 0
         for segment, num_blocks in self.parts:
             slots = torch.tensor(segment.orders[layer].slots[: num_blocks * self._block_tokens])
@@ -105,7 +120,7 @@ class TieredPrefix:
 
     def _wanted(self, layer: int, chosen: torch.Tensor) -> tuple[LayerRead, torch.Tensor]:
         """The chunks to read, and where each chosen token is among all that they hold."""
-        layout = self._reader.store.layout
+        layout = self._reader.layout
         wanted: list[tuple[Segment, int, int]] = []
         rows, num_rows, start, size = [], 0, 0, layout.chunk_tokens
         for segment, num_blocks in self.parts:
@@ -122,5 +137,5 @@ class TieredPrefix:
 
     def _probe_read(self) -> LayerRead:
         """Every request needs all of a probe chunk: it counts as a chunk whose tokens are all important."""
-        needed = self._reader.store.layout.chunk_tokens
+        needed = self._reader.layout.chunk_tokens
         return [(segment, PROBE, needed) for segment, _ in self.parts]

@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from model_server.runners.hf.batch import LongChunk
 from model_server.runners.hf.memory import KvMemory
-from model_server.runners.hf.views import Context
+from model_server.runners.hf.views import Context, LongChunk
 from model_server.tiers.selection import Choice, Chooser, Seen, visible_to
 
 

@@ -11,12 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from model_server.core.blocks import BlockId
 from model_server.core.request import RequestId
-from model_server.runners.hf.batch import LongChunk
 from model_server.runners.hf.errors import UnsupportedModelError
 from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel, load
 from model_server.runners.hf.packed import PackedLinear, pack
-from model_server.runners.hf.views import Context, attention_weights
+from model_server.runners.hf.views import Context, LongChunk, attention_weights
 from tests.engine.harness import BLOCK_TOKENS, ask, check_against_plain, engine_around, run, tokens
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
 

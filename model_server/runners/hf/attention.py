@@ -16,10 +16,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from model_server.runners.hf.batch import LongChunk, SingleTokens, StepBatch
+from model_server.runners.hf.batch import SingleTokens, StepBatch
 from model_server.runners.hf.errors import UnsupportedModelError
 from model_server.runners.hf.memory import KvMemory
-from model_server.runners.hf.views import Context
+from model_server.runners.hf.views import Context, LongChunk
 
 NAME = "prefix_gateway_paged"
 _BEYOND_CAUSAL = ("sliding_window", "softcap", "s_aux")

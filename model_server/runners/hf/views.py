@@ -9,15 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from model_server.core.request import Request
+from model_server.runners.hf.memory import KvMemory
 
-if TYPE_CHECKING:
-    from model_server.runners.hf.batch import LongChunk
-    from model_server.runners.hf.memory import KvMemory
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongChunk:
+    """Several tokens of one request, or any chunk that has a view: rows [first_row, end_row) of the step."""
+
+    request: Request
+    first_row: int
+    end_row: int
+    start: int
+    """Position of the chunk's first token in its request."""
+    blocks: torch.Tensor
+    """Numbers of the request's blocks up to the chunk's last token."""
+    view: KvView | None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end_row - self.first_row
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
