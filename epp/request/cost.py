@@ -25,7 +25,7 @@ _TIMES_PLAIN: Final = 10
 _LONGEST_NS: Final = 12_000_000
 """Leaves a margin of two fifths to the 20 ms that nothing may hold the loop for."""
 
-_BYTE_NS: Final = 1.0 if jsontext.COMPILED else 3.0
+_BYTE_NS: Final = 1.5 if jsontext.COMPILED else 3.0
 _UNIT_NS: Final = 25 if jsontext.COMPILED else 60
 """Of each string, list, object and comma: three passes of the decoder; or without C a number of Python."""
 _CONTAINER_NS: Final = 1200
@@ -34,6 +34,8 @@ _ITEM_NS: Final = 150
 """Of each string in them, and of a number where a part should be."""
 _ESCAPE_NS: Final = 10
 
+_SMALL_BYTES: Final = 4096
+"""A body of this size cannot cost more than every request may."""
 _MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 """Counting stops here; a body with so many is too costly whatever else is in it."""
 
@@ -73,6 +75,8 @@ _MOST_MODEL_BYTES: Final = 8192
 
 def weigh(body: bytes | memoryview) -> Weight:
     """One pass, of a tenth of a nanosecond for each byte of text and three for each byte of anything else."""
+    if len(body) <= _SMALL_BYTES:
+        return Weight(size_bytes=len(body), units=0)
     if not jsontext.COMPILED:
         return _weighed_without_c(body)
     units, containers, items, escapes, start, end = jsontext.weigh(body, _MOST_UNITS)

@@ -175,12 +175,12 @@ def many_tools(count: int) -> bytes:
         (CHAT, many_tool_calls(1000)),
         (CHAT, many_tools(10)),
         (CHAT, many_tools(1000)),
-        (CHAT, plain(8_000_000)),
+        (CHAT, plain(7_500_000)),
         (CHAT, b'{"model":"m","messages":[' + b'{"role":"user","content":"yes, do that"},' * 500 + b'{"role":"user"}]}'),
         (COMPLETIONS, b'{"model":"m","prompt":[' + b"12345, " * 200_000 + b"1]}"),
         ("/v1/embeddings", b'{"model":"m","input":[' + b'"a passage of text, some hundred letters long, as they are sent to be embedded, about this and that",' * 2048 + b'"end"]}'),
     ],
-    ids=["calls", "many calls", "tools", "many tools", "8 MB", "short turns", "ids", "batch"],
+    ids=["calls", "many calls", "tools", "many tools", "7.5 MB", "short turns", "ids", "batch"],
 )  # fmt: skip
 @pytest.mark.skipif(not jsontext.COMPILED, reason="without C fewer bodies are read")
 def test_what_real_clients_send_is_read(path: str, body: bytes) -> None:
