@@ -21,6 +21,7 @@ from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
 from epp.extproc.events import BodyMode, Modes
+from epp.extproc.gathering import BodyRoom
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
@@ -153,12 +154,14 @@ class App:
             config=config,
             policy=lambda: self._picker.policy,
         )
+        self._room = BodyRoom(config.streams.max_held_body_bytes)
         self._server = ExtProcServer(
             self._picker,
             self._metrics,
             listen=self._listen,
             settings=StreamSettings(
                 max_body_bytes=config.envoy.max_body_bytes,
+                room=self._room,
                 blocked=BlockedPaths(config.blocked_paths),
                 hold_streams=config.hold_streams,
                 conformance_headers=config.conformance_headers,
@@ -285,6 +288,7 @@ class App:
             self._sharing,
             self._exact,
             draining=self._draining,
+            held_body_bytes=self._room.held_bytes,
             source_failures=self._sources.failures,
             log_counts=self._log_counts,
             now=time.monotonic(),

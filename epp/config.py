@@ -186,8 +186,17 @@ class AssumedModes(_Section, frozen=True):
 
 
 class Streams(_Section, frozen=True):
-    """Settings for data planes other than the Envoy of `epp envoy-config`."""
+    """How request bodies are held, and settings for data planes other than the Envoy of `epp envoy-config`."""
 
+    max_held_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=2**20,
+            le=2**40,
+            description="Bound on the bodies that wait in one worker for the rest of them, all together. A request over the bound is "
+            "routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`.",
+        ),
+    ] = 256 * 2**20
     assumed_modes: AssumedModes = AssumedModes()
     mode_override: Annotated[
         bool,

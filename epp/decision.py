@@ -88,7 +88,8 @@ class Decision(Struct):
     cached_tokens: int | None = None
     """What the server itself said, where the answer was sampled."""
     unread: str = ""
-    """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body, body_not_seen."""
+    """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body,
+    body_not_seen, no_room."""
     dry_run: WouldPick | None = None
     """Of the policy that is tried beside, if there is one."""
 

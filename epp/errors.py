@@ -64,5 +64,15 @@ class SaturatedError(PickError):
         self.retry_after_s = retry_after_s
 
 
+class NoRoomError(SaturatedError):
+    """The bodies that wait for the rest of them are over their bound, and the policy says to refuse at overload."""
+
+    reason = "no_room"
+
+    def __init__(self, *, retry_after_s: int) -> None:
+        message = f"the gateway holds too many unfinished bodies; try again in {retry_after_s} s"
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
 class ConfigError(Exception):
     """A configuration, policy or endpoints file that cannot be used; the message names the file and the field."""

@@ -23,8 +23,8 @@ PARTIAL: Final = InferenceRequest(kind=ApiKind.OTHER, unread="partial_body")
 """The data plane hands over no more than the start of it."""
 NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
 """The data plane wants to know the server before it hands over the body."""
-
-_BLANK: Final = b" \t\r\n\xef\xbb\xbf"
+NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
+"""All bodies together are over `streams.maxHeldBodyBytes`."""
 
 
 def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:
@@ -35,20 +35,6 @@ def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> Inferenc
         if partial:
             return PARTIAL
         raise
-
-
-def looks_whole(path: str, body: bytes) -> bool:
-    """Whatever followed could not matter: the JSON object is complete, or there is none."""
-    text = body.strip(_BLANK)
-    if not text.startswith(b"{"):
-        return bool(text)
-    if not text.endswith(b"}"):
-        return False
-    try:
-        parse_request(path, body)
-    except BadRequestError:
-        return False
-    return True
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:

@@ -7,7 +7,7 @@ answer. `stream` decides what goes back to the data plane and when the stream en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from epp.decision import Observer, Pick, PickRequest
@@ -20,6 +20,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
+from epp.extproc.gathering import BodyRoom
 from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
 from epp.policy import Policy
 from epp.request.blocked import BlockedPaths
@@ -55,6 +56,8 @@ class StreamSettings:
     """How streams behave in this deployment; one for all of them."""
 
     max_body_bytes: int = 32 * 2**20
+    room: BodyRoom = field(default_factory=BodyRoom)
+    """Bounds the bodies of all streams together."""
     streamed_hold_bytes: int = 24 * 1024
     """Of a STREAMED early body. Must stay under the data plane's buffer limit, which some gateways set to 32 KiB."""
     hold_streams: bool = True

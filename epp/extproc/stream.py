@@ -26,8 +26,8 @@ import enum
 from collections.abc import Callable, Sequence
 
 from epp.decision import Observer, Pick, PickRequest
-from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, PickError
-from epp.extproc.bodies import ENCODED, NO_BODY, NOT_SEEN, looks_whole, pieces, read_body
+from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, NoRoomError, PickError
+from epp.extproc.bodies import ENCODED, NO_BODY, NO_ROOM, NOT_SEEN, pieces, read_body
 from epp.extproc.events import (
     Action,
     Answer,
@@ -44,6 +44,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
+from epp.extproc.gathering import Body
 from epp.extproc.reading import (
     DESTINATION,
     REQUEST_ID,
@@ -54,7 +55,7 @@ from epp.extproc.reading import (
     refusal,
 )
 from epp.extproc.response import PLAIN, Outcome, PickerPort, ResponseHalf, StreamSettings
-from epp.types import Address
+from epp.types import Address, InferenceRequest
 
 
 class _Phase(enum.Enum):
@@ -76,7 +77,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_body_bytes", "_chunks", "_closed", "_head", "_kind", "_made_id", "_modes", "_new_id", "_observer", "_phase",
+        "_body", "_closed", "_head", "_kind", "_made_id", "_modes", "_new_id", "_observer", "_phase",
         "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "hold",
     )  # fmt: skip
 
@@ -101,8 +102,7 @@ class HttpStream:
         self._head: RequestHead | None = None
         self._subset: tuple[str, ...] | None = None
         self._made_id = False
-        self._chunks: list[bytes | memoryview] = []
-        self._body_bytes = 0
+        self._body = Body(settings.room)
         self._kind = NO_BODY.kind
         self._pick: Pick | None = None
         self._request_done = False
@@ -158,6 +158,7 @@ class HttpStream:
             self.close(now=now)
             return
         self._closed = True
+        self._body.drop()
         if self._pick is not None:
             self._picker.detach(self._pick, now=now)
             self._observer.ended(self._pick)
@@ -167,7 +168,7 @@ class HttpStream:
         if self._closed:
             return
         self._closed = True
-        self._chunks.clear()
+        self._body.drop()
         if self._pick is None:
             return
         self._response.give_feedback(now=now)
@@ -176,9 +177,9 @@ class HttpStream:
         self._observer.ended(self._pick)
 
     def check_integrity(self) -> None:
-        assert self._body_bytes == 0 or self._phase is not _Phase.START
-        assert sum(map(len, self._chunks)) <= self._settings.max_body_bytes
-        assert not self._chunks or self._phase in (_Phase.BODY, _Phase.HOLDING)
+        assert self._body.size_bytes == 0 or self._phase is not _Phase.START
+        assert len(self._body) <= self._settings.max_body_bytes
+        assert not len(self._body) or self._phase in (_Phase.BODY, _Phase.HOLDING)
         assert self._pick is None or self._phase is _Phase.PASSED
         assert not self._closed or self._pick is None or self._pick.ended
         self._response.check_integrity()
@@ -203,9 +204,9 @@ class HttpStream:
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
             return self._refuse(self._too_large())
         if event.end_of_stream or mode is BodyMode.NONE:
-            return self._decide(Slot.REQUEST_HEADERS, readable=False, now=now)
+            return self._decide(Slot.REQUEST_HEADERS, instead=self._unseen(), now=now)
         if mode is BodyMode.STREAMED and not self._modes.early_body:
-            return self._decide(Slot.REQUEST_HEADERS, readable=False, now=now)
+            return self._decide(Slot.REQUEST_HEADERS, instead=self._unseen(), now=now)
         if mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
             self._phase = _Phase.BODY
             if head.client_destination:
@@ -225,21 +226,30 @@ class HttpStream:
             return ()
         if self._phase is _Phase.PASSED:
             return self._body_answers(Slot.REQUEST_BODY, event, self._modes.request_body)
-        self._body_bytes += len(event.data)
-        if self._body_bytes > self._settings.max_body_bytes:
+        if self._body.size_bytes + len(event.data) > self._settings.max_body_bytes:
             return self._refuse(self._too_large())
-        self._chunks.append(event.data)
+        if not self._body.add(event.data):
+            return self._without_room(end_of_stream=event.end_of_stream, now=now)
         mode = self._modes.request_body
         if self._phase is _Phase.BODY:
             partial = mode is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
-            return self._decide(Slot.REQUEST_BODY, partial=partial, now=now)
+            return self._decide(Slot.REQUEST_BODY, self._body.take(), partial=partial, now=now)
         if event.end_of_stream:
             return self._release(end_of_stream=True, now=now)
-        if mode is BodyMode.STREAMED and self._body_bytes >= self._settings.streamed_hold_bytes:
+        if mode is BodyMode.STREAMED and self._body.size_bytes >= self._settings.streamed_hold_bytes:
             return self._release(end_of_stream=False, partial=True, now=now)
-        if mode is BodyMode.STREAMED and self._looks_whole():
+        if mode is BodyMode.STREAMED and self._looks_whole(event.data):
             return self._release(end_of_stream=False, now=now)
         return ()
+
+    def _without_room(self, *, end_of_stream: bool, now: float) -> Sequence[Action]:
+        """All bodies together are over their bound: this one goes on unread, or is refused where the policy refuses at overload."""
+        load = self._picker.policy.spec.load
+        if load.when_saturated == "Reject":
+            return self._refuse(NoRoomError(retry_after_s=load.retry_after_seconds))
+        if self._phase is _Phase.BODY:
+            return self._decide(Slot.REQUEST_BODY, self._body.take(), instead=NO_ROOM, now=now)
+        return self._release(end_of_stream=end_of_stream, instead=NO_ROOM, now=now)
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
         answer = PLAIN[Slot.REQUEST_TRAILERS]
@@ -251,51 +261,68 @@ class HttpStream:
             return released if any(isinstance(a, Refuse) for a in released) else (*released, *answer)
         if self._phase is _Phase.BODY:
             # A body of no bytes, then trailers: only the dynamic metadata can still name the server.
-            return self._decide(Slot.REQUEST_TRAILERS, readable=False, now=now)
+            return self._decide(Slot.REQUEST_TRAILERS, instead=NO_BODY, now=now)
         if self._phase is _Phase.START:
             self._phase = _Phase.PASSED
             self._observer.protocol_error("trailers_before_headers")
         return answer
 
-    def _looks_whole(self) -> bool:
+    def _looks_whole(self, piece: bytes | memoryview) -> bool:
         """Nothing more can matter. Where the data plane keeps trailers to itself, a body before them has no marked end."""
-        head = self._known_head()
-        if head.declared_bytes:
-            return self._body_bytes >= head.declared_bytes
-        return looks_whole(head.path, b"".join(self._chunks))
+        declared_bytes = self._known_head().declared_bytes
+        if declared_bytes:
+            return self._body.size_bytes >= declared_bytes
+        return self._body.looks_whole(piece)
 
-    def _release(self, *, end_of_stream: bool, partial: bool = False, now: float) -> Sequence[Action]:
+    def _release(
+        self,
+        *,
+        end_of_stream: bool,
+        partial: bool = False,
+        instead: InferenceRequest | None = None,
+        now: float,
+    ) -> Sequence[Action]:
         """The held answers, in order: headers, then the body as the mode wants it."""
-        chunks = self._chunks
-        first = self._decide(Slot.REQUEST_HEADERS, partial=partial, now=now)
+        count, body = self._body.pieces, self._body.take()
+        first = self._decide(Slot.REQUEST_HEADERS, body, instead=instead, partial=partial, now=now)
         if isinstance(first[0], Refuse):
             return first
         if self._modes.request_body.echoed:
-            return (*first, *pieces(Slot.REQUEST_BODY, b"".join(chunks), end_of_stream=end_of_stream))
-        return (*first, *(PLAIN[Slot.REQUEST_BODY] * len(chunks)))
+            return (*first, *pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream))
+        return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
+
+    def _unseen(self) -> InferenceRequest:
+        """What is known of a body at the time of the headers."""
+        return NO_BODY if self._request_done else NOT_SEEN
 
     def _decide(
-        self, slot: Slot, *, readable: bool = True, partial: bool = False, now: float
+        self,
+        slot: Slot,
+        body: bytes | memoryview = b"",
+        *,
+        instead: InferenceRequest | None = None,
+        partial: bool = False,
+        now: float,
     ) -> Sequence[Action]:
-        """Pick, and say it in the answer to `slot`; or refuse."""
-        chunks, self._chunks = self._chunks, []
+        """Pick, and say it in the answer to `slot`; or refuse. instead: what is taken for the body's content without reading it."""
         if self._response.status is not None:
             # The client has its answer already (the data plane's own, perhaps): no server will see this request.
             return self._pass_on(slot)
-        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         try:
-            self._pick = self._choose(body, readable=readable, partial=partial, now=now)
+            self._pick = self._choose(body, instead=instead, partial=partial, now=now)
         except PickError as error:
             return self._refuse(error)
         self._phase = _Phase.PASSED
         return (self._routed(slot, self._pick),)
 
-    def _choose(self, body: bytes | memoryview, *, readable: bool, partial: bool, now: float) -> Pick:
+    def _choose(
+        self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, now: float
+    ) -> Pick:
         head, settings = self._known_head(), self._settings
         started = self._timer()
         inference = NO_BODY
-        if not readable:
-            inference = NO_BODY if self._request_done else NOT_SEEN
+        if instead is not None:
+            inference = instead
         elif head.encoded:
             inference = ENCODED
         elif body:
@@ -343,7 +370,7 @@ class HttpStream:
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
         self._phase = _Phase.REFUSED
-        self._chunks.clear()
+        self._body.drop()
         self._observer.refused(self._known_head().request_id, error)
         return (refusal(error),)
 

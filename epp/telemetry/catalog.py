@@ -47,7 +47,8 @@ UNREAD_BODIES: Final = Spec(
     "epp_unread_bodies_total",
     "counter",
     "Requests that were routed by load because their body was not read, by reason: costly_body (reading it would hold up all other "
-    "requests), encoded_body (compressed), partial_body and body_not_seen (the data plane did not hand over all of it).",
+    "requests), encoded_body (compressed), partial_body and body_not_seen (the data plane did not hand over all of it), "
+    "no_room (bodies that wait for the rest of them are over streams.maxHeldBodyBytes).",
     ("reason",),
 )
 PICKS: Final = Spec(
@@ -178,6 +179,11 @@ POLICY: Final = Spec(
     ("policy", "rule"),
 )
 DRAINING: Final = Spec("epp_draining", "gauge", "1 while the picker drains after SIGTERM.")
+HELD_BODIES: Final = Spec(
+    "epp_held_body_bytes",
+    "gauge",
+    "Bytes of request bodies that wait for the rest of them, in one worker. `streams.maxHeldBodyBytes` bounds it.",
+)
 LOG_LINES_LEFT_OUT: Final = Spec(
     "epp_log_lines_left_out_total",
     "counter",
@@ -422,6 +428,7 @@ STATE: Final = (
     *(
         POLICY,
         DRAINING,
+        HELD_BODIES,
         SOURCE_FAILURES,
         LOG_LINES_LEFT_OUT,
         TABLE_TOTAL,

@@ -123,6 +123,8 @@ class PickerStatus:
     policy: str = ""
     rule: str = ""
     draining: bool = False
+    held_body_bytes: int = 0
+    """Of request bodies that wait for the rest of them."""
     source_failures: Mapping[str, int] = field(default_factory=dict)
     """How often each source of news failed and was started again."""
     log_lines_left_out: Mapping[str, int] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from epp.extproc.events import (
     ResponseTrailers,
     StreamProtocolError,
 )
+from epp.extproc.gathering import BodyRoom
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
@@ -136,6 +137,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 )
 SETTINGS = st.builds(
     StreamSettings,
+    room=st.builds(BodyRoom, st.sampled_from([200, 1_000, 100_000])),
     max_body_bytes=st.sampled_from([500, 100_000]),
     streamed_hold_bytes=st.sampled_from([100, 10_000]),
     hold_streams=st.booleans(),
@@ -175,6 +177,7 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
     assert all(p.ended for p in seen.picks)
     detached = any(p.decision.outcome == "detached" for p in seen.picks)
     assert detached or all(s.in_flight == 0 for s in picker.fleet.states())
+    assert given_settings.room.held_bytes == 0
 
 
 WAITING_MODES = [
