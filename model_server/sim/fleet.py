@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from model_server.sim.engine import EngineShape, SimEngine
 from model_server.sim.job import Job
 from model_server.sim.prompts import block_names
 from model_server.sim.request import Record, SimRequest
 from model_server.sim.snapshot import Snapshot, snapshot
+
+WAITS: Final = "(waits)"
+"""A router's answer for a request that has to wait before it gets a server. Only of routers that are a `Gate` too."""
 
 
 class Router(Protocol):
@@ -32,13 +35,24 @@ class Router(Protocol):
         """The servers there are; `restarted` names one that came back with a cold cache, or nothing."""
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        """The server's name; None refuses the request."""
+        """The server's name; None refuses the request; `WAITS`: a `Gate` tells later."""
 
     def first_token(self, request_id: int, *, now: float) -> None: ...
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None: ...
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None: ...
+
+
+class Gate(Protocol):
+    """Where requests wait that have no server yet. Asked after each event, and when it is due."""
+
+    def decided(self, *, now: float) -> Iterable[tuple[int, str | None]]:
+        """Requests whose fate is decided now, each with its server; None refuses it. Each is carried out before the next is asked for."""
+
+    @property
+    def due_s(self) -> float:
+        """When to ask at the latest."""
 
 
 class Workload(Protocol):
@@ -68,6 +82,8 @@ class FleetPlan:
     num_servers: int = 8
     speeds: tuple[float, ...] = ()
     """Of the first servers, as a share of the usual: for a slow pod."""
+    cache_shares: Mapping[str, float] = field(default_factory=dict)
+    """By server: its cache as a share of the usual."""
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
     """How old a page is when the router gets it."""
@@ -96,9 +112,21 @@ _Handler = Callable[[float], None]
 
 
 class Fleet:
-    def __init__(self, plan: FleetPlan, *, router: Router, workload: Workload, rng: random.Random) -> None:
+    def __init__(
+        self,
+        plan: FleetPlan,
+        *,
+        router: Router,
+        workload: Workload,
+        rng: random.Random,
+        gate: Gate | None = None,
+    ) -> None:
+        """gate: the router again, where requests may wait in it."""
         self._plan = plan
         self._router = router
+        self._gate = gate
+        self._gate_due_s = float("inf")
+        self._held = 0
         self._workload = workload
         self._rng = rng
         self._events: list[tuple[float, int, _Handler]] = []
@@ -127,13 +155,15 @@ class Fleet:
             self._plan_arrival(when, request)
         self._at(0.5, self._sample_load)
         now = 0.0
-        while self._events and (self._open or self._arrivals_planned):
+        while self._events and (self._open or self._arrivals_planned or self._held):
             when, _, handler = heapq.heappop(self._events)
             if when > plan.horizon_s:
                 now = plan.horizon_s
                 break
             now = when
             handler(now)
+            if self._gate is not None:
+                self._let_go(self._gate, now)
         return self._outcome(now)
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -156,6 +186,22 @@ class Fleet:
         assert request.request_id not in self._records, "a request id occurs twice"
         self._records[request.request_id] = record
         server = self._router.route(request, now=now)
+        if server == WAITS:
+            self._held += 1
+        else:
+            self._begin(record, server, now)
+
+    def _let_go(self, gate: Gate, now: float) -> None:
+        for request_id, server in gate.decided(now=now):
+            self._held -= 1
+            self._begin(self._records[request_id], server, now)
+        if gate.due_s < self._gate_due_s or self._gate_due_s <= now:
+            self._gate_due_s = max(gate.due_s, now)
+            if self._gate_due_s < float("inf"):
+                self._at(self._gate_due_s, _nothing)  # the gate is asked after each event
+
+    def _begin(self, record: Record, server: str | None, now: float) -> None:
+        request = record.request
         if server is None:
             record.failed, record.ended_s = True, now
             self._plan_next(record, now)
@@ -215,6 +261,9 @@ class Fleet:
 
     def _start_server(self, name: str, *, speed: float, now: float) -> None:
         shape = self._plan.shape
+        share = self._plan.cache_shares.get(name, 1.0)
+        if share != 1.0:
+            shape = replace(shape, num_blocks=int(shape.num_blocks * share))
         if speed != 1.0:
             shape = replace(shape, costs=replace(shape.costs, speed=shape.costs.speed * speed))
         known = name in self._engines
@@ -278,3 +327,7 @@ class Fleet:
             query_tokens=sum(e.counters.query_tokens for e in engines),
             hit_tokens=sum(e.counters.hit_tokens for e in engines),
         )
+
+
+def _nothing(now: float) -> None:
+    """An event for the sake of what follows each event."""

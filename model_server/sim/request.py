@@ -15,6 +15,9 @@ class SimRequest:
     """Its tokens are the length of the answer; a later prompt that goes on from it holds this very segment."""
     adapter: str = ""
     session: str = ""
+    tenant: str = ""
+    priority: int = 0
+    """Larger goes first, where the router knows of it."""
     first_user_segment: int = 0
     """Index of the segment where the first user message starts; what comes before is the system prompt."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all
 from tests.bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
+from tests.bench.routing.more_workloads import MORE
 from tests.bench.routing.report import ablation, cells_of, goals, report, svg
 from tests.bench.routing.store import Store, named
 from tests.bench.routing.workloads import SPECS, label
@@ -59,7 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a short version of everything")
-    add("--workloads", default="", metavar="A,B", help=f"of {', '.join(SPECS)} (default: all of them)")
+    add(
+        "--workloads",
+        default="",
+        metavar="A,B",
+        help=f"of {', '.join(SPECS)} (default: all of them), or of {', '.join(MORE)}",
+    )
     add(
         "--trace", type=Path, action="append", default=[], metavar="PATH", help="a trace as one more workload"
     )
@@ -94,6 +100,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     add("--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)")
     add("--lag", type=float, default=0.0, metavar="S", help="age of a page when it is read")
     add("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
+    add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
     add("--restart", action="store_true", help="one server restarts half-way")
     add("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
 
@@ -136,9 +143,9 @@ def _rules(text: str) -> list[str]:
 
 def _workloads(text: str, *, quick: bool) -> list[str]:
     names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in SPECS]
+    unknown = [name for name in names if name not in SPECS and name not in MORE]
     if unknown:
-        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(SPECS)})")
+        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join((*SPECS, *MORE))})")
     return names or (list(_QUICK_WORKLOADS) if quick else list(SPECS))
 
 
@@ -153,6 +160,7 @@ def _setting(args: argparse.Namespace) -> Setting:
         slow=args.slow,
         restart=args.restart,
         grow=args.grow,
+        unlike=args.unlike,
     )
 
 

@@ -15,6 +15,7 @@ from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
 from tests.bench.routing.catalog import router_of
 from tests.bench.routing.measure import Row, row_of
+from tests.bench.routing.more_workloads import MORE
 from tests.bench.routing.traces import trace_spec
 from tests.bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
 
@@ -23,7 +24,7 @@ IN_FLIGHT_AT_CAPACITY = 16
 """For each server, when capacity is measured."""
 CALIBRATION_RULE = "calibration"
 """Not the product's rule: a change of the picker must not move the loads that it is measured at."""
-_GRACE_S = 30.0
+GRACE_S = 30.0
 """After the last arrival the run goes on for so long."""
 _CLOSED_S = 300.0
 
@@ -46,6 +47,8 @@ class Setting:
     """One server dies and comes back cold half-way."""
     grow: int = 0
     """Servers that join half-way."""
+    unlike: int = 0
+    """So many of the first servers have half the speed and half the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ class Result:
 
 def spec_of(workload: str) -> Spec:
     """By name, or a trace by its path."""
-    return SPECS[workload] if workload in SPECS else trace_spec(Path(workload))
+    return SPECS.get(workload) or MORE.get(workload) or trace_spec(Path(workload))
 
 
 def shape_of(spec: Spec) -> EngineShape:
@@ -118,12 +121,13 @@ def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
     return FleetPlan(
         shape=shape_of(spec),
         num_servers=setting.num_servers,
-        speeds=(setting.slow,) if setting.slow != 1.0 else (),
+        speeds=(0.5,) * setting.unlike or ((setting.slow,) if setting.slow != 1.0 else ()),
+        cache_shares={f"pod-{n}": 0.5 for n in range(setting.unlike)},
         scrape_interval_s=setting.scrape_interval_s,
         scrape_lag_s=setting.scrape_lag_s,
         num_scrapers=setting.replicas,
         changes=tuple(changes),
-        horizon_s=arrivals_s + _GRACE_S,
+        horizon_s=arrivals_s + GRACE_S,
     )
 
 

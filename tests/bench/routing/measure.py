@@ -43,8 +43,8 @@ def row_of(outcome: Outcome) -> Row:
     """A request without a first token counts with the time that it waited until the run's end, so waiting never looks short."""
     ordered = sorted(outcome.records, key=lambda r: (r.arrived_s, r.request.request_id))
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
-    ttft = sorted(_ttft_s(record, outcome.ended_s) for record in records)
-    tpot = sorted(t for t in map(_tpot_s, records) if t is not None)
+    ttft = sorted(ttft_s(record, outcome.ended_s) for record in records)
+    tpot = sorted(t for t in map(tpot_s, records) if t is not None)
     seen = [r for r in records if r.num_cached_tokens is not None]
     prompt = sum(r.num_prompt_tokens for r in seen)
     return Row(
@@ -55,7 +55,7 @@ def row_of(outcome: Outcome) -> Row:
         tpot_p90_s=quantile(tpot, 0.9),
         hit_ratio=sum(r.num_cached_tokens or 0 for r in seen) / prompt if prompt else 0.0,
         completed=sum(r.completed for r in records) / len(records),
-        good=sum(map(_good, records)) / len(records),
+        good=sum(map(is_good, records)) / len(records),
         load_cov=outcome.load_cov,
         adapter_loads=1000 * outcome.adapter_loads / len(ordered),
         requests=len(ordered),
@@ -72,19 +72,19 @@ def spread(rows: Sequence[Row], name: str) -> float:
     return max(values) - min(values)
 
 
-def _ttft_s(record: Record, ended_s: float) -> float:
+def ttft_s(record: Record, ended_s: float) -> float:
     return (record.first_token_s if record.first_token_s is not None else ended_s) - record.arrived_s
 
 
-def _tpot_s(record: Record) -> float | None:
+def tpot_s(record: Record) -> float | None:
     tokens = record.request.answer.num_tokens
     if not record.completed or tokens < 2 or record.first_token_s is None or record.ended_s is None:
         return None
     return (record.ended_s - record.first_token_s) / (tokens - 1)
 
 
-def _good(record: Record) -> bool:
+def is_good(record: Record) -> bool:
     if not record.completed or record.first_token_s is None:
         return False
-    tpot = _tpot_s(record)
+    tpot = tpot_s(record)
     return record.first_token_s - record.arrived_s <= GOOD_TTFT_S and (tpot is None or tpot <= GOOD_TPOT_S)

@@ -107,13 +107,18 @@ class PickerRouter:
     def route(self, request: SimRequest, *, now: float) -> str | None:
         self._advance(now)
         picker = self._pickers[self._rng.randrange(len(self._pickers))]
+        return self._send(request, self._pick_request(request), picker, now=now)
+
+    def _pick_request(self, request: SimRequest) -> PickRequest:
         inference = self._inference(request)
-        asked = PickRequest(
+        return PickRequest(
             request_id=str(request.request_id),
             inference=inference,
             body_bytes=len(inference.prompt),
             session=request.session,
         )
+
+    def _send(self, request: SimRequest, asked: PickRequest, picker: Picker, *, now: float) -> str | None:
         try:
             pick = picker.pick(asked, now=now)
         except PickError:

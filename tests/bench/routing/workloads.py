@@ -60,24 +60,24 @@ def label(workload: str) -> str:
     return workload.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
 
 
-def _length(rng: random.Random, *, mean: float, sigma: float, least: int, most: int) -> int:
+def length(rng: random.Random, *, mean: float, sigma: float, least: int, most: int) -> int:
     """Log-normal, of about this mean."""
     return int(
         min(most, max(least, rng.lognormvariate(0, sigma) * mean / 2.718281828 ** (sigma * sigma / 2)))
     )
 
 
-def _own(number: int) -> int:
+def own_id(number: int) -> int:
     return OWN_IDS + 2 * number
 
 
-def _request(
+def made_request(
     number: int, shared: Sequence[Segment], own_tokens: int, answer_tokens: int, *, adapter: str = ""
 ) -> SimRequest:
     return SimRequest(
         request_id=number,
-        segments=(*shared, Segment(_own(number), own_tokens)),
-        answer=Segment(_own(number) + 1, answer_tokens),
+        segments=(*shared, Segment(own_id(number), own_tokens)),
+        answer=Segment(own_id(number) + 1, answer_tokens),
         adapter=adapter,
         first_user_segment=len(shared),
     )
@@ -91,11 +91,11 @@ def no_sharing(rng: random.Random, count: int) -> list[Timed]:
     return [
         Timed(
             rng.expovariate(1),
-            _request(
+            made_request(
                 n,
                 (),
-                _length(rng, mean=3000, sigma=1.0, least=32, most=30_000),
-                _length(rng, mean=250, sigma=0.7, least=8, most=2000),
+                length(rng, mean=3000, sigma=1.0, least=32, most=30_000),
+                length(rng, mean=250, sigma=0.7, least=8, most=2000),
             ),
         )
         for n in range(count)
@@ -112,7 +112,7 @@ def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) 
         request = SimRequest(
             request_id=n,
             segments=(*shared, own),
-            answer=Segment(_own(n) + 1, _length(rng, mean=1000, sigma=0.2, least=300, most=2000)),
+            answer=Segment(own_id(n) + 1, length(rng, mean=1000, sigma=0.2, least=300, most=2000)),
             first_user_segment=1,
         )
         made.append(Timed(rng.expovariate(1), request))
@@ -129,11 +129,11 @@ def hot_prefixes(rng: random.Random, count: int, *, prefixes: int = 64) -> list[
     for n in range(count):
         prefix = rng.choices(range(prefixes), calm if n < count // 2 else hot)[0]
         shared = (Segment(SYSTEM_IDS + prefix, 8192),)
-        own = _length(rng, mean=900, sigma=0.5, least=64, most=4000)
+        own = length(rng, mean=900, sigma=0.5, least=64, most=4000)
         made.append(
             Timed(
                 rng.expovariate(1),
-                _request(n, shared, own, _length(rng, mean=200, sigma=0.5, least=16, most=1000)),
+                made_request(n, shared, own, length(rng, mean=200, sigma=0.5, least=16, most=1000)),
             )
         )
     return made
@@ -146,9 +146,9 @@ def adapters(rng: random.Random, count: int, *, kinds: int = 32) -> list[Timed]:
     for n in range(count):
         which = rng.choices(range(kinds), weights)[0]
         shared = (Segment(SYSTEM_IDS + which, 1500),)
-        own = _length(rng, mean=800, sigma=0.8, least=32, most=8000)
-        answer = _length(rng, mean=200, sigma=0.6, least=16, most=1000)
-        made.append(Timed(rng.expovariate(1), _request(n, shared, own, answer, adapter=f"lora-{which}")))
+        own = length(rng, mean=800, sigma=0.8, least=32, most=8000)
+        answer = length(rng, mean=200, sigma=0.6, least=16, most=1000)
+        made.append(Timed(rng.expovariate(1), made_request(n, shared, own, answer, adapter=f"lora-{which}")))
     return made
 
 
@@ -163,8 +163,8 @@ def conversations(rng: random.Random, count: int) -> list[Timed]:
             base = grown[at]
         else:
             base = (first,)
-        own = Segment(_own(n), _length(rng, mean=6500, sigma=1.1, least=200, most=60_000))
-        answer = Segment(_own(n) + 1, _length(rng, mean=340, sigma=0.6, least=8, most=1500))
+        own = Segment(own_id(n), length(rng, mean=6500, sigma=1.1, least=200, most=60_000))
+        answer = Segment(own_id(n) + 1, length(rng, mean=340, sigma=0.6, least=8, most=1500))
         if sum(s.num_tokens for s in base) > 60_000:
             base = (first,)
         request = SimRequest(
@@ -186,8 +186,8 @@ def chat_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
             long = rng.random() < 0.15
             turns.append(
                 Turn(
-                    added_tokens=_length(rng, mean=4000 if long else 150, sigma=0.7, least=10, most=16_000),
-                    answer_tokens=_length(rng, mean=300, sigma=0.6, least=16, most=1500),
+                    added_tokens=length(rng, mean=4000 if long else 150, sigma=0.7, least=10, most=16_000),
+                    answer_tokens=length(rng, mean=300, sigma=0.6, least=16, most=1500),
                     think_s=rng.expovariate(1 / 12),
                     system=None if index else Segment(SYSTEM_IDS + rng.randrange(4), 1000),
                 )
@@ -202,8 +202,8 @@ def agent_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
         for index in range(4 + min(30, int(rng.expovariate(1 / 10)))):
             turns.append(
                 Turn(
-                    added_tokens=_length(rng, mean=1500, sigma=1.0, least=50, most=12_000),
-                    answer_tokens=_length(rng, mean=120, sigma=0.6, least=16, most=800),
+                    added_tokens=length(rng, mean=1500, sigma=1.0, least=50, most=12_000),
+                    answer_tokens=length(rng, mean=120, sigma=0.6, least=16, most=800),
                     think_s=rng.expovariate(1 / 1.5),
                     system=None if index else Segment(SYSTEM_IDS + rng.randrange(6), 5000),
                 )
@@ -324,8 +324,8 @@ class ClosedLoop:
             user.segments = (turn.system,)
         request = SimRequest(
             request_id=number,
-            segments=(*user.segments, Segment(_own(number), turn.added_tokens)),
-            answer=Segment(_own(number) + 1, turn.answer_tokens),
+            segments=(*user.segments, Segment(own_id(number), turn.added_tokens)),
+            answer=Segment(own_id(number) + 1, turn.answer_tokens),
             session=user.session,
             first_user_segment=1,
         )

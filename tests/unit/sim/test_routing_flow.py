@@ -1,0 +1,161 @@
+"""Flow control in the simulator: requests wait at the gate, and the workloads that were made for it are what they say."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from epp.flow.settings import FlowSettings
+from model_server.sim.fleet import Outcome
+from model_server.sim.request import SimRequest
+from tests.bench.routing.bench import Run, Setting, plan_of, simulate, spec_of
+from tests.bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
+from tests.bench.routing.more_workloads import (
+    INTERACTIVE,
+    MORE,
+    burst,
+    diurnal,
+    fan_out,
+    greedy_tenant,
+    reasoning,
+    retrieval,
+    two_priorities,
+)
+from tests.bench.routing.workloads import Timed, no_sharing
+
+CAPACITY = (3.0, 0.0)
+"""About what two servers do of workload `none`."""
+
+
+def place(load: float, *, mix: str = "", scale: float = 0.1) -> Place:
+    setting = Setting(num_servers=2, scale=scale)
+    return Place(workload="none", load=load, seed=1, setting=setting, capacity=CAPACITY, mix=mix)
+
+
+def run(flow: str, load: float, *, mix: str = "") -> tuple[Outcome, Row]:
+    outcome = outcome_of(place(load, mix=mix), SETTINGS[flow])
+    return outcome, row_of(outcome)
+
+
+@pytest.mark.parametrize("flow", list(SETTINGS))
+def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) -> None:
+    first, _ = run(flow, 2.0)
+    again, _ = run(flow, 2.0)
+    assert repr(first) == repr(again)
+    assert len(first.records) == 200
+    for record in first.records:
+        assert record.completed == bool(record.server), "neither served nor refused"
+    refused = sum(not record.server for record in first.records)
+    assert (refused > 0) == (flow == "refuse")
+
+
+def test_with_a_deadline_more_is_served_well_under_overload() -> None:
+    off, on = run("off", 2.0)[1], run("refuse", 2.0)[1]
+    assert on.good > off.good + 0.2
+    assert on.ttft_p90_s < off.ttft_p90_s
+
+
+def test_under_overload_who_has_the_higher_priority_waits_less() -> None:
+    _, row = run("queue", 2.0, mix="interactive")
+    assert set(row.by_class) == {f"priority {INTERACTIVE}"}
+    assert row.by_class[f"priority {INTERACTIVE}"][1] < row.ttft_p90_s / 2
+
+
+def test_a_light_tenant_does_not_wait_for_the_greedy_one() -> None:
+    by_class = run("queue", 2.0, mix="greedy")[1].by_class
+    light = max(p90_s for name, (_, p90_s) in by_class.items() if name != "greedy")
+    assert light < by_class["greedy"][1] / 2
+
+
+def test_flow_control_changes_nothing_where_a_server_is_always_free() -> None:
+    settings = FlowSettings(headroom_s=3600.0)
+    off, on = outcome_of(place(0.5), None), outcome_of(place(0.5), settings)
+    assert [r.arrived_s for r in on.records] == [r.arrived_s for r in off.records]
+    assert all(record.completed for record in on.records)
+
+
+# -- workloads -----------------------------------------------------------------------------------------------------
+
+
+def requests(timed: Sequence[Timed]) -> list[SimRequest]:
+    return [t.request for t in timed]
+
+
+@pytest.mark.parametrize("workload", list(MORE))
+def test_every_workload_runs(workload: str) -> None:
+    made = Run(
+        workload=workload,
+        rule="least-cost",
+        load=0.5,
+        seed=1,
+        setting=Setting(num_servers=3, scale=0.02),
+        capacity_per_s=1.0,
+        unloaded_s=8.0,
+    )
+    assert simulate(made).row.completed > 0
+
+
+def test_retrieval_shares_documents_in_the_middle() -> None:
+    made = requests(retrieval(random.Random(1), 300))
+    documents = Counter(segment for r in made for segment in r.segments[1:-1])
+    assert len({r.segments[0] for r in made}) == 1
+    assert documents.most_common(1)[0][1] > 20
+    assert all(2 <= len(r.segments) - 1 <= 6 for r in made)
+
+
+def test_a_coding_agents_session_is_long_and_its_prompt_grows() -> None:
+    sessions = MORE["coding"].sessions
+    assert sessions is not None
+    for turns in itertools.islice(sessions(random.Random(1)), 20):
+        total = 8000 + sum(turn.added_tokens for turn in turns)
+        assert 20 <= len(turns) <= 60
+        assert 49_000 <= total <= 152_000
+        assert turns[0].system is not None
+
+
+def test_fan_out_sends_eight_equal_prompts_at_one_instant() -> None:
+    made = fan_out(random.Random(1), 80)
+    for first in range(0, 80, 8):
+        eight = made[first : first + 8]
+        assert len({t.request.segments for t in eight}) == 1
+        assert [t.gap for t in eight[1:]] == [0.0] * 7
+    assert len({t.request.segments for t in made}) == 10
+
+
+def test_answers_of_reasoning_are_of_4000_tokens() -> None:
+    answers = [r.answer.num_tokens for r in requests(reasoning(random.Random(1), 1000))]
+    assert 3600 < sum(answers) / len(answers) < 4400
+
+
+def test_people_come_by_day_and_batch_jobs_always() -> None:
+    made = diurnal(random.Random(1), 4000)
+    people = [t.request.priority == INTERACTIVE for t in made]
+    assert 0.5 < sum(people) / len(people) < 0.7
+    assert sum(people[:2000]) > 1.2 * sum(people[2000:])
+    assert sum(t.gap for t in made) == pytest.approx(4000, rel=0.1)
+
+
+def test_a_burst_is_ten_times_the_load_for_half_a_minute() -> None:
+    calm = no_sharing(random.Random(1), 2000)
+    made = burst(calm, rate_per_s=2.0)
+    pressed = [n for n, (a, b) in enumerate(zip(calm, made, strict=True)) if a.gap != b.gap]
+    assert len(pressed) == 600
+    assert sum(made[n].gap for n in pressed) / 2.0 == pytest.approx(30, rel=0.15)
+
+
+def test_mixtures_have_the_shares_that_they_say() -> None:
+    calm = no_sharing(random.Random(1), 3000)
+    people = sum(r.priority == INTERACTIVE for r in requests(two_priorities(calm, random.Random(1))))
+    assert people / 3000 == pytest.approx(0.2, abs=0.03)
+    tenants = Counter(r.tenant for r in requests(greedy_tenant(calm, random.Random(1))))
+    assert tenants["greedy"] / tenants["light-0"] == pytest.approx(10, rel=0.2)
+
+
+def test_unlike_servers_have_half_the_speed_and_half_the_cache() -> None:
+    plan = plan_of(Setting(unlike=2), spec_of("none"), arrivals_s=10.0)
+    assert plan.speeds == (0.5, 0.5)
+    assert plan.cache_shares == {"pod-0": 0.5, "pod-1": 0.5}
