@@ -160,6 +160,37 @@ class Envoy(_Section, frozen=True):
         float,
         Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
     ] = 3600.0
+    header_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="A request whose header fields are not complete after this time gets 408.",
+        ),
+    ] = 10.0
+    request_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="A request whose body is not complete after this time gets 408. The answer may take longer.",
+        ),
+    ] = 60.0
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1, le=1_000_000, description="Envoy closes connections of clients above this number at once."
+        ),
+    ] = 10_000
+    max_heap_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**40,
+            description="Near this much memory Envoy ends the largest requests, then refuses new ones with 503. "
+            "Set it to four fifths of what Envoy may use. 0 means no limit.",
+        ),
+    ] = 2**30
     num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
     http2_cleartext: Annotated[
         bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")

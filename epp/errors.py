@@ -5,6 +5,11 @@ Raised wherever the fault is found, mapped to an answer once, in `extproc`.
 
 from __future__ import annotations
 
+from typing import Final
+
+DETAILS: Final = "picker_"
+"""What the data plane writes into its access log of an error that the picker answered: this, and `PickError.reason`."""
+
 
 class PickError(Exception):
     """A request that gets no endpoint. The message is shown to the client, so it says what to do next."""

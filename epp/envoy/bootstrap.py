@@ -14,7 +14,7 @@ from betterproto2 import Casing
 from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
 from envoy_data_plane.envoy.config.core.v3 import Node
 
-from epp.envoy import clusters, listener, status
+from epp.envoy import clusters, listener, overload, status
 from epp.envoy.names import STAT_PREFIX
 from epp.errors import ConfigError
 
@@ -40,7 +40,9 @@ def message(config: Config) -> Bootstrap:
     watched = bool(config.envoy.status)
     return Bootstrap(
         node=Node(id=STAT_PREFIX, cluster=STAT_PREFIX),
-        admin=Admin(address=clusters.envoy_address(config.envoy.admin)),
+        # Probes and operators get in when clients have taken every connection.
+        admin=Admin(address=clusters.envoy_address(config.envoy.admin), ignore_global_conn_limit=True),
+        overload_manager=overload.manager(config.envoy),
         static_resources=BootstrapStaticResources(
             listeners=[listener.gateway(config), *([status.listener(config)] if watched else [])],
             clusters=[

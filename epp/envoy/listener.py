@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from envoy_data_plane.envoy.config.accesslog.v3 import (
     AccessLog,
-    AccessLogFilter,
-    ComparisonFilter,
-    ComparisonFilterOp,
-    ResponseFlagFilter,
-    StatusCodeFilter,
 )
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation
 from envoy_data_plane.envoy.config.core.v3 import (
     GrpcService,
     GrpcServiceEnvoyGrpc,
-    RuntimeUInt32,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
     SubstitutionFormatString,
     TrafficDirection,
     TypedExtensionConfig,
@@ -29,6 +25,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
 from envoy_data_plane.envoy.config.route.v3 import (
     DirectResponseAction,
+    FilterConfig,
     RetryPolicy,
     RetryPolicyRetryBackOff,
     Route,
@@ -40,6 +37,7 @@ from envoy_data_plane.envoy.config.route.v3 import (
 from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
+    ExtProcOverrides,
     ExtProcPerRoute,
     MetadataOptions,
     MetadataOptionsMetadataNamespaces,
@@ -54,8 +52,6 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpConnectionManagerPathWithEscapedSlashesAction,
     HttpConnectionManagerUpgradeConfig,
     HttpFilter,
-    LocalReplyConfig,
-    ResponseMapper,
 )
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
     HeaderMutation as EarlyHeaderMutation,
@@ -64,7 +60,7 @@ from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 from envoy_data_plane.google.protobuf import Struct
 
-from epp.envoy import tls
+from epp.envoy import replies, tls
 from epp.envoy.clusters import envoy_address
 from epp.envoy.names import (
     DESTINATION,
@@ -102,8 +98,11 @@ ACCESS_LOG_FIELDS: Final = {
 }
 """An empty `picked` is a request that bypassed the picker."""
 
-OWN_FLAGS: Final = ["LR", "NC", "NR", "SI", "UC", "UF", "UH", "UMSDR", "UO", "UR", "URX", "UT"]
-"""Response flags of answers that Envoy's router makes up itself; an answer of the picker carries none of them."""
+MAX_HEADER_FIELDS: Final = 128
+"""Envoy and the picker add up to ten, and one more than this would be an error: 100 of a client's have room."""
+
+MAX_STREAMS: Final = 100
+"""HTTP/2 streams of one connection; a client with more waits or opens another."""
 
 
 def gateway(config: Config) -> Listener:
@@ -123,6 +122,7 @@ def gateway(config: Config) -> Listener:
             FilterChain(
                 filters=[manager],
                 transport_socket=tls.downstream(config, protocols=protocols),
+                transport_socket_connect_timeout=timedelta(seconds=envoy.header_timeout_seconds),
             )
         ],
     )
@@ -131,7 +131,11 @@ def gateway(config: Config) -> Listener:
 def _connection_manager(config: Config) -> HttpConnectionManager:
     envoy = config.envoy
     router = HttpFilter(name="envoy.filters.http.router", typed_config=AnyMessage.pack(Router()))
-    ext_proc = HttpFilter(name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(envoy)))
+    # Off but where a route turns it on: a request that is no valid HTTP has no route. Its error would wait for the picker's
+    # answer, and Envoy closes the connection before it comes.
+    ext_proc = HttpFilter(
+        name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(envoy)), disabled=True
+    )
     return HttpConnectionManager(
         stat_prefix=STAT_PREFIX,
         # AUTO takes HTTP/2 by prior knowledge in clear text too; with TLS the handshake says which.
@@ -151,6 +155,11 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         # ... but the caller's request id is kept as it is, and told, since decisions are looked up by it.
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
+        common_http_protocol_options=HttpProtocolOptions(max_headers_count=MAX_HEADER_FIELDS),
+        http2_protocol_options=Http2ProtocolOptions(max_concurrent_streams=MAX_STREAMS),
+        # Neither counts the time of the answer.
+        request_headers_timeout=timedelta(seconds=envoy.header_timeout_seconds),
+        request_timeout=timedelta(seconds=envoy.request_timeout_seconds),
         # Default 5 min: it ends answers that are not streamed, though the route has no timeout.
         stream_idle_timeout=timedelta(seconds=envoy.stream_idle_timeout_seconds),
         http_filters=[ext_proc, router],
@@ -160,7 +169,7 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
             name=STAT_PREFIX,
             virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=_routes(config))],
         ),
-        local_reply_config=_errors_as_json(),
+        local_reply_config=replies.as_json(),
         access_log=[_access_log()] if envoy.access_log else [],
     )
 
@@ -204,17 +213,15 @@ def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
 
 
 def _routes(config: Config) -> list[Route]:
-    """First match wins: what is not for clients, then everything else."""
+    """First match wins: what is not for clients, then everything else. The picker is asked only where a route says so."""
     return [*(_blocked(path) for path in config.blocked_paths), _to_model_servers(config.envoy)]
 
 
 def _blocked(path: str) -> Route:
     """404 for what begins with `path`, as from the picker, which may be away. One expression for all is more than Envoy compiles."""
-    body = _error("not served by this gateway", BlockedPathError.error_type, code=BlockedPathError.reason)
     return Route(
         match=RouteMatch(prefix=path, case_sensitive=False),
-        direct_response=DirectResponseAction(status=BlockedPathError.status, body_format=body),
-        typed_per_filter_config={EXT_PROC: AnyMessage.pack(ExtProcPerRoute(disabled=True))},
+        direct_response=DirectResponseAction(status=BlockedPathError.status),
     )
 
 
@@ -224,6 +231,7 @@ def _to_model_servers(envoy: EnvoyConfig) -> Route:
         # A larger body gets 413. Here and not on the listener, whose limit also bounds what a slow reader of an
         # answer makes Envoy hold.
         request_body_buffer_limit=envoy.max_body_bytes,
+        typed_per_filter_config={EXT_PROC: AnyMessage.pack(FilterConfig(config=AnyMessage.pack(_asked())))},
         route=RouteAction(
             cluster=MODEL_SERVERS,
             # Default 15 s for the whole answer.
@@ -243,37 +251,9 @@ def _to_model_servers(envoy: EnvoyConfig) -> Route:
     )
 
 
-def _errors_as_json() -> LocalReplyConfig:
-    """Envoy's own errors in the shape that OpenAI clients parse; the picker's answers pass unchanged."""
-    too_large = AccessLogFilter(
-        status_code_filter=StatusCodeFilter(
-            comparison=ComparisonFilter(
-                op=ComparisonFilterOp.EQ,
-                value=RuntimeUInt32(default_value=413, runtime_key="gateway.too_large_status"),
-            )
-        )
-    )
-    router = AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=OWN_FLAGS))
-    return LocalReplyConfig(
-        mappers=[
-            ResponseMapper(
-                filter=too_large,
-                body_format_override=_error("the request body is too large", "invalid_request_error"),
-            ),
-            ResponseMapper(
-                filter=router, body_format_override=_error("%LOCAL_REPLY_BODY%", "service_unavailable")
-            ),
-        ]
-    )
-
-
-def _error(message: str, error_type: str, *, code: int | str = "%RESPONSE_CODE%") -> SubstitutionFormatString:
-    """The code must be said for a direct response: its body is made before it has one."""
-    error = {"message": message, "type": error_type, "param": None, "code": code}
-    return SubstitutionFormatString(
-        json_format=Struct.from_dict({"error": error}),
-        content_type="application/json",
-    )
+def _asked() -> ExtProcPerRoute:
+    """As the listener configures it."""
+    return ExtProcPerRoute(overrides=ExtProcOverrides())
 
 
 def _access_log() -> AccessLog:

@@ -64,6 +64,7 @@ def listener(config: Config) -> Listener:
     return Listener(
         name=NAME,
         address=envoy_address(config.envoy.status),
+        ignore_global_conn_limit=True,
         filter_chains=[
             FilterChain(
                 filters=[

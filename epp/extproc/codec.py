@@ -17,6 +17,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
+from epp.errors import DETAILS
 from epp.extproc.events import (
     Action,
     Answer,
@@ -299,7 +300,7 @@ def encode(action: Action) -> bytes:
         immediate = response.immediate_response
         immediate.status.code = action.status
         immediate.body = action.body
-        immediate.details = action.reason
+        immediate.details = DETAILS + action.reason
         _set_headers(immediate.headers, action.headers)
     return bytes(response.SerializeToString())
 

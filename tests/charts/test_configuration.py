@@ -265,3 +265,11 @@ def test_the_lora_sidecar_takes_its_flags_and_its_file(helm: Helm, tmp_path: Pat
     args = _parser().parse_args([*shlex.split(sidecar["command"][1]), *sidecar["args"]])
     assert args.server == "http://127.0.0.1:8000"
     assert args.status_port == sidecar["ports"][0]["containerPort"]
+
+
+@pytest.mark.parametrize(("limit", "heap"), [("1Gi", 858993459), ("1.5Gi", 1288490188), ("2G", 1600000000)])
+def test_envoys_heap_is_four_fifths_of_its_containers_memory(
+    helm: Helm, tmp_path: Path, limit: str, heap: int
+) -> None:
+    objects = helm.render(GATEWAY, {"envoy": {"resources": {"limits": {"memory": limit}}}})
+    assert config_of(objects, tmp_path).envoy.max_heap_bytes == heap

@@ -133,6 +133,7 @@ class FakePicker:
         if self.refuse_status is not None:
             answer.immediate_response.status.CopyFrom(http_status_pb2.HttpStatus(code=self.refuse_status))
             answer.immediate_response.body = b"refused"
+            answer.immediate_response.details = "picker_refused"
             return
         destinations = self.destinations(exchange)
         if destinations:

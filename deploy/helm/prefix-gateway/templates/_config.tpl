@@ -24,6 +24,10 @@ The program's configuration: what this chart works out, and over it all of `conf
   "admin" "127.0.0.1:9901"
   "edsFile" "/run/prefix-gateway/eds.json"
 }}
+{{- with dig "limits" "memory" "" .Values.envoy.resources }}
+{{- /* A fifth stays for what Envoy's heap does not count: threads, the kernel's buffers, what grows between two looks. */}}
+{{- $_ := set $envoy "maxHeapBytes" (div (mul (include "gateway.bytes" . | int64) 4) 5) }}
+{{- end }}
 {{- if .Values.tls.secretName }}
 {{- $tls := dict "certFile" "/etc/prefix-gateway/tls/tls.crt" "keyFile" "/etc/prefix-gateway/tls/tls.key" }}
 {{- if .Values.tls.requireClientCertificate }}

@@ -109,6 +109,17 @@ capabilities: {drop: [ALL]}
 {{- toYaml .Values.podSecurityContext }}
 {{- end }}
 
+{{/* A quantity of Kubernetes, such as 1.5Gi, in bytes. */}}
+{{- define "gateway.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $text := . | toString }}
+{{- if not (regexMatch "^[0-9]+([.][0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$" $text) }}
+{{- fail (printf "envoy.resources.limits.memory: %s; write it as 1Gi or 1500Mi" $text) }}
+{{- end }}
+{{- $number := regexFind "^[0-9.]+" $text }}
+{{- mulf (float64 $number) (get $units (trimPrefix $number $text)) | int64 }}
+{{- end }}
+
 {{/* Refusals that a schema cannot say. */}}
 {{- define "gateway.check" -}}
 {{- $config := .Values.config }}

@@ -1,0 +1,92 @@
+"""The errors that Envoy makes itself, in the JSON that OpenAI's clients parse.
+
+Pure. Envoy asks the mappers from the first on; the first whose filter fits decides. The picker's own answers pass as they are: they
+carry `DETAILS` at the beginning of their response code details. Called by `listener`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envoy_data_plane.envoy.config.accesslog.v3 import (
+    AccessLogFilter,
+    ComparisonFilter,
+    ComparisonFilterOp,
+    ExtensionFilter,
+    StatusCodeFilter,
+)
+from envoy_data_plane.envoy.config.core.v3 import RuntimeUInt32, SubstitutionFormatString
+from envoy_data_plane.envoy.extensions.access_loggers.filters.cel.v3 import ExpressionFilter
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    LocalReplyConfig,
+    ResponseMapper,
+)
+from envoy_data_plane.google.protobuf import Any as AnyMessage
+from envoy_data_plane.google.protobuf import Struct
+
+from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError, PickError
+
+_INVALID: Final = "invalid_request_error"
+_AWAY: Final = "service_unavailable"
+
+_ERRORS: Final = {
+    400: (_INVALID, "malformed_request", "the request is not valid HTTP"),
+    403: (_INVALID, "upgrade_not_supported", "the gateway does not support this upgrade of the connection"),
+    404: (BlockedPathError.error_type, BlockedPathError.reason, "not served by this gateway"),
+    408: (_INVALID, "request_timeout", "the request did not come in whole in time; send it again"),
+    413: (BodyTooLargeError.error_type, BodyTooLargeError.reason, "the request body is too large; send a shorter one"),
+    426: (_INVALID, "http_version", "use HTTP/1.1 or HTTP/2"),
+    431: (_INVALID, "headers_too_large", "the request has too many header fields, or too large ones; send fewer"),
+    501: (_INVALID, "transfer_encoding", "the gateway knows no transfer encoding but chunked"),
+    503: (_AWAY, "unavailable", "no model server could take the request; try again later"),
+    504: (_AWAY, "timeout", "the gateway had no answer in time; try again later"),
+}  # fmt: skip
+"""Status to `type`, `code` and `message`."""
+
+_OVERFLOW: Final = "header_mutation_result_exceeds_limit"
+"""Details of the 503 that a request gets if it has no room for the header fields that the gateway adds."""
+
+
+def as_json() -> LocalReplyConfig:
+    """All of them; a status that is not in the table is told in general words."""
+    other = (PickError.error_type, PickError.reason, "the gateway could not answer")
+    return LocalReplyConfig(
+        mappers=[
+            ResponseMapper(filter=_details(f"response.code_details.startsWith('{DETAILS}')")),
+            ResponseMapper(
+                filter=_details(f"response.code_details == '{_OVERFLOW}'"),
+                status_code=431,
+                body_format_override=_body(*_ERRORS[431]),
+            ),
+            *(
+                ResponseMapper(
+                    filter=_status(status, ComparisonFilterOp.EQ), body_format_override=_body(*error)
+                )
+                for status, error in _ERRORS.items()
+            ),
+            ResponseMapper(filter=_status(400, ComparisonFilterOp.GE), body_format_override=_body(*other)),
+        ]
+    )
+
+
+def _details(expression: str) -> AccessLogFilter:
+    extension = ExtensionFilter(
+        name="envoy.access_loggers.extension_filters.cel",
+        typed_config=AnyMessage.pack(ExpressionFilter(expression=expression)),
+    )
+    return AccessLogFilter(extension_filter=extension)
+
+
+def _status(status: int, comparison: ComparisonFilterOp) -> AccessLogFilter:
+    # Envoy wants the name of a runtime setting that could change the number; nobody sets it.
+    value = RuntimeUInt32(default_value=status, runtime_key=f"gateway.error_{status}")
+    return AccessLogFilter(
+        status_code_filter=StatusCodeFilter(comparison=ComparisonFilter(op=comparison, value=value))
+    )
+
+
+def _body(error_type: str, code: str, message: str) -> SubstitutionFormatString:
+    error = {"message": message, "type": error_type, "param": None, "code": code}
+    return SubstitutionFormatString(
+        json_format=Struct.from_dict({"error": error}), content_type="application/json"
+    )

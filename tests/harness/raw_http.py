@@ -1,0 +1,56 @@
+"""HTTP/1.1 as bytes, for requests that no HTTP client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from epp.types import Address
+
+
+@dataclass(frozen=True, slots=True)
+class RawReply:
+    """What came back until the answer was whole or the connection closed. Status 0: no answer."""
+
+    status: int
+    head: str
+    body: bytes
+
+    def error(self) -> dict[str, Any]:
+        """The `error` of a JSON body."""
+        found: dict[str, Any] = json.loads(self.body)["error"]
+        return found
+
+
+@contextlib.asynccontextmanager
+async def connection(address: Address) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(address.host, address.port, limit=2**20)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()  # without waiting until what is unsent is sent
+
+
+async def read_reply(reader: asyncio.StreamReader, *, timeout_s: float = 60.0) -> RawReply:
+    """One answer that has a Content-Length or ends with its connection."""
+    async with asyncio.timeout(timeout_s):
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return RawReply(0, "", b"")
+        length = next(
+            (int(line.split(":")[1]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), None
+        )  # fmt: skip
+        body = await (reader.read() if length is None else reader.readexactly(length))
+        return RawReply(int(head.split()[1]), head, body)
+
+
+async def ask(address: Address, request: bytes, *, timeout_s: float = 60.0) -> RawReply:
+    """Send `request` on a connection of its own and read one answer."""
+    async with connection(address) as (reader, writer):
+        writer.write(request)
+        return await read_reply(reader, timeout_s=timeout_s)

@@ -1,0 +1,145 @@
+"""The errors that the real Envoy makes itself, on our bootstrap: each with its status, in OpenAI's JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from epp.types import Address
+from tests.harness.gateway import Bench, Gateway, running_bootstrap, running_gateway
+from tests.harness.http2 import http2_client
+from tests.harness.processes import wait_until
+from tests.harness.raw_http import ask
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+BODY = b'{"model": "m", "prompt": "hello"}'
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\n"
+
+MALFORMED = {
+    "no HTTP at all": (b"GARBAGE\r\n\r\n", 400, "malformed_request"),
+    "a space in a field name": (
+        b"GET / HTTP/1.1\r\nhost: a\r\nbad header: x\r\n\r\n",
+        400,
+        "malformed_request",
+    ),
+    "a NUL in a field": (b"GET / HTTP/1.1\r\nhost: a\r\nx: a\x00b\r\n\r\n", 400, "malformed_request"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed_request"),
+    "a fragment": (b"GET /v1/models#x HTTP/1.1\r\nhost: a\r\n\r\n", 400, "malformed_request"),
+    "two lengths": (POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd", 400, "malformed_request"),
+    "a length that is none": (POST + b"content-length: abc\r\n\r\n", 400, "malformed_request"),
+    "a length and chunks": (
+        POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+        "malformed_request",
+    ),
+    "HTTP/1.0": (b"GET /v1/models HTTP/1.0\r\nhost: a\r\n\r\n", 426, "http_version"),
+    "a transfer encoding": (POST + b"transfer-encoding: gzip\r\n\r\n", 501, "transfer_encoding"),
+    "fields of 90 KB": (POST + b"x: " + b"a" * 90_000 + b"\r\n\r\n", 431, "headers_too_large"),
+    "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\n\r\n", 404, "path_not_served"),
+    "no path": (b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n", 404, "path_not_served"),
+    "an unknown upgrade": (
+        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: foo\r\n\r\n",
+        403,
+        "upgrade_not_supported",
+    ),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with running_gateway(tmp_path_factory.mktemp("errors"), backends=1) as running:
+        yield running
+
+
+def at(site: Gateway | Bench) -> Address:
+    return Address.parse(site.config.envoy.listen)
+
+
+@pytest.mark.parametrize(("request_bytes", "status", "code"), MALFORMED.values(), ids=MALFORMED)
+async def test_what_is_no_valid_request_gets_its_error_in_json(
+    gateway: Gateway, request_bytes: bytes, status: int, code: str
+) -> None:
+    before = len(gateway.backends[0].prompts)
+    reply = await ask(at(gateway), request_bytes)
+    assert reply.status == status
+    assert "content-type: application/json" in reply.head
+    error = reply.error()
+    assert (error["code"], error["type"] != "", error["message"] != "", error["param"]) == (
+        code,
+        True,
+        True,
+        None,
+    )
+    assert len(gateway.backends[0].prompts) == before
+
+
+async def test_a_hundred_header_fields_pass_and_more_than_there_is_room_for_get_431(gateway: Gateway) -> None:
+    for fields in (92, 93, 96, 100, 118, 120, 121, 124, 128, 129, 200):
+        added = b"".join(b"x-%d: y\r\n" % n for n in range(fields - 2))
+        reply = await ask(at(gateway), POST + added + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        if fields <= 100:
+            assert reply.status == 200, fields
+        else:
+            assert reply.status in (200, 431), fields
+        if reply.status == 431:
+            assert reply.error()["code"] == "headers_too_large"
+    assert reply.status == 431
+
+
+async def test_fields_as_long_as_envoy_takes_have_no_room_for_the_pick_and_get_431(gateway: Gateway) -> None:
+    statuses = []
+    for size in range(60_700, 61_500, 100):
+        # In lines that the model server takes.
+        lines = b"".join(b"x-%d: " % n + b"a" * (size // 8) + b"\r\n" for n in range(8))
+        head = POST + lines + b"content-length: %d\r\n\r\n" % len(BODY)
+        statuses.append((await ask(at(gateway), head + BODY)).status)
+    assert set(statuses) == {200, 431}
+
+
+async def test_too_many_fields_over_http2_get_an_error_too(gateway: Gateway) -> None:
+    async with http2_client(gateway.config.envoy.listen) as client:
+        stream = client.complete("x", headers={f"x-{n}": "y" for n in range(121)})
+        await asyncio.wait_for(stream.over.wait(), 60)
+        assert stream.status == 431
+
+
+async def test_the_pickers_own_errors_pass_as_they_are(gateway: Gateway) -> None:
+    reply = await gateway.client.request("POST", "/v1/completions", body=b"{}")
+    assert (reply.status, reply.json()["error"]["code"]) == (400, "no_model")
+    assert reply.headers["content-type"] == "application/json"
+    await wait_until(
+        lambda: any(e["details"] == "picker_no_model" for e in gateway.envoy.access_log()),
+        what="the log says who",
+    )
+
+
+async def test_where_the_gateway_fails_closed_its_errors_are_json_too(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path, holdStreams=False, envoy={"failOpen": False}) as bench:
+        bench.picker.gate.shut()
+        hung = await bench.client.complete()
+        assert hung.status == 504
+        assert hung.json()["error"] == {
+            "code": "timeout",
+            "message": "the gateway had no answer in time; try again later",
+            "param": None,
+            "type": "service_unavailable",
+        }
+        bench.picker.gate.open()
+        await bench.picker.stop()
+        gone = await bench.client.complete()
+        assert (gone.status, gone.json()["error"]["code"]) == (503, "unavailable")
+
+
+async def test_a_dead_server_is_told_without_its_address(tmp_path: Path) -> None:
+    async with running_bootstrap(tmp_path) as bench:
+        for backend in bench.backends:
+            await backend.stop()
+        reply = await bench.client.complete()
+        assert reply.status == 503
+        assert reply.json()["error"]["message"] == "no model server could take the request; try again later"
