@@ -24,9 +24,21 @@ from tests.harness.gateway import config_in, write_policy
 from tests.harness.ports import free_ports
 from tests.harness.processes import ManagedProcess, connects, managed_process
 
-Process = Literal["ours", "other", "sampling", "floor", "floor-tuned", "envoy", "upstream", "client"]
+Process = Literal[
+    "ours", "grpcio", "other", "sampling", "floor", "floor-tuned", "envoy", "upstream", "client"
+]
 VariantName = Literal[
-    "direct", "envoy", "floor", "floor-tuned", "ours", "other", "sampling", "floor-duplex", "ours-duplex"
+    "direct",
+    "envoy",
+    "floor",
+    "floor-tuned",
+    "ours",
+    "grpcio",
+    "other",
+    "sampling",
+    "floor-duplex",
+    "ours-duplex",
+    "grpcio-duplex",
 ]
 
 MAX_ENDPOINTS: Final = 100
@@ -57,10 +69,12 @@ VARIANTS: Final = {
         Variant("floor", "Envoy, floor", picker="floor"),
         Variant("floor-tuned", "Envoy, floor with our settings", picker="floor-tuned"),
         Variant("ours", "Envoy, our picker", picker="ours"),
+        Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
         Variant("other", "Envoy, the other picker", picker="other"),
         Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
+        Variant("grpcio-duplex", "Envoy full duplex, our picker on grpcio", picker="grpcio", duplex=True),
     )
 }
 
@@ -110,10 +124,12 @@ async def running_rig(
         await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
         pickers: dict[Process, Config] = {
             "ours": _config(directory / "ours", addresses[:endpoints], share=0.0),
+            "grpcio": _config(directory / "grpcio", addresses[:endpoints], share=0.0, transport="grpcio"),
             "sampling": _config(directory / "sampling", addresses[:endpoints], share=1.0),
         }
         if other is not None:
             pickers["other"] = _config(directory / "other", addresses[:endpoints], share=0.0)
+            _forget_transport(directory / "other" / "config.yaml")
         running: dict[Process, ManagedProcess] = {"upstream": upstream}
         for name, config in pickers.items():
             running[name] = await stack.enter_async_context(
@@ -157,10 +173,13 @@ async def running_rig(
                 await running["ours"].terminate()
 
 
-def _config(directory: Path, addresses: Iterable[Address], *, share: float) -> Config:
+def _config(
+    directory: Path, addresses: Iterable[Address], *, share: float, transport: str = "http2"
+) -> Config:
     directory.mkdir()
     config = config_in(
         directory,
+        listen={"transport": transport},
         policyFile=str(directory / "policy.yaml"),
         drainSeconds=0,
         log={"level": "warning"},
@@ -168,6 +187,13 @@ def _config(directory: Path, addresses: Iterable[Address], *, share: float) -> C
     write_policy(config, {"sampling": {"share": share}})
     _write_endpoints(Path(config.endpoints_file), addresses)
     return config
+
+
+def _forget_transport(path: Path) -> None:
+    """A checkout of before knows none."""
+    document = yaml.safe_load(path.read_text())
+    del document["listen"]["transport"]
+    path.write_text(yaml.safe_dump(document))
 
 
 def _write_endpoints(path: Path, addresses: Iterable[Address]) -> None:

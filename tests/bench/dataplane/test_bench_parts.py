@@ -82,4 +82,4 @@ def test_ratios_are_of_the_same_round() -> None:
     )
     shown = tables(Results(cells=[result]))
     assert "2.00 ±0.00" in shown
-    assert "1 KB prompts cost 2.00 x the floor, target 1.4: MISSED" in shown
+    assert "1 KB prompts, 1 chunks, cost x the floor: 2.00, target 0.75: MISSED" in shown

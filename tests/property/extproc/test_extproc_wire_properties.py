@@ -10,15 +10,17 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.extproc.codec import decode
+from epp.extproc.codec import decode, encode
 from epp.extproc.events import (
     BodyMode,
+    Echo,
     Event,
     Modes,
     RequestBody,
     RequestHeaders,
     ResponseBody,
     ResponseHeaders,
+    Slot,
     StreamProtocolError,
 )
 from epp.extproc.reading import RESPONSE_NAMES, request_names
@@ -298,3 +300,17 @@ def test_the_messages_that_envoy_sends_need_no_protobuf() -> None:
     data = part(2, part(1, header_map)) + b"\x42\x00\x5a\x02\x08\x02"
     read = read_headers(data, {b":path": ":path", b"x-request-id": "x-request-id"})
     assert read == ([(":path", "/v1/completions"), ("x-request-id", "r1")], False, len(data) - 6)
+
+
+@given(
+    st.sampled_from([Slot.REQUEST_BODY, Slot.RESPONSE_BODY]),
+    st.binary(max_size=300) | st.integers(0, 62_000).map(bytes),
+    st.booleans(),
+)
+def test_an_echo_by_hand_is_what_protobuf_writes(slot: Slot, data: bytes, end: bool) -> None:  # noqa: FBT001 - Hypothesis gives them
+    message = ext_proc.ProcessingResponse()
+    streamed = getattr(message, slot.value).response.body_mutation.streamed_response
+    streamed.SetInParent()
+    streamed.body = data
+    streamed.end_of_stream = end
+    assert encode(Echo(slot, memoryview(data), end_of_stream=end)) == message.SerializeToString()

@@ -1,0 +1,188 @@
+"""Many streams at once with resets and windows, against a model that counts bytes: nothing lost, nothing twice, nothing too much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from epp.http2.events import Event, Gone, HalfClosed, Message, Opened
+from epp.http2.frames import DEFAULT_WINDOW, Kind, Setting
+from epp.http2.frames import settings as settings_frame
+from epp.http2.limits import HeldBytes, Limits
+from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset, window_update
+
+LIMITS = Limits(
+    max_message_bytes=5000, stream_window_bytes=4000, connection_window_bytes=70_000, backlog_bytes=1000
+)
+
+
+@dataclass
+class Call:
+    """What a caller and its server said to each other on one stream."""
+
+    number: int
+    window: int
+    """What the server may still send."""
+    credit: int = LIMITS.stream_window_bytes
+    """What the caller may still send."""
+    unsent: bytes = b""
+    """Begun messages, not yet on the wire."""
+    expected: list[bytes] = field(default_factory=list)
+    taken: list[bytes] = field(default_factory=list)
+    answered: bytes = b""
+    received: bytes = b""
+    ended: bool = False
+    """By the caller."""
+    finished: bool = False
+    """By the server."""
+    trailers: bool = False
+    cut: bool = False
+    gone: int = 0
+
+
+class Http2Machine(RuleBasedStateMachine):
+    calls = Bundle("calls")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side = CallerSide(limits=LIMITS, held=HeldBytes(10**6)).opened()
+        self.known: dict[int, Call] = {}
+        self.next = 1
+        self.initial = DEFAULT_WINDOW
+        self.window = DEFAULT_WINDOW
+        self.credit = LIMITS.connection_window_bytes
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Message):
+                self.known[event.stream_id].taken.append(event.data)
+            elif isinstance(event, Gone):
+                self.known[event.stream_id].gone += 1
+            else:
+                assert isinstance(event, Opened | HalfClosed), event
+        self.look()
+
+    def look(self) -> None:
+        """Read what the server sent, by the caller's books."""
+        for f in self.side.sent():
+            call = self.known.get(f.number)
+            if f.kind == Kind.WINDOW_UPDATE:
+                more = int.from_bytes(f.payload)
+                if call is None:
+                    self.credit += more
+                else:
+                    call.credit += more
+            elif f.kind == Kind.DATA:
+                assert call is not None
+                assert not call.trailers
+                call.received += f.payload
+                call.window -= len(f.payload)
+                self.window -= len(f.payload)
+                assert call.window >= 0, "beyond the stream's window"
+                assert self.window >= 0, "beyond the connection's window"
+            elif f.kind == Kind.HEADERS and f.ends:
+                assert call is not None
+                call.trailers = True
+
+    @rule(target=calls)
+    def open(self) -> Call:
+        call = self.known[self.next] = Call(self.next, self.initial)
+        self.next += 2
+        self.take(self.side.feed(headers(call.number)))
+        return call
+
+    @rule(call=calls, message=st.binary(max_size=3000))
+    def begin_message(self, call: Call, message: bytes) -> None:
+        if not call.ended and not call.cut and not call.finished:
+            call.unsent += grpc(message)
+            call.expected.append(message)
+
+    @rule(call=calls, size=st.integers(1, 3000))
+    def send_some(self, call: Call, size: int) -> None:
+        if call.ended or call.cut or call.trailers:
+            return
+        size = min(size, len(call.unsent), call.credit, self.credit)
+        part, call.unsent = call.unsent[:size], call.unsent[size:]
+        call.credit -= size
+        self.credit -= size
+        if part:
+            self.take(self.side.feed(data(call.number, part)))
+
+    @rule(call=calls)
+    def end_call(self, call: Call) -> None:
+        if not call.ended and not call.cut and not call.unsent and not call.trailers:
+            call.ended = True
+            self.take(self.side.feed(data(call.number, ends=True)))
+
+    @rule(call=consumes(calls))
+    def cut_call(self, call: Call) -> None:
+        if not call.cut:
+            call.cut = True
+            self.take(self.side.feed(reset(call.number)))
+
+    @rule(call=calls, message=st.binary(max_size=20_000))
+    def answer(self, call: Call, message: bytes) -> None:
+        if not call.finished and not call.cut:
+            call.answered += grpc(message)
+            self.side.connection.send(call.number, message)
+            self.look()
+
+    @rule(call=calls)
+    def finish(self, call: Call) -> None:
+        if not call.finished and not call.cut:
+            call.finished = True
+            self.side.connection.end(call.number)
+            self.look()
+
+    @rule(call=calls, more=st.integers(1, 30_000))
+    def widen_stream(self, call: Call, more: int) -> None:
+        call.window += more
+        self.take(self.side.feed(window_update(call.number, more)))
+
+    @rule(more=st.integers(1, 30_000))
+    def widen_connection(self, more: int) -> None:
+        self.window += more
+        self.take(self.side.feed(window_update(0, more)))
+
+    @rule(size=st.integers(0, 100_000))
+    def change_initial_window(self, size: int) -> None:
+        # As many as a data plane may change in a moment; the bucket has its own test.
+        self.side.now += 1
+        for call in self.known.values():
+            call.window += size - self.initial
+        self.initial = size
+        # The caller's books say the new window only when the server has it: frames sent before count by the old one.
+        self.take(self.side.feed(settings_frame([(Setting.INITIAL_WINDOW_SIZE, size)])))
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.side.connection.check_integrity()
+        for call in self.known.values():
+            assert call.answered.startswith(call.received)
+            assert call.taken == call.expected[: len(call.taken)]
+            assert call.gone <= 1
+            assert not call.trailers or call.finished
+            if call.cut:
+                assert call.gone == (0 if call.finished else 1)
+
+    def teardown(self) -> None:
+        """With all windows open, all that was answered arrives; then nothing is left."""
+        side = self.side
+        self.window += 10**8
+        self.take(side.feed(window_update(0, 10**8)))
+        for call in self.known.values():
+            call.window += 10**8
+            self.take(side.feed(window_update(call.number, 10**8)))
+            if not call.cut:
+                assert call.received == call.answered
+                assert call.trailers == call.finished
+        side.connection.close(now=side.now)
+        side.connection.check_integrity()
+        assert side.held.now == 0
+
+
+TestHttp2Machine = Http2Machine.TestCase
+TestHttp2Machine.settings = settings(max_examples=60, stateful_step_count=50)

@@ -1,0 +1,111 @@
+"""However a read cuts the bytes, and wherever reading stops, the connection tells the same."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.http2.events import Event
+from epp.http2.frames import Setting, frame
+from epp.http2.frames import settings as settings_frame
+from epp.http2.limits import Limits
+from tests.harness.http2_frames import (
+    NO_TABLE,
+    CallerSide,
+    block,
+    continuation,
+    data,
+    grpc,
+    headers,
+    hello,
+    ping,
+    reset,
+    window_update,
+)
+
+numbers = st.sampled_from([1, 3, 5, 7])
+messages = st.lists(st.binary(max_size=40), max_size=3).map(lambda parts: b"".join(map(grpc, parts)))
+
+
+@st.composite
+def header_frames(draw: st.DrawFn) -> bytes:
+    number, ends = draw(numbers), draw(st.booleans())
+    fields = draw(
+        st.sampled_from([[], [("content-type", "text/html")], [("grpc-timeout", "1S")], [("te", "x")]])
+    )
+    whole = draw(st.sampled_from([b"", NO_TABLE])) + block(replace=fields)
+    cut = draw(st.integers(0, len(whole)))
+    if draw(st.booleans()):
+        return headers(number, whole, ends=ends)
+    return headers(number, whole[:cut], ends=ends, whole=False) + continuation(
+        number, whole[cut:], whole=True
+    )
+
+
+@st.composite
+def data_frames(draw: st.DrawFn) -> bytes:
+    payload = draw(messages)
+    cut = draw(st.integers(0, len(payload)))
+    padding = draw(st.none() | st.integers(0, 5))
+    number = draw(numbers)
+    return data(number, payload[:cut], padding=padding) + data(
+        number, payload[cut:], ends=draw(st.booleans())
+    )
+
+
+frames = st.one_of(
+    header_frames(),
+    header_frames(),
+    data_frames(),
+    data_frames(),
+    numbers.map(reset),
+    st.builds(window_update, st.sampled_from([0, 1, 3, 99]), st.integers(0, 2**31 - 1)),
+    st.just(ping()),
+    st.integers(0, 10**6).map(lambda size: settings_frame([(Setting.INITIAL_WINDOW_SIZE, size)])),
+    st.builds(
+        frame,
+        st.integers(0, 12),
+        st.binary(max_size=20),
+        flags=st.integers(0, 255),
+        stream_id=st.integers(0, 9),
+    ),
+)
+LIMITS = Limits(max_message_bytes=30, max_streams=3)
+
+
+def told(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Event], str]:
+    side = CallerSide(limits=LIMITS)
+    edges = [0, *sorted(cuts), len(wire)]
+    limit = iter(limits * (10 * len(wire) + 10))
+    events: list[Event] = []
+    for start, end in itertools.pairwise(edges):
+        events += side.feed(wire[start:end], limit=next(limit))
+        while side.connection.pending:
+            events += side.feed(limit=next(limit))
+    return events, side.connection.over
+
+
+@settings(max_examples=300)
+@given(st.lists(frames, max_size=12), st.data())
+def test_every_split_of_the_bytes_gives_the_same_events(script: list[bytes], draw: st.DataObject) -> None:
+    wire = hello() + b"".join(script)
+    cuts = draw.draw(st.lists(st.integers(0, len(wire)), max_size=20))
+    limits = draw.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    whole = told(wire, [], [2**31])
+    assert told(wire, cuts, limits) == whole
+    assert told(wire, list(range(len(wire))), [1]) == whole
+
+
+def test_a_long_conversation_byte_by_byte() -> None:
+    rng = random.Random(7)
+    wire = hello()
+    for number in range(1, 60, 2):
+        body = b"".join(grpc(rng.randbytes(rng.randrange(30))) for _ in range(5))
+        cut = rng.randrange(len(body))
+        wire += (
+            headers(number) + data(number, body[:cut]) + data(number, body[cut:], ends=True) + reset(number)
+        )
+    assert told(wire, list(range(len(wire))), [2**31]) == told(wire, [], [2**31])
