@@ -8,7 +8,7 @@ REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and blo
 
 bench-engine: engine-env ## the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine $(ARGS)
+
+bench-schedulers: engine-env ## naive, offline and online batches of a real model, with kept prompts and without; ARGS="--help"
+	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine.schedulers $(ARGS)
 
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.peers $(ARGS)

@@ -93,6 +93,11 @@ class EngineConfig:
         return token_id == self.eos_token_id or token_id in self.more_eos_token_ids
 
 
+def blocks_for_concurrency(*, requests: int, max_len_tokens: int, block_size_tokens: int) -> int:
+    """Blocks that hold so many requests at once, each of the greatest length that the model takes."""
+    return -(-max_len_tokens * requests // block_size_tokens)
+
+
 class Engine:
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.config = config

@@ -58,15 +58,16 @@ class PromptEngine:
         self._sample = sample
         self._reserved_blocks: dict[RequestId, int] = {}
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, *, use_prompt_cache: bool = True) -> None:
         """Compute the prompt, or find it kept, and sample the first token. ValueError, OutOfBlocksError: refused."""
         self._reserve(request)
         request.state = RequestState.RUNNING
-        entry = self.prompt_cache.attach(request)
+        entry = self.prompt_cache.attach(request) if use_prompt_cache else None
         if entry is None:
             request.num_cached_tokens = self._admit(request)
             [logits] = self._forward([request])
-            self.prompt_cache.put(request, logits)
+            if use_prompt_cache:
+                self.prompt_cache.put(request, logits)
         else:
             request.num_cached_tokens = request.num_prompt_tokens
             logits = entry.last_logits
@@ -151,10 +152,10 @@ class PromptEngine:
         del self._reserved_blocks[request.request_id]
 
 
-def run_naive(engine: PromptEngine, requests: Iterable[Request]) -> None:
-    """Each request alone, to its end."""
+def run_naive(engine: PromptEngine, requests: Iterable[Request], *, use_prompt_cache: bool = True) -> None:
+    """Each request alone, to its end. `use_prompt_cache`: False is the baseline that finds and keeps no prompt."""
     for request in requests:
-        engine.start(request)
+        engine.start(request, use_prompt_cache=use_prompt_cache)
         while request.finish_reason is None:
             engine.decode([request])
 

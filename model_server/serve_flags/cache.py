@@ -53,6 +53,12 @@ def _add_blocks(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"blocks in the KV cache (default {DEFAULT_COST_BLOCKS}; {DEFAULT_HF_BLOCKS} with --runner hf, where they take memory)",
     )
+    group.add_argument(
+        "--kv-cache-max-concurrency",
+        type=int,
+        metavar="N",
+        help="instead of --num-blocks: as many blocks as N requests of --max-model-len tokens fill",
+    )
     group.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt from its start")
 
 

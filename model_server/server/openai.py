@@ -53,6 +53,7 @@ class _Body(SamplingBody, kw_only=True):
     stop: msgspec.Raw = ABSENT
     include_stop_str_in_output: bool | None = False
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
@@ -206,6 +207,7 @@ class RequestReader:
         _check_options(body)
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(f"max_tokens is {max_tokens} and must be at least 1.", param="max_tokens")
+        prompts = self._truncated(prompts, body.truncate_prompt_tokens, max_tokens)
         longest = max(map(len, prompts))
         self._check_length(longest, max_tokens)
         self._check_vocabulary(prompts)
@@ -238,6 +240,21 @@ class RequestReader:
         if answers_each > 1 and not self._sampling.made_up and not found[0].temperature:
             raise ApiError("At temperature 0 all answers are the same: n must be 1.", param="n")
         return found
+
+    def _truncated(
+        self, prompts: Sequence[list[TokenId]], most: int | None, max_tokens: int | None
+    ) -> Sequence[list[TokenId]]:
+        """Each prompt's last tokens: `most` of them; -1: as many as leave room for the answer. None: all."""
+        if most is None:
+            return prompts
+        room = self._max_len_tokens - (max_tokens or 1)
+        kept = room if most == -1 else most
+        if kept < 1:
+            raise ApiError(
+                f"truncate_prompt_tokens is {most}: it must be -1 or at least 1, and the answer must leave room for a token.",
+                param="truncate_prompt_tokens",
+            )
+        return [prompt[-kept:] for prompt in prompts]
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         if prompt_tokens + (max_tokens or 1) <= self._max_len_tokens:

@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.engine import Engine, EngineConfig
+from model_server.core.engine import Engine, EngineConfig, blocks_for_concurrency
 from model_server.core.request import NO_TOKEN, Adapter
 from model_server.core.scheduler import SchedulerLimits
 from model_server.server.app import Api
@@ -62,7 +62,9 @@ class ServerSettings:
     allow_runtime_lora_updating: bool = False
     """Clients may load and unload adapters over HTTP."""
     num_blocks: int | None = None
-    """None: what suits the backend."""
+    """None: what `max_concurrency` or the backend asks for."""
+    max_concurrency: int | None = None
+    """So many requests of `max_model_len_tokens` fit the cache."""
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
@@ -80,6 +82,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.prompt_cache_entries < 0:
             raise ValueError("--prompt-cache-size is a number of prompts; 0 keeps none")
+        if self.max_concurrency is not None and (self.num_blocks or not self.max_model_len_tokens):
+            raise ValueError(
+                "--kv-cache-max-concurrency needs --max-model-len, and --num-blocks says the same otherwise"
+            )
         if self.kv_store is not None:
             self._check_kv_store()
         if self.kv_events is None:
@@ -88,6 +94,17 @@ class ServerSettings:
             raise ValueError("KV events tell of the prefix cache, which is switched off")
         if self.cache.partial_blocks:
             raise ValueError("KV events name full blocks only, and partial ones are cached too")
+
+    @property
+    def wanted_blocks(self) -> int | None:
+        """None: nobody asked for a size."""
+        if self.max_concurrency is None or self.max_model_len_tokens is None:
+            return self.num_blocks
+        return blocks_for_concurrency(
+            requests=self.max_concurrency,
+            max_len_tokens=self.max_model_len_tokens,
+            block_size_tokens=self.block_size_tokens,
+        )
 
     def _check_kv_store(self) -> None:
         made_up_kv = isinstance(self.backend, CostSettings)
@@ -110,7 +127,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, *, progress: Callable[[str], None] = _quietly) -> None:
         hf = isinstance(settings.backend, HfSettings)
-        num_blocks = settings.num_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
+        num_blocks = settings.wanted_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
         backend = self.backend = _backend(settings, num_blocks=num_blocks, progress=progress)
         names = settings.served_names or (settings.model,)
         self.models = ServedModels(

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.bench.model_server.engine import __main__ as command
+from tests.bench.model_server.engine import schedulers
 from tests.bench.model_server.peers import worker
 from tests.bench.model_server.peers.first_layers import first_layers
 from tests.bench.model_server.peers.side_ours import Ours
@@ -72,3 +73,16 @@ def test_a_gpu_that_is_not_there_is_said_so(
     with pytest.raises(SystemExit):
         command.main()
     assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+def test_003_one_command_prints_the_three_modes_with_their_throughputs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--requests", "6", "--prompt-tokens", "40", "--distinct", "2", "--answer-tokens", "3"]
+    monkeypatch.setattr("sys.argv", ["bench", "--shape", "tiny", *sizes])
+    schedulers.main()
+    told = capsys.readouterr().out
+    assert [told.count(f"=== {mode} ===") for mode in schedulers.MODES] == [2, 2, 2]
+    assert told.count("Throughput (total): ") == told.count("Throughput (completion): ") == 6
+    assert told.count("Prompt tokens: 240\nCompletion tokens: 18\nTotal tokens: 258\n") == 6
+    assert told.endswith("Same greedy text in all of them: True\n")

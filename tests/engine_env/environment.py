@@ -30,6 +30,8 @@ BUILD_COMMAND = "python -m tests.engine_env build"
 LOCK_FILE = shared.REQUIREMENTS / "engine.txt"
 _PYPROJECT = shared.REQUIREMENTS.parent / "pyproject.toml"
 
+_VARIABLES = {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+"""The second keeps oneDNN from AMX, which some virtual machines announce and then refuse: bfloat16 ends the process there."""
 _RECIPE = b"1"
 """Raise it when `build` comes to leave something else behind."""
 _SMOKE_TEST = (
@@ -89,7 +91,7 @@ def require() -> EngineEnvironment:
 def become_python(*arguments: str) -> NoReturn:
     """This process goes on as the environment's Python, with one thread for torch: more of them wait for each other."""
     python = require().python
-    os.execve(python, [str(python), *arguments], {"OMP_NUM_THREADS": "1", **os.environ})
+    os.execve(python, [str(python), *arguments], {**_VARIABLES, **os.environ})
 
 
 def lock() -> None:

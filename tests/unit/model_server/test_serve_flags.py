@@ -129,3 +129,13 @@ def test_the_flags_of_the_kv_store_come_to_its_settings() -> None:
 def test_a_kv_store_that_makes_no_sense_is_refused(flags: tuple[str, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         settings("--runner", "hf", "--kv-store", "/var/kv", *flags)
+
+
+def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
+    found = settings("--kv-cache-max-concurrency", "3", "--max-model-len", "1000", "--block-size", "64")
+    assert found.wanted_blocks == 47  # 3,000 tokens
+    server = Server(found)
+    assert server.engine.config.num_blocks == 47
+    for flags in (("--max-model-len", "1000", "--num-blocks", "5"), ()):
+        with pytest.raises(ValueError, match="--kv-cache-max-concurrency needs"):
+            settings("--kv-cache-max-concurrency", "3", *flags)

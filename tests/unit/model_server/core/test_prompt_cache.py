@@ -348,3 +348,14 @@ def test_the_end_token_stops_unless_ignored() -> None:
     run(engine, stops, goes_on)
     assert (stops.finish_reason, stops.num_output_tokens) == (FinishReason.STOP, 3)
     assert (goes_on.finish_reason, goes_on.num_output_tokens) == (FinishReason.LENGTH, 9)
+
+
+def test_the_naive_baseline_finds_and_keeps_no_prompt() -> None:
+    model = PagedModel(block_size_tokens=16)
+    engine = engine_of(model, config_of())
+    first, second = request_of(40), request_of(40)
+    run_naive(engine, [first, second], use_prompt_cache=False)
+    engine.check_integrity()
+    assert model.num_prefills == 2
+    assert len(engine.prompt_cache) == 0
+    assert answer(first) == answer(second) == answer_alone(first)

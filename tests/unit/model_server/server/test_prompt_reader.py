@@ -197,3 +197,31 @@ def test_a_long_text_is_cut_in_parts_into_the_tokens_of_the_whole() -> None:
         tokenizer = Tokenizer()
         pieces = [tokenizer.encode(piece)[0] for piece in PIECES.findall(text)]
         assert tokenizer.encode(text) == pieces
+
+
+@pytest.mark.parametrize(
+    ("most", "max_tokens", "kept"),
+    [(5, 10, 5), (-1, 10, MAX_LEN - 10), (-1, None, MAX_LEN - 1), (5000, 1, None)],
+)
+def test_a_long_prompt_is_cut_to_its_last_tokens_where_that_is_asked_for(
+    most: int, max_tokens: int | None, kept: int | None
+) -> None:
+    text = " word" * 2000
+    whole = Tokenizer().encode(text)
+    messages = [{"role": "user", "content": text}]
+    asked = {"truncate_prompt_tokens": most, "max_tokens": max_tokens}
+    completion = json.dumps({"prompt": text, **asked, "max_tokens": max_tokens or 1}).encode()
+    chat = json.dumps({"messages": messages, **asked}).encode()
+    if kept is None:
+        with pytest.raises(TooLongError):
+            reader().completion(completion)
+        return
+    [prompt] = reader().completion(completion).prompts
+    assert prompt == whole[-kept:]
+    [prompt] = reader().chat(chat).prompts
+    assert len(prompt) == kept
+    for wrong in (0, -2):
+        with pytest.raises(ApiError, match="must be -1 or at least 1"):
+            reader().completion(
+                json.dumps({"prompt": "x", "truncate_prompt_tokens": wrong, "max_tokens": 1}).encode()
+            )
