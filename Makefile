@@ -8,7 +8,7 @@ REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,25 @@ test-engine: engine-env ## the tests of the engine alone, where torch is
 engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.engine_env build
 
-test-cluster: cluster-env ## the tests on a real Kubernetes control plane alone
+test-cluster: cluster-env image-env ## the tests on a real Kubernetes control plane alone
 	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
+
+# The first container engine of this machine, in words of its own where it needs options: ENGINE="buildah --root /mnt/images".
+ENGINE ?= $(firstword $(foreach name,docker podman buildah,$(if $(shell command -v $(name)),$(name))))
+IMAGES ?= picker model-server load
+VERSION := $(shell awk '/^appVersion:/ {print $$2}' deploy/helm/prefix-gateway/Chart.yaml)
+IMAGE_NAME = $(or $(REGISTRY),$(error say where images go: make $@ REGISTRY=registry.example.com/team))
+bases := $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(BUILD_BASE),--build-arg BUILD_BASE=$(BUILD_BASE))
+
+images: ## the container images, by docker, podman or buildah: make images push REGISTRY=registry.example.com/team
+	@set -e; for image in $(IMAGES); do $(or $(ENGINE),$(error none of docker, podman and buildah is here)) build $(bases) $(BUILD_FLAGS) \
+		-f deploy/docker/$$image.Dockerfile -t $(IMAGE_NAME)/$$image:$(VERSION) .; done
+
+push: ## push what `make images` built: make images push REGISTRY=registry.example.com/team
+	@set -e; for image in $(IMAGES); do $(ENGINE) push $(PUSH_FLAGS) $(IMAGE_NAME)/$$image:$(VERSION); done
+
+image-env: $(VENV)/.dev ## the images for the tests, by buildah on a base of Debian's packages, cached outside the checkout; as root
+	@$(BIN)/python -m tests.image_env build
 
 cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl and helm, cached outside the checkout (minutes the first time)
 	@$(BIN)/python -m tests.cluster_env build
@@ -95,6 +112,7 @@ load-compare: $(VENV)/.dev ## the same locust run by round robin and by the defa
 
 docs: $(VENV)/.dev ## write the reference pages and the chart's generated files anew from the code
 	@$(BIN)/python -c 'from epp.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
+	@$(BIN)/python -m tests.charts.policy_schema
 
 lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt

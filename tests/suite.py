@@ -29,7 +29,7 @@ class Part:
     about: str
     command: Sequence[str]
     needs: str = ""
-    """The make target that builds its environment."""
+    """The make targets that build its environment."""
 
 
 PARTS = (
@@ -54,7 +54,7 @@ PARTS = (
         name="cluster",
         about="a real Kubernetes control plane",
         command=(_PYTHON, "-m", "pytest", "-m", "cluster"),
-        needs="cluster-env",
+        needs="cluster-env image-env",
     ),
 )
 
@@ -144,8 +144,8 @@ def main() -> int:
     return 1 if any(o.status for o in outcomes) else 0
 
 
-def _make(target: str) -> int:
-    return subprocess.run(["make", "--no-print-directory", target], check=False).returncode
+def _make(targets: str) -> int:
+    return subprocess.run(["make", "--no-print-directory", *targets.split()], check=False).returncode
 
 
 if __name__ == "__main__":

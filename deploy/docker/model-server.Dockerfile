@@ -1,20 +1,25 @@
 # The model server without a model, the launch profile and the LoRA syncer:
-# `docker build -f deploy/docker/model-server.Dockerfile -t REGISTRY/model-server:0.1.0 .` from the repository's root.
-# The base is pinned by its exact version. Pin its digest, too, where you mirror it: none is written here that was not pulled.
-FROM docker.io/library/python:3.11.14-slim-bookworm AS build
+# `docker build -f deploy/docker/model-server.Dockerfile -t REGISTRY/model-server:0.1.0 .` from the repository's root,
+# or `make images push REGISTRY=...`, which needs no Docker. Both bases must have Python 3.11 at the same path and the same C library.
+# Pin their digests, too, where you mirror them: none is written here that was not pulled.
+ARG BUILD_BASE=docker.io/library/python:3.11.14-bookworm
+ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
+FROM ${BUILD_BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 COPY requirements/model-server.txt requirements/model-server.txt
-RUN pip install --require-hashes --only-binary :all: -r requirements/model-server.txt
+RUN pip install --no-compile --require-hashes --only-binary :all: -r requirements/model-server.txt
 COPY pyproject.toml README.md ./
 COPY model_server model_server
-RUN pip install --no-deps --no-build-isolation .
+RUN pip install --no-compile --no-deps --no-build-isolation .
+# Bytecode of what the command imports, and of nothing else: half of the size of the packages would be bytecode.
+RUN model-server serve --help >/dev/null && model-server lora-sync --help >/dev/null && python -I -m compileall -q /opt/venv/lib/python3.11/site-packages/model_server
 # The command of the other package, which is not here; and what nobody needs who only runs.
 RUN rm /opt/venv/bin/epp && pip uninstall --yes setuptools pip
 
-FROM docker.io/library/python:3.11.14-slim-bookworm
+FROM ${BASE}
 LABEL org.opencontainers.image.title="prefix-gateway model server" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -1,19 +1,25 @@
-# The endpoint picker: `docker build -f deploy/docker/picker.Dockerfile -t REGISTRY/picker:0.1.0 .` from the repository's root.
-# The base is pinned by its exact version. Pin its digest, too, where you mirror it: none is written here that was not pulled.
-FROM docker.io/library/python:3.11.14-slim-bookworm AS build
+# The endpoint picker: `docker build -f deploy/docker/picker.Dockerfile -t REGISTRY/picker:0.1.0 .` from the repository's root,
+# or `make images push REGISTRY=...`, which needs no Docker. Both bases must have Python 3.11 at the same path and the same C library;
+# only the first needs a compiler. Pin their digests, too, where you mirror them: none is written here that was not pulled.
+ARG BUILD_BASE=docker.io/library/python:3.11.14-bookworm
+ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
+FROM ${BUILD_BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 COPY requirements/picker.txt requirements/picker.txt
-RUN pip install --require-hashes --only-binary :all: -r requirements/picker.txt
+RUN pip install --no-compile --require-hashes --only-binary :all: -r requirements/picker.txt
 COPY pyproject.toml README.md ./
 COPY epp epp
-RUN pip install --no-deps --no-build-isolation .
+# Without its C extension the picker would read long prompts slowly: then the build fails.
+RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext'
+# Bytecode of what the picker imports, and of nothing else: half of the size of the packages would be bytecode.
+RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__")]'
 # The command of the other package, which is not here; and what nobody needs who only runs.
 RUN rm /opt/venv/bin/model-server && pip uninstall --yes setuptools pip
 
-FROM docker.io/library/python:3.11.14-slim-bookworm
+FROM ${BASE}
 LABEL org.opencontainers.image.title="prefix-gateway picker" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -2,8 +2,8 @@
 standard library.
 
 Makes mount, PID, IPC and host-name namespaces inside the pod's network namespace, builds a root of read-only views
-of this machine's folders with the pod's volumes on top, takes the container's user and capabilities, and executes
-its command as process 1. What stays behind waits, and ends as the container ended: it plays the runtime's shim.
+of this machine's folders, or of a built image, with the pod's volumes on top, takes the container's user and
+capabilities, and executes its command as process 1. What stays behind waits, and ends as the container ended: it plays the runtime's shim.
 Whoever reads `started_fd` gets the number of that process, and the end of the file once the command runs (or cannot).
 """
 
@@ -84,6 +84,32 @@ def _become(spec: dict[str, Any]) -> None:
 def _build_root(root: Path, spec: dict[str, Any]) -> None:
     _mount("none", Path("/"), "", _RECURSIVE | _PRIVATE)
     _mount("container", root, "tmpfs", 0, "mode=755,size=1g")
+    if spec["image_root"]:
+        _show_image(root, spec["image_root"])
+    else:
+        _show_machine(root)
+    for name in _DEVICES:
+        _bind(Path("/dev", name), root / "dev" / name, read_only=False)
+    (root / "dev" / "shm").mkdir(mode=0o1777, exist_ok=True)
+    _mount("shm", root / "dev" / "shm", "tmpfs", 0, "mode=1777,size=64m")
+    _mount("proc", root / "proc", "proc", 0)
+    for bind in spec["binds"]:
+        _bind(Path(bind["source"]), _inside(root, bind["target"]), read_only=bind["read_only"])
+    if spec["read_only_root"]:
+        _mount("container", root, "", _REMOUNT | _READ_ONLY | _BIND)
+
+
+def _show_image(root: Path, image: str) -> None:
+    """The folder of a built image, with a layer on it that takes what is written and ends with the container."""
+    for name in ("upper", "work"):
+        (root / name).mkdir()
+    layers = f"lowerdir={image},upperdir={root}/upper,workdir={root}/work"
+    _mount("image", root, "overlay", 0, layers)
+    for name in ("proc", "dev", "tmp", "run"):
+        (root / name).mkdir(exist_ok=True)
+
+
+def _show_machine(root: Path) -> None:
     for name in _SYSTEM:
         host = Path("/", name)
         if host.is_symlink():
@@ -93,11 +119,6 @@ def _build_root(root: Path, spec: dict[str, Any]) -> None:
     for name in ("tmp", "run", "var", "dev", "proc", "etc"):
         (root / name).mkdir()
     (root / "tmp").chmod(0o1777)
-    for name in _DEVICES:
-        _bind(Path("/dev", name), root / "dev" / name, read_only=False)
-    (root / "dev" / "shm").mkdir(mode=0o1777)
-    _mount("shm", root / "dev" / "shm", "tmpfs", 0, "mode=1777,size=64m")
-    _mount("proc", root / "proc", "proc", 0)
     for name in _SYSTEM_FILES:
         if Path("/", name).exists():
             _bind(Path("/", name).resolve(), root / name, read_only=True)
@@ -105,10 +126,6 @@ def _build_root(root: Path, spec: dict[str, Any]) -> None:
     (root / "etc" / "group").write_text("root:x:0:\nnonroot:x:65532:\n")
     (root / "etc" / "nsswitch.conf").write_text("hosts: files\n")
     (root / "etc" / "resolv.conf").touch()
-    for bind in spec["binds"]:
-        _bind(Path(bind["source"]), root / bind["target"].lstrip("/"), read_only=bind["read_only"])
-    if spec["read_only_root"]:
-        _mount("container", root, "", _REMOUNT | _READ_ONLY | _BIND)
 
 
 def _take_user(spec: dict[str, Any]) -> None:
@@ -121,6 +138,17 @@ def _take_user(spec: dict[str, Any]) -> None:
     os.setgroups(spec["groups"])
     os.setgid(spec["gid"])
     os.setuid(spec["uid"])
+
+
+def _inside(root: Path, target: str) -> Path:
+    """Where `target` is in the container: a link there, such as /var/run, means a place below `root`."""
+    place = root
+    for name in Path(target).parts[1:]:
+        place /= name
+        if place.is_symlink():
+            link = place.readlink()
+            place = _inside(root, str(link)) if link.is_absolute() else place.parent / link
+    return place
 
 
 def _bind(source: Path, target: Path, *, read_only: bool) -> None:

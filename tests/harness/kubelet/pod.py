@@ -358,7 +358,8 @@ class Pod:
             if "ALL" in security.get("capabilities", {}).get("drop", [])
             else list(range(41)),
             "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
-            "directory": entry.get("workingDir", "/"),
+            "directory": entry.get("workingDir", image.directory),
+            "image_root": image.root,
             "variables": resolved,
             "command": _command(entry, image, resolved),
         }

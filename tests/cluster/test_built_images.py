@@ -1,0 +1,105 @@
+"""Both charts on the images that buildah built: their own files and nothing of this machine, as their user, read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.cluster.installed import CHARTS, GATEWAY, IMAGES, MODEL, Installed
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.kubelet.images import built_image
+from tests.harness.kubelet.running import RunningNode, running_node
+from tests.image_env.environment import BuiltImage
+
+pytest_plugins = ["tests.cluster_env.fixtures", "tests.image_env.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.timeout(600)]
+
+LOAD = ["--users", "2", "--time", "3"]
+TELLING = """
+import os
+try:
+    open("/opt/venv/written", "w")
+except OSError:
+    print(os.getuid(), "read-only", end=" ")
+"""
+TELLING_PICKER = TELLING + "from epp.request.jsontext import COMPILED; print(COMPILED)"
+PROMPT = "The same beginning, again and again. " * 60
+
+
+async def test_the_images_carry_requests_by_prefix(
+    cluster: ControlPlane, namespace: str, built_images: Mapping[str, BuiltImage], tmp_path: Path
+) -> None:
+    images = {
+        **IMAGES,
+        **{
+            f"prefix-gateway/{name}": built_image(image.root, image.config)
+            for name, image in built_images.items()
+        },
+    }
+    site = Installed(cluster, namespace)
+    with running_node(cluster, images=images, folder=tmp_path / "node") as node:
+        one = {"drain__settleSeconds": 1, "podDisruptionBudget__enabled": False}
+        await asyncio.gather(
+            site.upgrade(
+                "servers", "model-server", engine="simulated", replicas=2, profile__model=MODEL, **one
+            ),
+            site.upgrade(
+                "gateway",
+                "prefix-gateway",
+                **one,
+                replicas=1,
+                autoscaling__enabled=False,
+                test__model=MODEL,
+            ),
+        )
+        assert "Succeeded" in await site.helm("test", "gateway")
+        assert await cached(site, node) > 0
+        (pod,) = await site.pods("gateway", component="gateway")
+        log = node.log(f"{namespace}/{pod['metadata']['name']}", "picker")
+        assert "without a C compiler" not in log, "the picker says when it has none"
+        assert await told(site, node, "picker", TELLING_PICKER) == "65532 read-only True"
+        assert await told(site, node, "model-server", TELLING) == "65532 read-only"
+        load = {"enabled": True, "image": {"repository": "prefix-gateway/load"}, "args": LOAD}
+        values = f"--set-json=loadTest={json.dumps(load)}"
+        await site.helm("upgrade", "gateway", CHARTS / "prefix-gateway", "--reset-then-reuse-values", values)
+        await site.kubectl("wait", "--for=condition=Complete", "job", "--all", "--timeout=240s")
+        await asyncio.gather(site.helm("uninstall", "gateway"), site.helm("uninstall", "servers"))
+
+
+async def cached(site: Installed, node: RunningNode) -> int:
+    """Prompt tokens that the second of two equal requests found in the cache of its server."""
+    service = await site.get("service", GATEWAY)
+    url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1/completions"
+    tokens = 0
+    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+        for _ in range(2):
+            async with session.post(
+                url, json={"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
+            ) as response:
+                assert response.status == 200, await response.text()
+                tokens = (await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return int(tokens)
+
+
+async def told(site: Installed, node: RunningNode, name: str, code: str) -> str:
+    """What a pod of an image says that names no user: that of the image holds then."""
+    security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "allowPrivilegeEscalation": False}
+    command = ["python", "-I", "-c", code]
+    container = {
+        "name": "main",
+        "image": f"prefix-gateway/{name}",
+        "command": command,
+        "securityContext": security,
+    }
+    spec = {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False}
+    metadata = {"name": f"told-{name}", "namespace": site.namespace}
+    await site.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    await site.kubectl(
+        "wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/told-{name}", "--timeout=120s"
+    )
+    return node.log(f"{site.namespace}/told-{name}", "main").strip()

@@ -1,0 +1,36 @@
+"""`python -m tests.image_env build|lock`: build the images of deploy/docker into the cache, and say how large they are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.harness.build_command import exit_status, sayer
+from tests.image_env import environment
+
+_say = sayer("image-env")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.image_env", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("build", help="build the images; at once if they are there")
+    commands.add_parser("lock", help="write requirements/images.txt anew")
+    command: str = parser.parse_args().command
+    return exit_status("image-env", {"build": build, "lock": environment.lock}[command])
+
+
+def build() -> None:
+    started_at = time.monotonic()
+    for name, image in environment.build(progress=_say).items():
+        own, base = image.own_bytes / 1e6, image.base_bytes / 1e6
+        packages = len(image.materials("python")["components"]), len(image.materials("debian")["components"])
+        _say(
+            f"{name}: {own:.0f} MB on a base of {base:.0f} MB; {packages[0]} Python packages, {packages[1]} of Debian"
+        )
+    _say(f"ready after {time.monotonic() - started_at:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

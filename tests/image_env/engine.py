@@ -1,0 +1,124 @@
+"""buildah as the tests use it: storage of its own in the cache folder, no daemon, no network but pip's and Debian's.
+
+What the machine's pip configuration says (an index, certificates) is given to builds as a mounted file, so that nothing of it
+gets into an image. Called by `environment`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.harness.cached_builds import BuildFailedError, run
+
+PACKAGES: Final = ("buildah", "mmdebstrap", "docker-registry")
+_PIP_FILE: Final = "/etc/pip.conf"
+_PATHS: Final = ("cert", "client-cert", "find-links")
+"""Settings of pip that name files of this machine."""
+
+
+class Engine:
+    """buildah over the storage in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        driver = "overlay" if os.geteuid() == 0 else "vfs"
+        self.command: Final = (
+            "buildah",
+            *(
+                "--root",
+                str(folder / "storage"),
+                "--runroot",
+                str(folder / "run"),
+                "--storage-driver",
+                driver,
+            ),
+        )
+        """As the Makefile's ENGINE takes it."""
+
+    def import_base(self, tarball: Path, name: str) -> None:
+        """An image of one layer. Nothing is done where it is there."""
+        if self._said("images", "--quiet", "--filter", f"reference={name}"):
+            return
+        container = self._said("from", "scratch")
+        run(*self.command, "add", "--quiet", container, tarball, "/")
+        run(*self.command, "commit", "--quiet", "--rm", container, name)
+
+    def build_flags(self) -> Sequence[str]:
+        """What a build needs on this machine: isolation without a daemon, the network, and pip's configuration."""
+        mounts = [*self._pip_mounts(), (Path("/etc/resolv.conf"), "/etc/resolv.conf")]
+        return (
+            *("--layers", "--isolation", "chroot", "--network", "host", "--pull-never"),
+            *(word for source, target in mounts for word in ("--volume", f"{source}:{target}:ro")),
+        )
+
+    @contextmanager
+    def container(self, image: str) -> Iterator[tuple[str, Path]]:
+        """A container of an image, and its root folder while the block runs."""
+        name = self._said("from", "--pull-never", image)
+        try:
+            yield name, Path(self._said("mount", name))
+        finally:
+            run(*self.command, "rm", name)
+
+    def run_in(self, container: str, *words: str, mounts: Sequence[tuple[Path, str]] = ()) -> str:
+        """A command in a container, as the image's user; what it printed."""
+        volumes = [w for source, target in mounts for w in ("--volume", f"{source}:{target}:ro")]
+        return self._said("run", "--isolation", "chroot", *volumes, container, "--", *words)
+
+    def config(self, image: str) -> dict[str, Any]:
+        """The image's own settings: Entrypoint, Cmd, Env, User."""
+        found: dict[str, Any] = json.loads(self._said("inspect", "--type", "image", image))
+        config: dict[str, Any] = found["OCIv1"]["config"]
+        return config
+
+    def _pip_mounts(self) -> list[tuple[Path, str]]:
+        settings = pip_settings()
+        file = self._folder / "pip.conf"
+        file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
+        named = [Path(settings[name]) for name in _PATHS if name in settings]
+        return [(file, _PIP_FILE), *((path, str(path)) for path in named if path.exists())]
+
+    def _said(self, *words: str) -> str:
+        done = subprocess.run([*self.command, *words], check=False, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise BuildFailedError(f"buildah {' '.join(words)} ended with status {done.returncode}")
+        return done.stdout.strip()
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip on this machine is told by its files and by variables, which win. Only settings of every command."""
+    said = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
+    ).stdout
+    rows = re.findall(r"^(global|:env:)\.([\w-]+)='(.*)'$", said, re.MULTILINE)
+    return {name: value for section in ("global", ":env:") for found, name, value in rows if found == section}
+
+
+def require_packages(progress: Any) -> None:
+    """Install Debian's packages of the engine where they are missing. BuildFailedError says how, where that is not possible."""
+    missing = [name for name in PACKAGES if shutil.which(name) is None]
+    if not missing:
+        return
+    by_hand = f"install them: apt-get install --no-install-recommends {' '.join(missing)}"
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise BuildFailedError(
+            f"the images' tests need {' and '.join(missing)}, as root, on Debian; {by_hand}"
+        )
+    progress(f"installing {' and '.join(missing)} with apt-get")
+    try:
+        run("apt-get", "update", "--quiet")
+        run(
+            *("apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing),
+            env={"DEBIAN_FRONTEND": "noninteractive"},
+        )
+    except BuildFailedError as error:
+        raise BuildFailedError(f"{error}; {by_hand}") from error

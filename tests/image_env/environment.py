@@ -1,0 +1,230 @@
+"""Owns the built images of deploy/docker: for each a root folder, its settings and its bills of materials, in the cache.
+
+The bases are made by mmdebstrap from Debian's packages; their key is their recipe. An image's key is that and every file that its
+Dockerfile copies, so that an unchanged image costs nothing, and a changed source file only the steps after it: buildah keeps the
+layers of earlier builds. The images are built by `make images`, as a user builds them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.harness.cached_builds import (
+    BuildFailedError,
+    built_elsewhere,
+    cache_folder,
+    content_key,
+    folder_bytes,
+    only_builder,
+    remove_unfinished,
+    run,
+)
+from tests.image_env.dockerfiles import FOLDER, REPOSITORY, context_files
+from tests.image_env.engine import Engine, require_packages
+
+BUILD_COMMAND: Final = "make image-env"
+NAMES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.Dockerfile")))
+_RECIPE: Final = b"1"
+"""Raise it when a base or the content of a built folder comes to be made in another way."""
+_SUITE: Final = "bookworm"
+_RUN_PACKAGES: Final = ("python3", "python-is-python3", "ca-certificates")
+_BUILD_PACKAGES: Final = (*_RUN_PACKAGES, "python3-venv", "python3-dev", "gcc", "libc6-dev")
+_LEFT_OUT: Final = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*")
+_REGISTRY: Final = "localhost"
+_STORAGE_LIMIT_BYTES: Final = 8_000_000_000
+_TOOLS_LOCK: Final = REPOSITORY / "requirements" / "images.txt"
+_KEPT: Final = 2
+"""Built folders of each image that stay: that of this checkout, and one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """One image, taken out of the engine."""
+
+    name: str
+    folder: Path
+
+    @property
+    def ready(self) -> bool:
+        return self.folder.is_dir()
+
+    @property
+    def root(self) -> Path:
+        """Its root folder, to be changed by nobody."""
+        return self.folder / "root"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Entrypoint, Cmd, Env, User."""
+        found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return found
+
+    def materials(self, of: str) -> dict[str, Any]:
+        """Its bill of materials in CycloneDX: `python` or `debian`."""
+        found: dict[str, Any] = json.loads((self.folder / f"{of}.cdx.json").read_text())
+        return found
+
+    @property
+    def base_bytes(self) -> int:
+        return folder_bytes(self.root) - self.own_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """What the Dockerfile puts on its base."""
+        return sum(folder_bytes(self.root / name) for name in ("opt", "app") if (self.root / name).is_dir())
+
+
+def base_key() -> str:
+    return content_key(
+        _RECIPE, platform.machine().encode(), _SUITE.encode(), " ".join(_BUILD_PACKAGES).encode()
+    )
+
+
+def locate(name: str) -> BuiltImage:
+    """Where the image of this checkout is, or would be."""
+    files = context_files(FOLDER / f"{name}.Dockerfile")
+    contents = [part for f in files for part in (str(f.relative_to(REPOSITORY)).encode(), f.read_bytes())]
+    key = content_key(base_key().encode(), _TOOLS_LOCK.read_bytes(), *contents)
+    return BuiltImage(name=name, folder=cache_folder() / f"image-{name}-{key}")
+
+
+def require() -> dict[str, BuiltImage]:
+    """All images of this checkout by name. BuildFailedError where they have not been built."""
+    found = {name: locate(name) for name in NAMES}
+    missing = [name for name, image in found.items() if not image.ready]
+    if missing:
+        raise BuildFailedError(
+            f"the images {', '.join(missing)} are not built; build them with `{BUILD_COMMAND}`"
+        )
+    return found
+
+
+def build(*, progress: Callable[[str], None]) -> dict[str, BuiltImage]:
+    """Build the images that are missing, telling `progress` each step."""
+    found = {name: locate(name) for name in NAMES}
+    require_packages(progress)
+    if all(image.ready for image in found.values()):
+        return found
+    with only_builder("images", progress=progress):
+        remove_unfinished(("image", "images"), progress=progress)
+        tools, engine = _tools(progress), prepared_engine(progress=progress)
+        for name, image in found.items():
+            if not image.ready:
+                progress(f"building the image {name}")
+                _build(name, engine)
+                with built_elsewhere(image.folder) as folder:
+                    _take_out(engine, image.name, folder, tools=tools)
+                _forget_older(image)
+    return found
+
+
+def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
+    """With both bases, and the layers of earlier builds. Called with the lock held."""
+    folder = cache_folder() / f"images-engine-{base_key()}"
+    if folder.is_dir() and folder_bytes(folder) > _STORAGE_LIMIT_BYTES:
+        progress("the layers of earlier builds have grown too many: starting anew")
+        shutil.rmtree(folder)
+    if not folder.is_dir():
+        with built_elsewhere(folder) as made:
+            for name, packages in (("run", _RUN_PACKAGES), ("build", _BUILD_PACKAGES)):
+                progress(f"making the base `{name}` from Debian's packages: about a minute")
+                _make_base(made / f"{name}.tar", packages)
+    engine = Engine(folder)
+    for name in ("run", "build"):
+        engine.import_base(folder / f"{name}.tar", _base(name))
+    return engine
+
+
+def _base(name: str) -> str:
+    return f"{_REGISTRY}/base-{name}:{base_key()}"
+
+
+def base_arguments() -> Sequence[str]:
+    """Of a build: the bases in place of the official ones."""
+    return ("--build-arg", f"BASE={_base('run')}", "--build-arg", f"BUILD_BASE={_base('build')}")
+
+
+def _make_base(tarball: Path, packages: tuple[str, ...]) -> None:
+    run(
+        *("mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", f"--include={','.join(packages)}"),
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
+        *("--dpkgopt=path-include=/usr/share/doc/*/copyright", _SUITE, tarball),
+    )
+
+
+def _build(name: str, engine: Engine) -> None:
+    run(
+        *("make", "--no-print-directory", "images", f"IMAGES={name}", f"REGISTRY={_REGISTRY}"),
+        *(f"BASE={_base('run')}", f"BUILD_BASE={_base('build')}", f"ENGINE={shlex.join(engine.command)}"),
+        f"BUILD_FLAGS={shlex.join(engine.build_flags())}",
+        cwd=REPOSITORY,
+    )
+
+
+def _take_out(engine: Engine, name: str, folder: Path, *, tools: Path) -> None:
+    tag = f"{_REGISTRY}/{name}:{version()}"
+    (folder / "config.json").write_text(json.dumps(engine.config(tag)))
+    with engine.container(tag) as (container, root):
+        run("cp", "--archive", f"{root}/.", folder / "root")
+        code = "import sys; sys.path.insert(0, '/materials'); from cyclonedx_py._internal.cli import run; sys.exit(run())"
+        words = ("environment", "--output-reproducible", "/opt/venv/bin/python")
+        python = engine.run_in(container, "python", "-I", "-c", code, *words, mounts=[(tools, "/materials")])
+    (folder / "python.cdx.json").write_text(python)
+    run(
+        *(sys.executable, "-c", "from debsbom.cli import main; main()", "generate", "--sbom-type", "cdx"),
+        *("--root", folder / "root", "--out", folder / "debian"),
+        env={"PYTHONPATH": str(tools)},
+    )
+
+
+def _tools(progress: Callable[[str], None]) -> Path:
+    """The programs that write bills of materials."""
+    folder = cache_folder() / f"images-tools-{content_key(_TOOLS_LOCK.read_bytes())}"
+    if not folder.is_dir():
+        progress("installing the programs that write bills of materials")
+        with built_elsewhere(folder) as made:
+            run(
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--require-hashes", "--target", made, "-r", _TOOLS_LOCK),
+            )
+    return folder
+
+
+def version() -> str:
+    """That of the charts, which the images are tagged with."""
+    chart = (REPOSITORY / "deploy" / "helm" / "prefix-gateway" / "Chart.yaml").read_text()
+    return next(line.split()[1] for line in chart.splitlines() if line.startswith("appVersion:"))
+
+
+def lock() -> None:
+    """Write the requirement file anew."""
+    run(
+        *(
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "--quiet",
+            "--generate-hashes",
+            "--no-emit-index-url",
+        ),
+        *("--no-header", "--no-annotate", "--python-version", "3.11"),
+        *("--python-platform", "x86_64-unknown-linux-gnu", _TOOLS_LOCK.with_suffix(".in")),
+        *("--output-file", _TOOLS_LOCK),
+    )
+
+
+def _forget_older(image: BuiltImage) -> None:
+    """Folders of earlier states of this image, but for the newest ones."""
+    found = [f for f in image.folder.parent.glob(f"image-{image.name}-*") if f != image.folder]
+    for folder in sorted(found, key=lambda f: f.stat().st_mtime, reverse=True)[_KEPT - 1 :]:
+        shutil.rmtree(folder, ignore_errors=True)
