@@ -58,20 +58,34 @@ class Inputs:
 
     policy: Policy
     endpoints: Sequence[Endpoint]
-    policy_text: bytes
+    policy_text: bytes | None
+    """What `policy` was read from; None: it is the default, and the file, if there is one, was refused."""
     endpoints_text: bytes
 
 
-def load_inputs(config: Config) -> Inputs:
-    """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field."""
+def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
+    """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field.
+
+    `tolerant`: a policy file that is refused is logged, and the default policy stands in for it: a fault in how requests are
+    routed is no reason to serve none.
+    """
     if config.kubernetes is not None:
         require(config.kubernetes)
     sharing.require(config.sharing)
     exact.require(config.exact_mode)
     endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
-    policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else b""
+    policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else None
+    policy = DEFAULT_POLICY
+    try:
+        if policy_text is not None:
+            policy = _policy(policy_text, config)
+    except ConfigError as error:
+        if not tolerant:
+            raise
+        _log.error("the default policy routes until this file is mended: %s", error)
+        policy_text = None
     return Inputs(
-        policy=_policy(policy_text, config) if config.policy_file else DEFAULT_POLICY,
+        policy=policy,
         endpoints=load_endpoints(endpoints_text, source=config.endpoints_file)
         if config.endpoints_file
         else (),
@@ -108,8 +122,8 @@ class App:
     def __init__(self, config: Config, *, worker: int = 0, hub: Path | None = None) -> None:
         self._config = config
         self._worker = worker
-        self._inputs = inputs = load_inputs(config)
         self._log_counts = setup_logging(config.log).counts
+        self._inputs = inputs = load_inputs(config, tolerant=True)
         now = time.monotonic()
         rng = random.Random()
         self._sources = sources = Sources(rng=rng)
@@ -255,7 +269,7 @@ class App:
         return tasks
 
     def _watcher(
-        self, kind: str, path: str, applied: bytes, on_change: Callable[[bytes], None]
+        self, kind: str, path: str, applied: bytes | None, on_change: Callable[[bytes], None]
     ) -> FileWatcher:
         self._metrics.watching(kind)
         return FileWatcher(

@@ -120,8 +120,8 @@ def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) 
     from epp import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
 
     if worker is None and config.workers > 1:
-        app.load_inputs(config)  # say what is wrong once, not once a worker
         setup_logging(config.log)
+        app.load_inputs(config, tolerant=True)  # say what is wrong once, not once a worker
         meet = config.sharing.workers and config.sharing.redis is None
         return asyncio.run(Supervisor(config_path=path, count=config.workers, meet=meet).run())
     if worker is not None:

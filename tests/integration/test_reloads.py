@@ -45,6 +45,21 @@ async def running(gateway: Gateway, *, policy: str, rule: str) -> None:
     await wait_until(told, what=f"policy {policy} is in use")
 
 
+async def test_a_picker_whose_policy_is_refused_starts_on_the_default_says_so_and_takes_a_mended_one(
+    tmp_path: Path,
+) -> None:
+    async with running_gateway(tmp_path, policy={"rule": "fastest"}) as gateway:
+        await running(gateway, policy="default", rule="least-cost")
+        await reload_ok(gateway, "policy", 0.0)
+        assert (await gateway.client.complete(PROMPT)).status == 200
+        said = gateway.picker.process.tail()
+        assert "the default policy routes until this file is mended" in said
+        assert "fastest" in said
+        write_policy(gateway.config, {"rule": "affinity"}, name="mended")
+        await running(gateway, policy="mended", rule="affinity")
+        await reload_ok(gateway, "policy", 1.0)
+
+
 async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, policy={"rule": "least-cost"}) as gateway:
         first = await decided(gateway, "first")
