@@ -83,7 +83,7 @@ def test_an_api_server_takes_it(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"loadTest": {"enabled": True}}, "build deploy/docker/load.Dockerfile"),
+        ({"loadTest": {"enabled": True}}, "make images push REGISTRY"),
         ({"shape": "gateway", "loadTest": ON}, "write its address here"),
         ({"loadTest": {**ON, "scenario": "storm"}}, "/loadTest/scenario"),
     ],

@@ -13,6 +13,7 @@ import yaml
 
 from epp.config import Config
 from epp.policy import PolicySpec
+from tests.charts import policy_schema
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, of_kind, pod_specs
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -79,6 +80,10 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"config": {"workers": 0}}, "/config/workers"),
         ({"config": {"lisen": {}}}, "'/config': additional properties 'lisen'"),
         ({"policy": {"rul": "affinity"}}, "'/policy': additional properties 'rul'"),
+        ({"policy": {"rule": "fastest"}}, "/policy/rule"),
+        ({"policy": {"mode": "DryRun"}}, "/policy/mode"),
+        ({"policy": {"sampling": {"share": 2}}}, "/policy/sampling/share"),
+        ({"policy": {"gain": {"minMatchToken": 1}}}, "additional properties 'minMatchToken'"),
         ({"service": {"loadBalancerClass": "internal"}}, "service.type: is ClusterIP"),
         (
             {"service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["office"]}},
@@ -199,7 +204,8 @@ def test_long_release_names_stay_within_the_limits_of_kubernetes(helm: Helm) -> 
     for chart in (GATEWAY, MODEL_SERVER):
         values = {"profile": {"pools": [{"name": "a" * 20}]}} if chart == MODEL_SERVER else {}
         for each in helm.render(chart, values, release="r" * 53):
-            assert len(each["metadata"]["name"]) <= 63 or each["kind"] == "CustomResourceDefinition"
+            longest = 253 if each["kind"] in {"CustomResourceDefinition", "ClusterRole"} else 63
+            assert len(each["metadata"]["name"]) <= longest
 
 
 def test_digests_win_over_tags(helm: Helm) -> None:
@@ -213,6 +219,11 @@ def test_the_schema_has_the_pickers_own_names_of_configuration_and_policy() -> N
     properties = json.loads((GATEWAY / "values.schema.json").read_text())["properties"]
     assert set(properties["config"]["properties"]) == names_of(Config)
     assert set(properties["policy"]["properties"]) == names_of(PolicySpec) - {"targetRef"}
+
+
+def test_the_schema_of_the_policy_is_that_of_the_crd() -> None:
+    text = policy_schema.FILE.read_text()
+    assert policy_schema.written(text) == text, "run `make docs`"
 
 
 def names_of(struct: type[msgspec.Struct]) -> set[str]:

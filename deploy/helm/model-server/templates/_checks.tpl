@@ -68,6 +68,9 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- $_ := set $adapters .name true }}
 {{- end }}
 {{- end }}
+{{- if and .Values.autoscaling.enabled (not .Values.autoscaling.metrics) }}
+{{- fail "autoscaling.metrics: name at least one; without it CPU would count, which says nothing of a model server" }}
+{{- end }}
 {{- range $name, $_ := .Values.pools }}
 {{- if not (hasKey $seen $name) }}{{ fail (printf "pools.%s: profile.pools has no pool of that name" $name) }}{{ end }}
 {{- end }}

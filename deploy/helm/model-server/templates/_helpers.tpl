@@ -28,14 +28,28 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: prefix-gateway
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
-{{/* Of `server.image (list IMAGE DEFAULT-TAG)`. */}}
+{{/* Of `server.image (list $ IMAGE DEFAULT-TAG)`. global.imageRegistry takes the place of the registry that the repository names. */}}
 {{- define "server.image" -}}
-{{- $image := index . 0 }}
-{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
-{{- else }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- $image := index . 1 }}
+{{- $repository := $image.repository }}
+{{- with dig "imageRegistry" "" ((index . 0).Values.global | default dict) }}
+{{- $parts := splitList "/" $repository }}
+{{- if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) }}{{ $parts = rest $parts }}{{ end }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (join "/" $parts) }}
 {{- end }}
+{{- if $image.digest }}{{ $repository }}@{{ $image.digest }}
+{{- else }}{{ $repository }}:{{ $image.tag | default (index . 2) }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every pod beside those of its part: podLabels, and commonLabels that they leave alone. */}}
+{{- define "server.podLabels" -}}
+{{- with merge (deepCopy .Values.podLabels) .Values.commonLabels }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{/* The pools of the profile, as a YAML list; one without a name where the profile has none. */}}

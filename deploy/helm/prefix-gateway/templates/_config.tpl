@@ -28,7 +28,7 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- /* A fifth stays for what Envoy's heap does not count: threads, the kernel's buffers, what grows between two looks. */}}
 {{- $_ := set $envoy "maxHeapBytes" (div (mul (include "gateway.bytes" . | int64) 4) 5) }}
 {{- end }}
-{{- if .Values.tls.secretName }}
+{{- if include "gateway.tlsSecret" . }}
 {{- $tls := dict "certFile" "/etc/prefix-gateway/tls/tls.crt" "keyFile" "/etc/prefix-gateway/tls/tls.key" }}
 {{- if .Values.tls.requireClientCertificate }}
 {{- $_ := set $tls "clientCaFile" "/etc/prefix-gateway/tls/ca.crt" }}

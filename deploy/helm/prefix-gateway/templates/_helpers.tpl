@@ -30,14 +30,28 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: prefix-gateway
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
-{{/* Of `gateway.image (list IMAGE DEFAULT-TAG)`. */}}
+{{/* Of `gateway.image (list $ IMAGE DEFAULT-TAG)`. global.imageRegistry takes the place of the registry that the repository names. */}}
 {{- define "gateway.image" -}}
-{{- $image := index . 0 }}
-{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
-{{- else }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- $image := index . 1 }}
+{{- $repository := $image.repository }}
+{{- with dig "imageRegistry" "" ((index . 0).Values.global | default dict) }}
+{{- $parts := splitList "/" $repository }}
+{{- if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) }}{{ $parts = rest $parts }}{{ end }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (join "/" $parts) }}
 {{- end }}
+{{- if $image.digest }}{{ $repository }}@{{ $image.digest }}
+{{- else }}{{ $repository }}:{{ $image.tag | default (index . 2) }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every pod beside those of its part: podLabels, and commonLabels that they leave alone. */}}
+{{- define "gateway.podLabels" -}}
+{{- with merge (deepCopy .Values.podLabels) .Values.commonLabels }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{- define "gateway.serviceAccountName" -}}
@@ -72,12 +86,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* The Secret of TLS for clients; empty: clear text. */}}
+{{- define "gateway.tlsSecret" -}}
+{{- .Values.tls.secretName | default (ternary (printf "%s-tls" (include "gateway.fullname" .)) "" (not (empty .Values.tls.certManager.issuerRef))) }}
+{{- end }}
+
+{{/* How the Services of the chart get addresses, where that is said. */}}
+{{- define "gateway.ipFamilies" -}}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{- define "gateway.pickerTlsSecret" -}}
 {{- .Values.gateway.tls.secretName | default (printf "%s-picker-tls" (include "gateway.fullname" .)) }}
 {{- end }}
 
 {{- define "gateway.servicePort" -}}
-{{- if and .Values.tls.secretName (eq (int .Values.service.port) 80) }}443{{ else }}{{ int .Values.service.port }}{{ end }}
+{{- if and (include "gateway.tlsSecret" .) (eq (int .Values.service.port) 80) }}443{{ else }}{{ int .Values.service.port }}{{ end }}
 {{- end }}
 
 {{/* Port on which the picker takes ext_proc, in shape `gateway`. */}}
@@ -128,17 +157,26 @@ capabilities: {drop: [ALL]}
 {{- fail (printf "config.%s: the chart's pods take endpoints from `pool` and the policy from `policy`; remove it" $field) }}
 {{- end }}
 {{- end }}
-{{- if and (eq .Values.shape "gateway") .Values.tls.secretName }}
+{{- if and (eq .Values.shape "gateway") (include "gateway.tlsSecret" .) }}
 {{- fail "tls.secretName: in shape `gateway` clients talk to your Gateway, which has TLS of its own; remove it" }}
 {{- end }}
 {{- if and (eq .Values.shape "gateway") (gt (int (dig "workers" 1 $config)) 1) }}
 {{- fail "config.workers: an InferencePool names one port of the picker; in shape `gateway` add replicas instead" }}
 {{- end }}
-{{- if and (eq .Values.shape "gateway") .Values.gateway.httpRoute.enabled (not .Values.gateway.httpRoute.parentRefs) }}
+{{- if and .Values.gateway.httpRoute.enabled (not .Values.gateway.httpRoute.parentRefs) }}
 {{- fail "gateway.httpRoute.parentRefs: name the Gateway that the route belongs to, or set enabled to false" }}
 {{- end }}
-{{- if and .Values.tls.requireClientCertificate (not .Values.tls.secretName) }}
+{{- if and .Values.tls.requireClientCertificate (not (include "gateway.tlsSecret" .)) }}
 {{- fail "tls.requireClientCertificate: needs tls.secretName, the Secret with tls.crt, tls.key and ca.crt" }}
+{{- end }}
+{{- if and (eq .Values.shape "gateway") .Values.ingress.enabled }}
+{{- fail "ingress.enabled: in shape `gateway` clients talk to your Gateway; set gateway.httpRoute, or shape own-envoy" }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
+{{- fail "ingress.hosts: name the hosts whose requests come here" }}
+{{- end }}
+{{- if and .Values.tls.certManager.issuerRef (not .Values.tls.certManager.dnsNames) }}
+{{- fail "tls.certManager.dnsNames: name the hosts that the certificate is for" }}
 {{- end }}
 {{- if and .Values.sharing.existingSecret (not .Values.sharing.url) }}
 {{- fail "sharing.existingSecret: is the password for sharing.url, which is empty; that of the bundled Valkey is valkey.existingSecret" }}

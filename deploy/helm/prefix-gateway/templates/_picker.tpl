@@ -2,7 +2,7 @@
 {{- define "gateway.picker" -}}
 {{- $own := include "gateway.ownEnvoy" . -}}
 - name: picker
-  image: {{ include "gateway.image" (list .Values.image .Chart.AppVersion) }}
+  image: {{ include "gateway.image" (list $ .Values.image .Chart.AppVersion) }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   {{- if $own }}
   restartPolicy: Always

@@ -1,0 +1,197 @@
+"""What operators of other charts expect of these two: who owns a replica count, names and labels, routes, certificates, claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, containers, of_kind, pod_specs
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+METRIC = {
+    "type": "Pods",
+    "pods": {"metric": {"name": "waiting"}, "target": {"type": "AverageValue", "averageValue": "4"}},
+}
+ISSUER = {"name": "letsencrypt", "kind": "ClusterIssuer"}
+POOLS = {"model": "m", "pools": [{"name": "a100"}, {"name": "h100"}]}
+
+
+def kinds(objects: list[Any]) -> set[str]:
+    return {each["kind"] for each in objects}
+
+
+def test_an_autoscaler_owns_the_replicas_of_model_servers(helm: Helm) -> None:
+    values = {
+        "profile": POOLS,
+        "autoscaling": {"enabled": True, "minReplicas": 2, "metrics": [METRIC]},
+        "pools": {"h100": {"autoscaling": {"maxReplicas": 8}}},
+    }
+    objects = helm.render(MODEL_SERVER, values, release="servers")
+    scalers = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "HorizontalPodAutoscaler"}
+    deployments = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Deployment"}
+    assert set(scalers) == set(deployments) == {"servers-model-server-a100", "servers-model-server-h100"}
+    assert not [name for name, spec in deployments.items() if "replicas" in spec]
+    assert {(s["minReplicas"], s["maxReplicas"]) for s in scalers.values()} == {(2, 4), (2, 8)}
+    for name, scaler in scalers.items():
+        assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
+
+
+def test_an_autoscaler_without_a_metric_is_refused(helm: Helm) -> None:
+    with pytest.raises(HelmError, match=r"autoscaling\.metrics: name at least one"):
+        helm.render(MODEL_SERVER, {"autoscaling": {"enabled": True}})
+
+
+@pytest.mark.parametrize(
+    ("chart", "values"),
+    [(MODEL_SERVER, {}), (GATEWAY, {"autoscaling": {"enabled": False}})],
+    ids=["server", "gateway"],
+)
+def test_a_count_that_is_left_out_is_somebody_elses(helm: Helm, chart: Any, values: dict[str, Any]) -> None:
+    objects = helm.render(chart, {**values, "replicas": None}, release="release")
+    names = ("release-model-server", "release-prefix-gateway")
+    spec = next(o["spec"] for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"] in names)
+    assert "replicas" not in spec
+
+
+def test_pods_say_which_model_they_serve(helm: Helm) -> None:
+    def said(**values: Any) -> str:
+        deployment = of_kind(helm.render(MODEL_SERVER, values), "Deployment")
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["prefix-gateway.dev/model"])
+
+    assert said(profile={"model": "org/llama"}) == "org/llama"
+    assert said(profile={"model": "org/llama", "servedNames": ["llama", "chat"]}) == "llama"
+    assert said(podAnnotations={"prefix-gateway.dev/model": "own"}) == "own"
+
+
+@pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=["gateway", "server"])
+def test_labels_registry_and_further_objects_are_for_everything(helm: Helm, chart: Any) -> None:
+    values = {
+        "commonLabels": {"team": "ml"},
+        "global": {"imageRegistry": "mirror.example.com/all"},
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "{{ .Release.Name }}-one", "labels": {"team": "ml"}},
+            },
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: two, labels: {team: ml}}\n",
+        ],
+    }
+    objects = helm.render(chart, values)
+    names = {each["metadata"]["name"] for each in objects}
+    assert {"gateway-one", "two"} <= names
+    unlabelled = [each for each in objects if each["metadata"].get("labels", {}).get("team") != "ml"]
+    assert {each["kind"] for each in unlabelled} <= {"CustomResourceDefinition", "Pod"}
+    for name, spec in pod_specs(objects):
+        for container in containers(spec):
+            assert container["image"].startswith("mirror.example.com/all/"), name
+            assert "docker.io" not in container["image"]
+
+
+def test_a_label_that_the_chart_writes_itself_is_refused(helm: Helm) -> None:
+    with pytest.raises(HelmError, match="invalid propertyName"):
+        helm.render(GATEWAY, {"commonLabels": {"app.kubernetes.io/name": "mine"}})
+
+
+def test_a_gateway_or_an_ingress_in_front_of_our_envoy(helm: Helm) -> None:
+    values = {
+        "gateway": {
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "edge"}], "hostnames": ["a.example.com"]}
+        },
+        "ingress": {"enabled": True, "className": "nginx", "hosts": ["a.example.com"]},
+    }
+    objects = helm.render(GATEWAY, values)
+    (rule,) = of_kind(objects, "HTTPRoute")["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "gateway-prefix-gateway", "port": 80}]
+    (host,) = of_kind(objects, "Ingress")["spec"]["rules"]
+    (path,) = host["http"]["paths"]
+    service = of_kind(objects, "Service", "gateway-prefix-gateway")
+    assert path["backend"]["service"] == {"name": "gateway-prefix-gateway", "port": {"name": "http"}}
+    assert service["spec"]["ports"][0]["name"] == "http"
+    with pytest.raises(HelmError, match=r"ingress\.enabled: in shape `gateway`"):
+        helm.render(GATEWAY, {"shape": "gateway", **values})
+
+
+def test_cert_manager_makes_the_certificate_that_the_pods_mount(helm: Helm) -> None:
+    values = {"tls": {"certManager": {"issuerRef": ISSUER, "dnsNames": ["llm.example.com"]}}}
+    objects = helm.render(GATEWAY, values)
+    certificate = of_kind(objects, "Certificate")["spec"]
+    assert (certificate["issuerRef"], certificate["dnsNames"]) == (ISSUER, ["llm.example.com"])
+    deployment = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    (volume,) = [v for v in deployment["volumes"] if v["name"] == "tls"]
+    assert volume["secret"]["secretName"] == certificate["secretName"]
+    assert of_kind(objects, "Service", "gateway-prefix-gateway")["spec"]["ports"][0]["port"] == 443
+    with pytest.raises(HelmError, match=r"tls\.certManager\.dnsNames"):
+        helm.render(GATEWAY, {"tls": {"certManager": {"issuerRef": ISSUER}}})
+
+
+def test_cert_manager_makes_the_pickers_certificate_behind_a_gateway(helm: Helm) -> None:
+    values = {"shape": "gateway", "gateway": {"tls": {"certManager": {"issuerRef": ISSUER}}}}
+    objects = helm.render(GATEWAY, values)
+    certificate = of_kind(objects, "Certificate")["spec"]
+    assert f"gateway-prefix-gateway.{'llm'}.svc" in certificate["dnsNames"]
+    made = [o["metadata"]["name"] for o in objects if o["kind"] == "Secret"]
+    assert certificate["secretName"] not in made, "cert-manager's, and nobody else's"
+
+
+def test_models_stay_on_a_claim_that_the_chart_makes(helm: Helm) -> None:
+    values = {"vllm": {"cache": {"claim": {"create": True, "size": "300Gi"}}}}
+    objects = helm.render(MODEL_SERVER, values, release="servers")
+    claim = of_kind(objects, "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"]["resources"]["requests"]["storage"] == "300Gi"
+    pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "cache"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def test_envoy_gets_variables_and_volumes_of_the_operators(helm: Helm) -> None:
+    values: dict[str, Any] = {
+        "envoy": {
+            "extraEnv": [{"name": "KEYS", "value": "/keys"}],
+            "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
+            "volumeMounts": [{"name": "keys", "mountPath": "/keys", "readOnly": True}],
+        }
+    }
+    pod = of_kind(helm.render(GATEWAY, values), "Deployment", "gateway-prefix-gateway")["spec"]["template"][
+        "spec"
+    ]
+    (envoy,) = pod["containers"]
+    assert envoy["env"] == values["envoy"]["extraEnv"]
+    assert values["envoy"]["volumeMounts"][0] in envoy["volumeMounts"]
+    assert values["envoy"]["volumes"][0] in pod["volumes"]
+
+
+def test_services_take_the_families_of_addresses_that_are_asked_for(helm: Helm) -> None:
+    values = {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}}
+    services = [o["spec"] for o in helm.render(GATEWAY, values) if o["kind"] == "Service"]
+    assert len(services) == 3
+    assert {s["ipFamilyPolicy"] for s in services} == {"PreferDualStack"}
+
+
+def test_monitors_take_relabelings(helm: Helm) -> None:
+    rule = {"sourceLabels": ["pod"], "targetLabel": "instance"}
+    monitor = {"enabled": True, "relabelings": [rule], "metricRelabelings": [rule]}
+    ends = of_kind(helm.render(GATEWAY, {"monitoring": {"serviceMonitor": monitor}}), "ServiceMonitor")[
+        "spec"
+    ]["endpoints"]
+    assert all(end["relabelings"] == [rule] and rule in end["metricRelabelings"] for end in ends)
+    assert len(ends) == 2
+    (end,) = of_kind(helm.render(MODEL_SERVER, {"monitoring": {"podMonitor": monitor}}), "PodMonitor")[
+        "spec"
+    ]["podMetricsEndpoints"]
+    assert end["relabelings"] == end["metricRelabelings"] == [rule]
+
+
+def test_who_views_or_edits_a_namespace_does_so_with_its_policies(helm: Helm) -> None:
+    roles = {o["metadata"]["name"]: o for o in helm.render(GATEWAY, {}) if o["kind"] == "ClusterRole"}
+    view, edit = (
+        roles["llm-gateway-prefix-gateway-policies-view"],
+        roles["llm-gateway-prefix-gateway-policies-edit"],
+    )
+    assert view["rules"][0]["verbs"] == ["get", "list", "watch"]
+    assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
+    assert "ClusterRole" not in kinds(helm.render(GATEWAY, {"crd": {"install": "never"}}))
