@@ -78,8 +78,16 @@ class Admin(_Section, frozen=True):
 
     address: Annotated[str, Meta(description="`ip:port`. Worker N listens on port + N.")] = "127.0.0.1:9090"
     keep_decisions: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="How many of the last decisions are kept for `/decisions`.")
+        int, Meta(ge=0, le=100_000, description="How many of the last decisions are kept for `/decisions`.")
     ] = 1000
+    hosts: Annotated[
+        tuple[Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")], ...],
+        Meta(
+            max_length=64,
+            description="DNS names under which these pages may be asked for. "
+            "IP addresses and `localhost` always may. A request for another name gets 421.",
+        ),
+    ] = ()
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
         """Of each worker. ValueError where there are not so many ports."""

@@ -1,10 +1,14 @@
 """The admin address: metrics, health, decisions, state, and a page for a browser. Never for clients of the gateway.
 
-Reads, and changes nothing. Everything but the page and the metrics is JSON, errors too. Started and stopped by `app`.
+Reads, and changes nothing. Everything but the page and the metrics is JSON, errors too. Connections are few and short, and one
+answer never holds the loop for long. A browser gets in by an address or a name that the configuration knows, so that no web
+page elsewhere can read these pages through it (DNS rebinding). Started and stopped by `app`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -17,12 +21,18 @@ from multidict import MultiMapping
 from epp.config import Config
 from epp.policy import Policy
 from epp.telemetry import page
+from epp.telemetry.bounded import BoundedConnections
 from epp.telemetry.decisions import DecisionRing, as_json, encode
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
 from epp.types import Address
 
 _SHOWN: Final = 50
+_MAX_SHOWN: Final = 1000
+_PORTION: Final = 20
+"""Decisions that are encoded between two turns of the loop: each lists every endpoint."""
+_MAX_CONNECTIONS: Final = 64
+_LIFETIME_S: Final = 10.0
 _SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
 _USERINFO: Final = re.compile(r"(?<=://)[^/@\s]*@")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,11 +62,14 @@ class AdminServer:
         self._policy = policy
         self._unix_clock = unix_clock
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> Address:
         """Listen. Returns the address it got; OSError when it cannot be had."""
         assert self._runner is None, "already started"
-        application = web.Application(middlewares=[_errors_as_json])
+        application = web.Application(
+            middlewares=[_last_of_its_connection, _errors_as_json, self._known_host]
+        )
         application.add_routes(
             [
                 web.get("/", self._page),
@@ -72,21 +85,34 @@ class AdminServer:
         )
         runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
+        assert runner.server is not None
+        accept = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
+        loop = asyncio.get_running_loop()
         try:
-            site = web.TCPSite(runner, self._address.host, self._address.port)
-            await site.start()
+            self._server = await loop.create_server(accept, self._address.host, self._address.port)
         except OSError:
             await runner.cleanup()
             raise
         self._runner = runner
-        host, port, *_ = runner.addresses[0]
+        host, port, *_ = self._server.sockets[0].getsockname()
         return Address(host=host, port=port)
 
     async def stop(self) -> None:
         """Stop listening. Harmless when not started."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @web.middleware
+    async def _known_host(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if not _is_known(request.headers.get("Host", ""), names=self._config.admin.hosts):
+            raise web.HTTPMisdirectedRequest(
+                text="ask by an IP address, as localhost, or by a name in admin.hosts"
+            )
+        return await handler(request)
 
     async def _page(self, _: web.Request) -> web.Response:
         text = page.render(self._state(), self._decisions.last(_SHOWN), unix_now_s=self._unix_clock())
@@ -117,7 +143,12 @@ class AdminServer:
     async def _recent(self, request: web.Request) -> web.Response:
         limit = _limit(request.query)
         records = self._decisions.last(limit, endpoint=request.query.get("endpoint", ""))
-        return _json({"decisions": [as_json(record) for record in records]})
+        shown = []
+        for n, record in enumerate(records, 1):
+            shown.append(encode(as_json(record)))
+            if n % _PORTION == 0:
+                await asyncio.sleep(0)
+        return _answer(b'{"decisions": [\n' + b",\n".join(shown) + b"]}\n")
 
     async def _decision(self, request: web.Request) -> web.Response:
         record = self._decisions.get(request.match_info["request_id"])
@@ -137,6 +168,14 @@ class AdminServer:
 
 
 @web.middleware
+async def _last_of_its_connection(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """An idle connection would hold a place."""
+    answer = await handler(request)
+    answer.force_close()
+    return answer
+
+
+@web.middleware
 async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
         return await handler(request)
@@ -148,9 +187,25 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
         return answer
 
 
+def _is_known(host: str, *, names: tuple[str, ...]) -> bool:
+    """Whether a Host field names this address as its operator would."""
+    name = re.sub(r":[0-9]*$", "", host).strip("[]").lower().rstrip(".")
+    if name in ("", "localhost", *names):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _json(value: object, *, status: int = 200) -> web.Response:
+    return _answer(encode(value), status=status)
+
+
+def _answer(body: bytes, *, status: int = 200) -> web.Response:
     return web.Response(
-        body=encode(value),
+        body=body,
         status=status,
         content_type="application/json",
         headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"},
@@ -161,7 +216,7 @@ def _limit(query: MultiMapping[str]) -> int:
     text = query.get("limit", str(_SHOWN))
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
         raise web.HTTPBadRequest(text="limit: expected a whole number above 0")
-    return int(text)
+    return min(int(text), _MAX_SHOWN)
 
 
 def _status_json(status: PickerStatus) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from epp.config import Admin as AdminConfig
 from epp.config import Config, Listen, Tls
 from epp.errors import NoEndpointError
 from epp.policy import DEFAULT_POLICY
@@ -120,6 +121,14 @@ async def test_decisions_are_listed_newest_first_filtered_and_limited(admin: Adm
     assert await ids("?endpoint=a&limit=2") == ["r58", "r56"]
     assert await ids("?endpoint=none") == []
     assert len(await ids("?limit=99999")) == 60
+
+
+async def test_one_answer_lists_a_thousand_decisions_at_most() -> None:
+    ring = DecisionRing(keep=3_000)
+    for n in range(3_000):
+        ring.add(decision(f"r{n}"))
+    async with Admin(ring=ring).running() as admin:
+        assert len((await admin.json("/decisions?limit=999999999"))["decisions"]) == 1_000
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1e3", "9999999999"])
@@ -231,3 +240,31 @@ async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(a
         await second.start()
     await second.stop()
     await second.stop()
+
+
+async def asked_as(admin: Admin, host: str) -> int:
+    async with admin.session.get(f"http://{admin.address}/healthz", headers={"Host": host}) as response:
+        return response.status
+
+
+async def test_a_name_that_nobody_has_allowed_is_refused() -> None:
+    """A web page that has its own name point here would read these pages through an operator's browser."""
+    config = Config(endpoints_file="endpoints.yaml", admin=AdminConfig(hosts=("picker.gateway.svc",)))
+    async with Admin(config=config).running() as admin:
+        allowed = (
+            "127.0.0.1:9090",
+            "[::1]",
+            "[fd00::1]:9090",
+            "localhost:1",
+            "LocalHost.",
+            "picker.gateway.svc:9090",
+        )
+        assert [await asked_as(admin, host) for host in allowed] == [200] * len(allowed)
+        refused = (
+            "evil.example",
+            "evil.example:9090",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "gateway.svc",
+        )
+        assert [await asked_as(admin, host) for host in refused] == [421] * len(refused)
