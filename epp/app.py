@@ -27,6 +27,7 @@ from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
 from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
+from epp.hash_secret import hash_secret
 from epp.journal import Journal
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
@@ -130,7 +131,12 @@ class App:
         journal: Journal | None = [] if sharing.shares(config.sharing, hub=hub) else None
         prompts = exact.queue_of(config.exact_mode)
         self._picker = Picker(
-            DEFAULT_POLICY, rng=rng, unix_offset_s=time.time() - now, journal=journal, routed=prompts
+            DEFAULT_POLICY,
+            rng=rng,
+            unix_offset_s=time.time() - now,
+            journal=journal,
+            routed=prompts,
+            secret=hash_secret(config, hub=hub),
         )
         self._use_policy(inputs.policy)
         self._sharing = (

@@ -347,6 +347,14 @@ class Config(_Section, frozen=True):
         ),
     ] = ""
     kubernetes: Kubernetes | None = None
+    hash_secret_file: Annotated[
+        str,
+        Meta(
+            description="File with a secret of 16 bytes or more, the same for all pickers of a pool. Prompts are hashed with it, so that "
+            "no client can make a text that looks like a cached one. Empty: derived from `sharing.redis.signingKeyFile`, or made at start and "
+            "agreed on over Redis.",
+        ),
+    ] = ""
     listen: Listen = Listen()
     workers: Annotated[
         int, Meta(ge=1, le=64, description="Number of worker processes. Each has a socket of its own.")

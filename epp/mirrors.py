@@ -19,6 +19,7 @@ from epp.endpoints.learning import TokenEstimate
 from epp.endpoints.state import EndpointState
 from epp.policy import PolicySpec
 from epp.prefix.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
+from epp.prefix.secret import HashSecret
 from epp.prefix.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
@@ -71,13 +72,14 @@ class Slots:
 
 
 class Mirrors:
-    def __init__(self, spec: PolicySpec) -> None:
+    def __init__(self, spec: PolicySpec, *, secret: HashSecret) -> None:
         self._spec = spec
+        self._secret = secret
         self._learned: dict[str, Learned] = {}
         self.schedule = _schedule(spec)
-        self._roots = Roots(self.schedule)
+        self.roots = Roots(self.schedule, secret=secret.key)
         self.table = self._new_table()
-        """Another one once chunks are cut differently."""
+        """Another one once chunks are cut or hashed differently."""
         self._slots = Slots((), {})
         self._known_bytes: dict[EndpointName, int] = {}
         """By their own account, of servers whose events are followed."""
@@ -95,12 +97,24 @@ class Mirrors:
                 self.fit(state)
             return True
         self.schedule = _schedule(spec)
-        self._roots = Roots(self.schedule)
+        self._start_anew(states)
+        return False
+
+    @property
+    def secret(self) -> HashSecret:
+        return self._secret
+
+    def set_secret(self, secret: HashSecret, states: Iterable[EndpointState]) -> None:
+        """Hash by another secret from now on: what the table holds means nothing any more."""
+        self._secret = secret
+        self._start_anew(states)
+
+    def _start_anew(self, states: Iterable[EndpointState]) -> None:
+        self.roots = Roots(self.schedule, secret=self._secret.key)
         self.table = self._new_table()
         self.slower.clear()
         for state in states:
             self.add(state)
-        return False
 
     def add(self, state: EndpointState) -> None:
         """Start an empty mirror for an endpoint."""
@@ -274,7 +288,7 @@ class Mirrors:
         return continued_chain(chain, grown, seed=self._seed(remainder), schedule=self.schedule)
 
     def _seed(self, inference: InferenceRequest) -> int:
-        return self._roots.seed(model=inference.model, cache_salt=inference.cache_salt)
+        return self.roots.seed(model=inference.model, cache_salt=inference.cache_salt)
 
     def _new_table(self) -> PrefixTable:
         table = self._spec.table

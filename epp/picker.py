@@ -25,6 +25,8 @@ from epp.endpoints.state import EndpointState
 from epp.journal import Journal
 from epp.mirrors import Mirrors, Prompt
 from epp.policy import Policy, PolicySpec
+from epp.prefix.hashing import Roots
+from epp.prefix.secret import HashSecret
 from epp.prefix.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.residency import Finding, RoutedQueue
@@ -35,6 +37,8 @@ from epp.ticket import Ticket, own
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 Outcome = Literal["ended", "aborted", "failed"]
+
+_NO_SECRET = HashSecret()
 
 
 class Picker:
@@ -52,6 +56,7 @@ class Picker:
         unix_offset_s: float = 0.0,
         journal: Journal | None = None,
         routed: RoutedQueue | None = None,
+        secret: HashSecret = _NO_SECRET,
     ) -> None:
         self._rng = rng
         self._journal = journal
@@ -59,7 +64,7 @@ class Picker:
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
         self._absent = Absent()
-        self._mirrors = Mirrors(policy.spec)
+        self._mirrors = Mirrors(policy.spec, secret=secret)
         self._apply(policy)
         self._dry_run: DryRun | None = None
 
@@ -79,8 +84,24 @@ class Picker:
         return self._mirrors.learned(model)
 
     @property
+    def secret(self) -> HashSecret:
+        """What chunk hashes are rooted in."""
+        return self._mirrors.secret
+
+    def set_secret(self, secret: HashSecret) -> None:
+        """Hash by another secret from the next pick on. The table starts anew."""
+        self._mirrors.set_secret(secret, self._fleet.states())
+        self._absent.clear()
+        self._align()
+
+    @property
+    def roots(self) -> Roots:
+        """For those who may only share with pickers that hash alike."""
+        return self._mirrors.roots
+
+    @property
     def table(self) -> PrefixTable:
-        """For reading, and for what other pickers say. Another one once chunks are cut differently."""
+        """For reading, and for what other pickers say. Another one once chunks are cut or hashed differently."""
         return self._mirrors.table
 
     def endpoints(self) -> list[Endpoint]:

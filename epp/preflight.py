@@ -15,6 +15,7 @@ from typing import Final
 from epp.config import Config
 from epp.errors import ConfigError
 from epp.files.certificate import check_tls, files_of, to_do
+from epp.hash_secret import hash_secret
 
 _LONGEST_SOCKET_BYTES: Final = 107
 """Of a unix socket's path, on Linux."""
@@ -29,6 +30,8 @@ def inspect(config: Config) -> list[str]:
             _check_socket(Path(address.removeprefix("unix:")), field="listen.address")
     if config.envoy.eds_file:
         _check_folder(_nearest(Path(config.envoy.eds_file).absolute().parent), field="envoy.edsFile")
+    if config.hash_secret_file:
+        hash_secret(config, hub=None)
     return _remarks(config)
 
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from epp.hash_secret import write_beside
 from epp.sharing.hub import Hub
 
 _log = logging.getLogger("epp.workers")
@@ -58,6 +59,7 @@ class Supervisor:
         with tempfile.TemporaryDirectory(prefix="epp-") as directory:
             hub = Hub(Path(directory) / "hub.sock")
             await hub.start()
+            write_beside(Path(directory) / "hub.sock")
             self._hub_args = ("--hub", f"{directory}/hub.sock")
             try:
                 yield

@@ -65,6 +65,13 @@ class Roots:
         sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells schedule, scheme and secret apart, and gives none of them away."""
+        name = self._start.copy()
+        name.update(b"fingerprint")
+        return name.hexdigest()
+
     def seed(self, *, model: str, cache_salt: str = "") -> int:
         """Of prompts to a model or adapter."""
         root = self._start.copy()

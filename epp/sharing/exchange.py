@@ -33,8 +33,19 @@ class Exchange:
         self._said_at = float("-inf")
 
     def channel(self, pool: str) -> str:
-        """Where its peers are; changes with the policy's chunks."""
-        return channel_of(pool, self._picker.table.schedule)
+        """Where its peers are; changes with the policy's chunks and with the hash secret."""
+        return channel_of(pool, self._picker.roots)
+
+    def told_secret(self) -> bytes:
+        """What peers may read of the picker's hash secret."""
+        return self._picker.secret.told()
+
+    def agree(self, told: bytes) -> bool:
+        """Take the pool's hash secret, if that can be; the table starts anew if it is another. told: what the pool has."""
+        agreed = self._picker.secret.agreed(told)
+        if agreed is not None and agreed != self._picker.secret:
+            self._picker.set_secret(agreed)
+        return agreed is not None
 
     def gather(self) -> None:
         """Take in what the picker did; to be called whether or not anybody can be told."""

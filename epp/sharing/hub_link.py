@@ -31,6 +31,9 @@ class HubLink:
         """One question at a time: answers carry no names."""
         self._connecting = asyncio.Lock()
 
+    async def agree(self, pool: str, mine: bytes) -> bytes:  # noqa: ARG002 - as of other links
+        return mine  # All workers have it from the process that started them.
+
     async def join(self, channel: str) -> None:
         self._channel = channel.encode()
         await self._send(frame(b"J", self._channel))

@@ -27,6 +27,9 @@ class Received:
 
 
 class Link(Protocol):
+    async def agree(self, pool: str, mine: bytes) -> bytes:
+        """What all pickers of a pool have in common: `mine`, if no other picker came first."""
+
     async def join(self, channel: str) -> None:
         """Meet those of this channel from now on; what was said before the call may or may not be read."""
 

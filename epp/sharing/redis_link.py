@@ -65,6 +65,13 @@ class RedisLink:
         self._ahead_ms = 0.0
         """Redis's clock less ours."""
 
+    async def agree(self, pool: str, mine: bytes) -> bytes:
+        key = f"prefix-gateway:{{{pool}}}:hash-secret"
+        await self._call(lambda client: client.set(key, mine, nx=True, px=_KEEP_MS))
+        found = await self._call(lambda client: client.get(key))
+        await self._call(lambda client: client.pexpire(key, _KEEP_MS))
+        return found if isinstance(found, bytes) else mine
+
     async def join(self, channel: str) -> None:
         if channel != self._channel:
             self._channel, self._position = channel, _START

@@ -81,6 +81,9 @@ class SharingService:
         self._joining = True
         self._asked_at = float("inf")
         """When the others were first told that this one joins."""
+        self._agreed_at = float("-inf")
+        """When the hash secret was last compared with the pool's."""
+        self._secret_differs = False
         self._warm = asyncio.Event()
         self._load_tried = False
         self._away: set[str] = set()
@@ -166,6 +169,7 @@ class SharingService:
         exchange = self._exchange
         if _TELL in self._away:
             exchange.speaker.start_anew()
+        await self._agree()
         channel = exchange.channel(self._settings.pool)
         if channel != self._channel or not self._joined.is_set():
             if channel != self._channel:
@@ -176,6 +180,21 @@ class SharingService:
             await self._flush()
             self._joined.set()
         await self._flush()
+
+    async def _agree(self) -> None:
+        """Compare the hash secret with the pool's: at first, and every so often, since a Redis may have been emptied."""
+        if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
+            return
+        told = await self._link.agree(self._settings.pool, self._exchange.told_secret())
+        self._agreed_at = self._clock()
+        differs = not self._exchange.agree(told)
+        if differs:
+            self.counts.errors["secret"] += 1
+        if differs and not self._secret_differs:
+            _log.error(
+                "the hash secret differs from the one that another picker of the pool has: the two share nothing; give all of them the same hashSecretFile (or signing key), or none"
+            )
+        self._secret_differs = differs
 
     async def _flush(self) -> None:
         exchange = self._exchange

@@ -29,6 +29,9 @@ class SignedLink:
         self._key = hashlib.sha256(key).digest()
         self._channel = ""
 
+    async def agree(self, pool: str, mine: bytes) -> bytes:
+        return await self._link.agree(pool, mine)
+
     async def join(self, channel: str) -> None:
         self._channel = channel
         await self._link.join(channel)

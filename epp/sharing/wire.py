@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from epp.prefix.hashing import ChunkSchedule, Roots
+from epp.prefix.hashing import Roots
 
 FORMAT: Final = 1
 HASH_BYTES: Final = 8
@@ -202,10 +202,9 @@ def unpack_hashes(data: bytes) -> list[int]:
     return hashes.tolist()
 
 
-def channel_of(pool: str, schedule: ChunkSchedule) -> str:
+def channel_of(pool: str, roots: Roots) -> str:
     """Where pickers meet that may share: of one pool, hashing alike, speaking this format.
 
     In braces, so that all keys of a channel live on one node of a cluster.
     """
-    scheme = Roots(schedule).seed(model="")
-    return f"prefix-gateway:{{{pool}:{FORMAT}:{scheme:016x}}}"
+    return f"prefix-gateway:{{{pool}:{FORMAT}:{roots.fingerprint}}}"

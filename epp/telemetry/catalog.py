@@ -353,7 +353,10 @@ SHARING_GAPS: Final = Spec(
     "epp_sharing_gaps_total", "counter", "Times that batches of another picker were missing."
 )
 SHARING_ERRORS: Final = Spec(
-    "epp_sharing_errors_total", "counter", "Failed calls to Redis or to the workers' socket.", ("reason",)
+    "epp_sharing_errors_total",
+    "counter",
+    "Failed calls to Redis or to the workers' socket; secret: the hash secret differs from another picker's.",
+    ("reason",),
 )
 SHARING_TABLES: Final = Spec(
     "epp_sharing_tables_total",

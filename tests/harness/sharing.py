@@ -11,6 +11,7 @@ from typing import Any
 
 from epp.decision import Pick
 from epp.policy import DEFAULT_POLICY, Policy
+from epp.prefix.secret import HashSecret
 from epp.sharing.link import Link
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.service import SharingService
@@ -18,7 +19,7 @@ from epp.sharing_config import Redis, Sharing
 from epp.sources import Sources
 from epp.types import Endpoint
 from tests.harness.processes import wait_until
-from tests.unit.sharing.pickers import Replica, endpoints, text
+from tests.unit.sharing.pickers import NO_SECRET, Replica, endpoints, text
 
 
 class Sharer:
@@ -56,11 +57,20 @@ _numbers = iter(range(1000, 10**6))
 
 @asynccontextmanager
 async def sharing(
-    link: Link, *, settings: Sharing, on: Sequence[Endpoint] = (), policy: Policy = DEFAULT_POLICY
+    link: Link,
+    *,
+    settings: Sharing,
+    on: Sequence[Endpoint] = (),
+    policy: Policy = DEFAULT_POLICY,
+    secret: HashSecret = NO_SECRET,
 ) -> AsyncIterator[Sharer]:
     """A replica and its service, joined."""
     replica = Replica(
-        next(_numbers), on=on or endpoints("abc"), outbox_bytes=settings.outbox_bytes, policy=policy
+        next(_numbers),
+        on=on or endpoints("abc"),
+        outbox_bytes=settings.outbox_bytes,
+        policy=policy,
+        secret=secret,
     )
     service = SharingService(
         replica.exchange, link, settings=settings, keep=Sources(rng=random.Random(1)).keep
@@ -77,11 +87,16 @@ async def sharing(
 
 @asynccontextmanager
 async def sharing_over(
-    redis: Redis, *, pool: str = "p", flush_interval_seconds: float = 0.02, **fields: Any
+    redis: Redis,
+    *,
+    pool: str = "p",
+    flush_interval_seconds: float = 0.02,
+    secret: HashSecret = NO_SECRET,
+    **fields: Any,
 ) -> AsyncIterator[Sharer]:
     """`fields` are further ones of the settings."""
     settings = Sharing(pool=pool, redis=redis, flush_interval_seconds=flush_interval_seconds, **fields)
-    async with sharing(RedisLink(redis), settings=settings) as sharer:
+    async with sharing(RedisLink(redis), settings=settings, secret=secret) as sharer:
         yield sharer
 
 

@@ -11,13 +11,15 @@ import pytest
 import redis.asyncio as aredis
 
 from epp.policy import DEFAULT_POLICY
-from epp.prefix.hashing import ChunkSchedule
+from epp.prefix.hashing import ChunkSchedule, Roots
+from epp.prefix.secret import derived
 from epp.sharing.wire import channel_of
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import RedisServer, running_redis
 
+SECRET = b"of the pickers in these tests"
 DEEP = b"\x91" * 5_000
 """Arrays of one element within each other, in msgpack."""
 HUGE_CACHE = 'vllm:cache_config_info{block_size="999999999999999",num_gpu_blocks="999999999999999"} 1.0\n'
@@ -30,13 +32,15 @@ def channel() -> str:
         later_chunk_bytes=chunks.later_size_bytes,
         later_from_bytes=chunks.later_from_bytes,
     )
-    return channel_of("default", schedule)
+    return channel_of("default", Roots(schedule, secret=derived(SECRET).key))
 
 
 @asynccontextmanager
 async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> AsyncIterator[PickerProcess]:
+    (directory / "hash-secret").write_bytes(SECRET)
     config = config_in(
         directory,
+        hashSecretFile=str(directory / "hash-secret"),
         sharing={"redis": {"url": redis.url}, "snapshotIntervalSeconds": 1},
         policyFile=str(directory / "policy.yaml"),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from epp.prefix.secret import HashSecret, derived
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.signed import SignedLink
 from epp.sharing_config import Redis, RedisTls, Sharing
@@ -150,7 +151,7 @@ async def test_a_cluster_keeps_a_channel_on_one_node_and_is_found_through_any(
         await met(*sharers)
         await both_ways(sharers[0], sharers[1], name="p")
         await both_ways(sharers[1], sharers[2], name="q")
-        keys = [await server.do("KEYS", "*") for server in servers]
+        keys = [await server.do("KEYS", "*:stream") for server in servers]
         assert sorted(map(bool, keys)) == [False, False, True]
 
 
@@ -199,3 +200,55 @@ async def test_a_pool_with_a_key_shares_and_hears_nobody_who_has_none(tmp_path: 
             await wait_until(lambda: other.service.counts.malformed > 0, what="the stranger is refused")
             assert (one.peers, other.peers) == (1, 1)
             assert not other.knows(text("forged"))
+
+
+def made(letter: bytes) -> HashSecret:
+    return HashSecret(letter * 32, made_here=True)
+
+
+async def test_pickers_that_made_their_own_hash_secrets_agree_on_one(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url)
+        async with (
+            sharing_over(redis, secret=made(b"a"), snapshot_interval_seconds=1.0) as one,
+            sharing_over(redis, secret=made(b"b"), snapshot_interval_seconds=1.0) as other,
+        ):
+            await met(one, other)
+            await both_ways(one, other, name="p")
+            secret = one.replica.picker.secret
+            assert secret == other.replica.picker.secret
+            assert secret in (made(b"a"), made(b"b"))
+            await server.do("FLUSHALL")
+            async with sharing_over(redis, secret=secret) as third:
+                await met(one, other, third)
+                assert one.replica.picker.secret == third.replica.picker.secret == secret
+
+
+async def test_pickers_whose_given_hash_secrets_differ_notice_and_share_nothing(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url)
+        async with AsyncExitStack() as stack:
+            one = await stack.enter_async_context(sharing_over(redis, secret=derived(b"one")))
+            same = await stack.enter_async_context(sharing_over(redis, secret=derived(b"one")))
+            await met(one, same)  # The pool's secret is theirs from now on.
+            other = await stack.enter_async_context(sharing_over(redis, secret=derived(b"other")))
+            third = await stack.enter_async_context(sharing_over(redis, secret=made(b"a")))
+            await wait_until(lambda: bool(other.service.counts.errors["secret"]), what="it is noticed")
+            await wait_until(lambda: bool(third.service.counts.errors["secret"]), what="it is noticed")
+            one.serve(text("p"))
+            await same.learns(text("p"))
+            assert (other.peers, third.peers) == (0, 0)
+            assert not other.knows(text("p"))
+            assert not third.knows(text("p"))
+
+
+async def test_a_given_hash_secret_does_not_stand_in_redis(tmp_path: Path) -> None:
+    async with running_redis(tmp_path) as server:
+        redis = Redis(url=server.url)
+        async with sharing_over(redis, secret=derived(b"one")) as one:
+            await wait_until(lambda: one.service.connected, what="it joins")
+            link = RedisLink(redis)
+            told = await link.agree("p", b"mine")
+            await link.close()
+    assert told.startswith(b"given:")
+    assert derived(b"one").key not in told

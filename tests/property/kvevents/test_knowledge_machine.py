@@ -18,6 +18,7 @@ from epp.kvevents.knowledge import Knowledge
 from epp.mirrors import Mirrors
 from epp.policy import Chunks, PolicySpec, Table
 from epp.prefix.hashing import hash_chain
+from epp.prefix.secret import HashSecret
 from epp.residency import UNDER_WAY_S, Tier
 from epp.types import ChunkHash, EndpointName
 
@@ -49,7 +50,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     def start(self, *, complete: bool) -> None:
         self.now = 1000.0
         self.knowledge = Knowledge(max_blocks=10**6, max_chunks=1000)
-        self.mirrors = Mirrors(SPEC)
+        self.mirrors = Mirrors(SPEC, secret=HashSecret())
         self.copies: dict[EndpointName, dict[Tier, Counter[BlockName]]] = {}
         self.mapped: dict[bytes, list[ChunkHash]] = {}
         for name in SERVERS:

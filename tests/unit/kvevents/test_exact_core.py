@@ -17,6 +17,7 @@ from epp.kvevents.sequence import Deliver, Forget
 from epp.mirrors import Mirrors
 from epp.policy import PolicySpec
 from epp.prefix.hashing import ChunkSchedule, hash_chain
+from epp.prefix.secret import HashSecret
 from epp.residency import Account, Routed
 from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 
@@ -31,7 +32,7 @@ class Fleet:
 
     def __init__(self, settings: ModelSettings = NO_TOKENIZER, *, max_blocks: int = 10**5) -> None:
         self.exact = Exact({"": settings}, max_blocks=max_blocks, max_chunks=10**4)
-        self.mirrors = Mirrors(PolicySpec())
+        self.mirrors = Mirrors(PolicySpec(), secret=HashSecret())
         self.clock = itertools.count(1)
         for name in (A, B):
             self.exact.add(name, model="")

@@ -9,10 +9,12 @@ from epp.decision import Pick, PickRequest
 from epp.journal import Journal
 from epp.picker import Outcome, Picker
 from epp.policy import DEFAULT_POLICY, Policy
+from epp.prefix.secret import HashSecret
 from epp.sharing.exchange import Exchange
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 
 TIMEOUT_S = 5.0
+NO_SECRET = HashSecret()
 
 
 def endpoints(names: str = "ab", *, incarnation: str = "") -> list[Endpoint]:
@@ -37,9 +39,10 @@ class Replica:
         on: Sequence[Endpoint] = (),
         outbox_bytes: int = 2**24,
         policy: Policy = DEFAULT_POLICY,
+        secret: HashSecret = NO_SECRET,
     ) -> None:
         journal: Journal = []
-        self.picker = Picker(policy, rng=random.Random(number), journal=journal)
+        self.picker = Picker(policy, rng=random.Random(number), journal=journal, secret=secret)
         self.picker.set_endpoints(on or endpoints(), now=0.0)
         self.exchange = Exchange(
             self.picker,
@@ -72,7 +75,7 @@ class Replica:
 
     def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:
         """Tokens of the prompt that each endpoint is believed to hold; nothing is left behind by asking."""
-        probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy)
+        probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.secret)
         chain = probe.picker._mirrors.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
         return self.picker.table.match(chain)
 

@@ -17,6 +17,9 @@ class Shelf:
         self.batches: list[bytes] = []
         self.table: bytes | None = None
 
+    async def agree(self, pool: str, mine: bytes) -> bytes:
+        raise AssertionError("a signed link leaves that to the one below")
+
     async def join(self, channel: str) -> None: ...
 
     async def say(self, batch: bytes) -> None:
