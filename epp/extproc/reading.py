@@ -111,12 +111,34 @@ def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, 
     return tuple(dict.fromkeys(chosen))
 
 
-def refusal(error: PickError) -> Refuse:
-    """The error as OpenAI's clients read it."""
-    body = {"error": {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}}
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def refusal(error: PickError, head: RequestHead) -> Refuse:
+    """The error as the clients of the request's API read it: Anthropic's under /v1/messages, else OpenAI's."""
+    body: dict[str, object]
+    told: dict[str, object]
+    if is_messages(head.path):
+        told = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
+        body = {"type": "error", "error": told, "request_id": head.request_id}
+    else:
+        told = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
+        body = {"error": told}
     headers = [("content-type", "application/json")]
     if isinstance(error, SaturatedError):
         headers.append(("retry-after", str(error.retry_after_s)))
     return Refuse(
         status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
     )
+
+
+def is_messages(path: str) -> bool:
+    """Anthropic's API, and what is below it, such as `/v1/messages/count_tokens`."""
+    plain = path.partition("?")[0] + "/"
+    return "/v1/messages/" in plain

@@ -345,8 +345,8 @@ class HttpStream:
             session=head.session,
             prescribed=prescribed,
         )
-        head.forget()
         pick = self._picker.pick(request, now=now)
+        head.forget()
         self._observer.picked(pick, seconds=self._timer() - started)
         return pick
 
@@ -372,7 +372,9 @@ class HttpStream:
         self._phase = _Phase.REFUSED
         self._body.drop()
         self._observer.refused(self._known_head().request_id, error)
-        return (refusal(error),)
+        refused = refusal(error, self._known_head())
+        self._known_head().forget()
+        return (refused,)
 
     def _pass_on(self, slot: Slot) -> Sequence[Action]:
         """Go on without a destination, and without one that the client made up."""

@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 
 from epp.request.canonical import next_turn_prompt
+from epp.request.cost import weigh
 from epp.request.sse import EventSplitter
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind
@@ -27,7 +28,11 @@ __all__ = ["MAX_EVENT_BYTES", "ResponseFeedback", "ResponseReader", "next_turn_p
 MAX_EVENT_BYTES = 1 << 20
 """Of one event, or of a whole answer in plain JSON; a larger one is passed over."""
 
-_DECODER = msgspec.json.Decoder()
+_MOST_UNITS = 20_000
+"""Of the strings, lists, objects and commas in one event or answer; one with more is passed over, for it would take too long."""
+
+_DECODER = msgspec.json.Decoder(float_hook=len)
+"""No number with a fraction is looked at, and some take microseconds to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +258,8 @@ _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "r
 
 def _decoded(data: bytes) -> dict[str, object]:
     """A JSON object; empty for anything else. A lone surrogate's escape is read as U+FFFD, as in requests."""
+    if weigh(data).units > _MOST_UNITS:
+        return {}
     try:
         try:
             return _object(_DECODER.decode(data))

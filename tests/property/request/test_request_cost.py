@@ -20,6 +20,8 @@ from epp.errors import BadRequestError
 from epp.request import jsontext
 from epp.request.cost import weigh
 from epp.request.parse import COSTLY, parse_request
+from epp.request.response import ResponseReader
+from epp.types import ApiKind
 from tests.harness.hostile_bodies import (
     CHAT,
     COMPLETIONS,
@@ -119,6 +121,37 @@ def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: Shape) 
 def test_a_model_behind_a_long_text_is_known_though_the_body_is_not_read() -> None:
     body = b'{"messages":[{"role":"user","content":"' + b"a" * LARGEST + b'"}],"model":"sql"}'
     assert parse_request(CHAT, body).model == "sql"
+
+
+ANSWERS = [
+    ('{"choices":[{"index":0,"text":"x"}],"x":[', "1e-310,", "0]}"),
+    ('{"choices":[', "[],", "[]]}"),
+    ('{"choices":[', '{"index":0,"text":""},', "{}]}"),
+    ('{"choices":[{"index":0,"text":"', "\\ud83d", '"}]}'),
+    ("[", "[", "]"),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("size_bytes", [3_000, 900_000])
+@pytest.mark.parametrize("streams", [True, False])
+def test_no_answer_of_a_server_holds_the_loop(
+    *, answer: tuple[str, str, str], size_bytes: int, streams: bool
+) -> None:
+    start, unit, end = answer
+    data = (start + unit * (size_bytes // len(unit)) + end).encode()
+
+    def once() -> int:
+        kind = "text/event-stream" if streams else "application/json"
+        reader = ResponseReader(
+            kind=ApiKind.COMPLETIONS, content_type=kind, content_encoding="", max_text_bytes=20_000
+        )
+        began = time.thread_time_ns()
+        reader.feed(b"data: " + data + b"\n\n" if streams else data, now=0.0)
+        reader.finish()
+        return time.thread_time_ns() - began
+
+    assert min(once() for _ in range(10)) < SLACK * 20_000_000
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

@@ -256,3 +256,41 @@ def test_a_body_that_grows_over_the_limit_gets_413(modes: Modes) -> None:
         assert refused(run(stream, RequestBody(BODY))).status == 413
     assert bench.in_flight() == 0
     assert run(stream, RequestBody(b"more", end_of_stream=True), RequestTrailers()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "anthropic"),
+    [
+        ("/v1/messages", True),
+        ("/team/v1/messages?beta=true", True),
+        ("/v1/messages/count_tokens", True),
+        ("/v1/chat/completions", False),
+        ("/v1/messagesX", False),
+    ],
+)
+def test_an_error_has_the_shape_that_the_clients_of_its_api_read(path: str, *, anthropic: bool) -> None:
+    bench = Bench()
+    bench.set_endpoints()
+    event = RequestHeaders(((":path", path), ("x-request-id", "r1")), modes=BUFFERED)
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    answer = refused(run(bench.stream(), event, RequestBody(body, end_of_stream=True))[1:])
+    assert answer.status == 503
+    told = json.loads(answer.body)
+    if anthropic:
+        message = told["error"].pop("message")
+        assert told == {"type": "error", "error": {"type": "overloaded_error"}, "request_id": "r1"}
+    else:
+        message = told["error"]["message"]
+        assert told["error"]["code"] == "no_ready_endpoint"
+    assert "no model server is ready" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [(b"{", 400, "invalid_request_error"), (b"x" * 2000, 413, "request_too_large")],
+)
+def test_anthropics_clients_are_told_the_kind_of_error(body: bytes, status: int, kind: str) -> None:
+    bench = Bench(settings=StreamSettings(max_body_bytes=1000))
+    event = RequestHeaders(((":path", "/v1/messages"),), modes=BUFFERED)
+    answer = refused(run(bench.stream(), event, RequestBody(body, end_of_stream=True))[1:])
+    assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
