@@ -273,3 +273,11 @@ def test_envoys_heap_is_four_fifths_of_its_containers_memory(
 ) -> None:
     objects = helm.render(GATEWAY, {"envoy": {"resources": {"limits": {"memory": limit}}}})
     assert config_of(objects, tmp_path).envoy.max_heap_bytes == heap
+
+
+def test_the_pickers_port_can_ask_for_client_certificates(helm: Helm, tmp_path: Path) -> None:
+    tls = {"secretName": "picker-tls", "requireClientCertificate": True}
+    objects = helm.render(GATEWAY, {"shape": "gateway", "gateway": {"tls": tls}})
+    listen = config_of(objects, tmp_path).listen.tls
+    assert listen is not None
+    assert listen.client_ca_file == "/etc/prefix-gateway/tls/ca.crt"

@@ -101,6 +101,10 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ),
         ({"shape": "gateway", "config": {"workers": 2}}, "config.workers: an InferencePool names one port"),
         ({"tls": {"requireClientCertificate": True}}, "tls.requireClientCertificate: needs tls.secretName"),
+        (
+            {"shape": "gateway", "gateway": {"tls": {"requireClientCertificate": True}}},
+            "gateway.tls.requireClientCertificate: needs gateway.tls.secretName",
+        ),
         ({"sharing": {"existingSecret": "x"}}, "sharing.existingSecret: is the password for sharing.url"),
         ({"valkey": {"existingSecret": "My Secret"}}, "/valkey/existingSecret"),
         (

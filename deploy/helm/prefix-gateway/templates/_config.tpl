@@ -39,6 +39,9 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- else }}
 {{- $_ := set $base "drainSeconds" (int .Values.longestAnswerSeconds) }}
 {{- $tls := dict "certFile" "/etc/prefix-gateway/tls/tls.crt" "keyFile" "/etc/prefix-gateway/tls/tls.key" }}
+{{- if .Values.gateway.tls.requireClientCertificate }}
+{{- $_ := set $tls "clientCaFile" "/etc/prefix-gateway/tls/ca.crt" }}
+{{- end }}
 {{- $_ := set $base "listen" (dict "address" (printf "%s:%s" $bind (include "gateway.extProcPort" .)) "tls" $tls) }}
 {{- if eq .Values.gateway.failureMode "FailClose" }}
 {{- $_ := set $base "holdStreams" false }}

@@ -178,6 +178,9 @@ capabilities: {drop: [ALL]}
 {{- if and .Values.tls.certManager.issuerRef (not .Values.tls.certManager.dnsNames) }}
 {{- fail "tls.certManager.dnsNames: name the hosts that the certificate is for" }}
 {{- end }}
+{{- if and .Values.gateway.tls.requireClientCertificate (not (or .Values.gateway.tls.secretName .Values.gateway.tls.certManager.issuerRef)) }}
+{{- fail "gateway.tls.requireClientCertificate: needs gateway.tls.secretName, the Secret with tls.crt, tls.key and ca.crt, the CA of your Gateway's certificate" }}
+{{- end }}
 {{- if and .Values.sharing.existingSecret (not .Values.sharing.url) }}
 {{- fail "sharing.existingSecret: is the password for sharing.url, which is empty; that of the bundled Valkey is valkey.existingSecret" }}
 {{- end }}
