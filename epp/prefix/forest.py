@@ -25,6 +25,8 @@ class RunForest:
         self._schedule = schedule
         self._index: dict[int, Run] = {}
         self._mirrors: list[Mirror | None] = []
+        self.entries = 0
+        """Chunks held, by all mirrors together."""
 
     def enrol(self, mirror: Mirror) -> None:
         """Give the mirror the lowest free bit of `Run.holders`."""
@@ -91,6 +93,7 @@ class RunForest:
         # The common mask of one holder is the mirror's own integer, not a new one for each run.
         run.holders = run.holders | mirror.bit if run.holders else mirror.bit
         mirror.entries += len(run.hashes)
+        self.entries += len(run.hashes)
         mirror.used_bytes += self._size_bytes(run.start, run.end)
 
     def release(self, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
@@ -99,6 +102,7 @@ class RunForest:
             if run.holders == mirror.bit:
                 mirror.used_bytes -= self._size_bytes(keep_to, run.end)
                 mirror.entries -= run.end - keep_to
+                self.entries -= run.end - keep_to
                 del run.hashes[keep_to - run.start :]
                 return run
             upper = self._split(run, keep_to)
@@ -107,12 +111,14 @@ class RunForest:
         del mirror.last_use[run]
         mirror.used_bytes -= self._size_bytes(run.start, run.end)
         mirror.entries -= len(run.hashes)
+        self.entries -= len(run.hashes)
         self._disown(mirror, run)
         return upper
 
     def release_all(self, mirror: Mirror) -> None:
         for run in mirror.last_use:
             self._disown(mirror, run)
+        self.entries -= mirror.entries
         mirror.clear()
 
     def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
@@ -177,6 +183,7 @@ class RunForest:
 
     def check_integrity(self) -> None:
         """Every invariant of the runs, from scratch."""
+        assert self.entries == sum(m.entries for m in self._mirrors if m is not None), "entries miscounted"
         children: dict[Run, int] = {}
         held: dict[Run, int] = {}
         for slot, mirror in enumerate(self._mirrors):

@@ -107,7 +107,7 @@ class PrefixTable:
 
     def __len__(self) -> int:
         """Entries of all servers."""
-        return sum([mirror.entries for mirror in self._mirrors.values()])  # asked after every pick
+        return self._forest.entries
 
     def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
         """What `record` and `charge`, called in this order, would make the server's mirror again: chains, or bytes without one.
