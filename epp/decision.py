@@ -44,9 +44,9 @@ class Candidate(Struct, frozen=True):
     score_s: float
     """Predicted cost in seconds, the least wins; 0 where the rule does not score."""
     parts_s: dict[str, float]
-    """What the score is the sum of: backlog, prefill, stall, in_flight, lora."""
+    """What the score is the sum of: backlog, prefill, stall, in_flight, lora, failing."""
     excluded: str = ""
-    """The load threshold that it is over and was left out for: waiting, kv_usage, undone; empty: considered."""
+    """What it was left out for: failing answers (failing), or a load threshold (waiting, kv_usage, undone); empty: considered."""
 
 
 class WouldPick(Struct, frozen=True):
@@ -75,7 +75,7 @@ class Decision(Struct):
     prompt_chunks: int
     matched_tokens: int
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated."""
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial (of a server that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Sequence[Candidate]

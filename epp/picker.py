@@ -154,12 +154,17 @@ class Picker:
         before = state.metrics
         if before is not None and restarted(before, metrics):
             state.forget_server(now=now)
+            self._fleet.failures.forget(state)
             self.table.clear_endpoint(name)
             before = None
             if self._journal is not None:
                 self._journal.append(("restarted", now, state))
         state.observe(metrics, now=now)
         self._mirrors.observe(state, before, metrics, now=now)
+
+    def heard_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
+        """Another picker got an answer from this server, good or bad."""
+        self._fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
     def take_in(self, findings: Sequence[Finding]) -> None:
         """Correct the table by what servers' own events say of their caches."""
@@ -176,7 +181,8 @@ class Picker:
         return self._mirrors.corrected
 
     def housekeep(self, *, now: float) -> None:
-        """Work that no request should wait for: eviction, in bounded portions."""
+        """Work that no request should wait for: eviction, in bounded portions; a look for answers that do not come."""
+        self._fleet.failures.look(now=now)
         self.table.evict(now)
         for name in self._absent.give_up(now=now):
             self.table.drop_endpoint(name)
@@ -200,7 +206,7 @@ class Picker:
         slots = fleet.candidates(
             inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
         )
-        snapshot = fleet.snapshot(slots, adapter=adapter, spec=spec, now=now)
+        snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         prompt = self._mirrors.prompt(
             inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
         )
@@ -216,7 +222,9 @@ class Picker:
         choice = self._scheduler.schedule(asked, snapshot)
         would_pick = None
         if tried is not None:
-            as_tried = fleet.snapshot(slots, adapter=adapter, spec=tried.policy.spec, now=now)
+            as_tried = fleet.snapshot(
+                slots, model=inference.model, adapter=adapter, spec=tried.policy.spec, now=now
+            )
             asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session)
             would_pick = tried.choose(asked_too, as_tried, chosen=snapshot.name(choice.places[0]))
         decision = decision_of(
@@ -230,8 +238,19 @@ class Picker:
             would_pick=would_pick,
             at_unix_s=now + self._unix_offset_s,
         )
-        state = fleet.in_slot(slots[choice.places[0]])
-        ticket = self._book(state, decision, prompt=prompt, inference=inference, now=now)
+        chosen = choice.places[0]
+        state = fleet.in_slot(slots[chosen])
+        if choice.reason == "trial":
+            fleet.failures.tried(state, decision.model, now=now)
+        ahead_tokens = snapshot.undone_tokens[chosen] + choice.uncached_tokens[chosen]
+        ticket = self._book(
+            state,
+            decision,
+            prompt=prompt,
+            inference=inference,
+            foretold_s=float(ahead_tokens / snapshot.rate[chosen]),
+            now=now,
+        )
         if self._journal is not None:
             self._journal.append(("began", now, ticket))
         return ticket
@@ -246,10 +265,13 @@ class Picker:
         # Not the endpoint's address of today: that may have changed since it was answered.
         expected = ticket.decision.served or ticket.destinations[0]
         mismatch = served is not None and served != expected
+        self._fleet.failures.began(ticket.wait, now=now)
         if served is not None:
             ticket.decision.served = served
             if mismatch:
+                self._failed(ticket, now=now)  # else the data plane would not have turned to another
                 self._move(ticket, served, now=now)
+        self._judge(ticket, status, now=now)
         if status >= 400:
             self._forget_prefix(ticket)
         elif self._routed is not None:
@@ -289,6 +311,9 @@ class Picker:
         ticket.decision.outcome = outcome
         status = ticket.decision.status
         served = outcome == "ended" and status is not None and status < 400
+        ticket.wait.over = True
+        if outcome == "failed" and (status is None or status < 400):
+            self._failed(ticket, now=now)  # it broke off
         ticket.state.release(ticket.booking, computed=served, now=now)
         if served and ticket.prompt.teaches:
             ticket.state.window.ended(ticket.prompt.size)
@@ -306,7 +331,7 @@ class Picker:
         """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
         ticket = own(pick)
         if not ticket.ended:
-            ticket.ended = True
+            ticket.ended = ticket.wait.over = True
             ticket.decision.outcome = "detached"
             if self._routed is not None:
                 ticket.let_go(self._routed)
@@ -337,6 +362,7 @@ class Picker:
         *,
         prompt: Prompt,
         inference: InferenceRequest,
+        foretold_s: float,
         now: float,
     ) -> Ticket:
         """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
@@ -357,6 +383,13 @@ class Picker:
             prompt=prompt,
             recorded=recorded,
             table=self.table,
+            wait=self._fleet.failures.sent(
+                state,
+                streams=inference.stream,
+                foretold_s=foretold_s,
+                settings=self._spec.failures,
+                now=now,
+            ),
         )
         if self._routed is not None and prompt.chain:
             ticket.awaited = self._routed.keep(inference)
@@ -370,6 +403,19 @@ class Picker:
         if adapter:
             booking.loads = state.use_adapter(adapter, spec=self._spec, now=now)
         return booking
+
+    def _failed(self, ticket: Ticket, *, now: float) -> None:
+        self._fleet.failures.answered(ticket.state, failed=True, settings=self._spec.failures, now=now)
+
+    def _judge(self, ticket: Ticket, status: int, *, now: float) -> None:
+        """What an answer's status says of its server. Other errors than these are the client's."""
+        failures, settings, model = self._fleet.failures, self._spec.failures, ticket.decision.model
+        if status >= 500 or status == 429:
+            self._failed(ticket, now=now)
+        elif status == 404:
+            failures.refused_model(ticket.state, model, settings=settings, now=now)
+        elif status < 400:
+            failures.served_model(ticket.state, model, settings=settings, now=now)
 
     def _mirrored(self, ticket: Ticket) -> bool:
         """Whether the table still holds this ticket's chunks for this very server.

@@ -120,6 +120,53 @@ class Load(_Spec, frozen=True):
     ] = 1
 
 
+class Failures(_Spec, frozen=True):
+    """Servers whose answers fail cost more, then are left out, with trial requests to come back."""
+
+    share_to_leave_out: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="A server is left out when this share of its recent answers has failed (5xx, 429, connections that "
+            "broke before the answer), and it fails more than the others do. Four failures in a row reach 0.5.",
+        ),
+    ] = 0.5
+    max_left_out_share: Annotated[
+        Ratio,
+        Meta(
+            description="At most this share of the candidates is left out for failures; 0: no server ever is."
+        ),
+    ] = 0.5
+    cost_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="What a failed answer costs in the least-cost score: a server's score grows by its failure share times "
+            "this.",
+        ),
+    ] = 1.0
+    trial_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description="Least time between two trial requests to a server that is left out. Where requests are few, a trial "
+            "comes after 2.5 times as long.",
+        ),
+    ] = 2.0
+    hang_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="A server hangs when its requests wait for their first byte longer than this, than three times what "
+            "other servers took, and than its queue explains; 0: never look.",
+        ),
+    ] = 1.0
+
+
 class Lora(_Spec, frozen=True):
     """LoRA adapters. Requests prefer endpoints that have their adapter loaded."""
 
@@ -326,6 +373,7 @@ class PolicySpec(_Spec, frozen=True):
     chunks: Chunks = Chunks()
     gain: Gain = Gain()
     load: Load = Load()
+    failures: Failures = Failures()
     lora: Lora = Lora()
     cost: Cost = Cost()
     table: Table = Table()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from epp.decision import Pick
 from epp.endpoints.backlog import Booking
+from epp.endpoints.failures import Wait
 from epp.endpoints.state import EndpointState
 from epp.mirrors import Prompt
 from epp.prefix.hashing import ChunkSchedule
@@ -28,6 +29,8 @@ class Ticket(Pick, eq=False, kw_only=True):
     table: PrefixTable
     process: int
     """Which process of the server it went to: a restarted one holds nothing of it."""
+    wait: Wait
+    """For its first byte."""
     awaited: InferenceRequest | None = None
     """For exact mode, until the answer begins."""
     responded: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from epp.endpoints.columns import Columns
+from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
@@ -37,6 +38,8 @@ class Fleet:
         """Every adapter that some endpoint declares."""
         self._able: dict[str, list[int]] = {}
         """By base model or declared adapter, the slots of those that serve it."""
+        self.failures = Failures()
+        """Who answers badly, for the picker to tell and people to read."""
         self._in_slots: list[EndpointState] = []
         self._columns = Columns([])
 
@@ -59,7 +62,7 @@ class Fleet:
         added: list[EndpointName] = []
         restarted: list[EndpointName] = []
         for name in removed:
-            del self._states[name]
+            self.failures.forget(self._states.pop(name))
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
@@ -71,6 +74,7 @@ class Fleet:
             if _process(old) != _process(endpoint):
                 state.forget_server(now=now)
                 state.failures = 0
+                self.failures.forget(state)
                 restarted.append(name)
             if old.model != endpoint.model:
                 state.rate = PrefillRate(self._model_rate(endpoint.model, spec=spec))
@@ -117,15 +121,18 @@ class Fleet:
             )
         return allowed
 
-    def snapshot(self, slots: Sequence[int], *, adapter: str, spec: PolicySpec, now: float) -> Snapshot:
-        """What rules may know of some slots; `adapter`: the one that the request names, if any."""
-        return self._followed().snapshot(
+    def snapshot(
+        self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
+    ) -> Snapshot:
+        """What rules may know of some slots for a request for `model`; `adapter`: the same if it is one, else empty."""
+        snapshot = self._followed().snapshot(
             slots,
             adapter=adapter,
             adapter_slots=spec.lora.slots_per_endpoint,
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
+        return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 
     @property
     def columns(self) -> Columns:
@@ -199,6 +206,7 @@ class Fleet:
             assert state.failures >= 0
             state.backlog.check_integrity()
         self._columns.check_integrity()
+        self.failures.check_integrity()
 
 
 def _process(endpoint: Endpoint) -> tuple[Address, str, str]:

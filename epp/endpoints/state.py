@@ -51,6 +51,8 @@ class EndpointState:
     """Requests that ended since the last scrape and whose adapter had to be loaded for them."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters we sent there, by last use; bounded by the server's slots."""
+    answers: int = 0
+    """Answers that have begun, for requests of this picker."""
     slot: int = -1
     """Its place in the fleet's columns; -1: it is not in the fleet."""
     changed: set[int] = field(default_factory=set)

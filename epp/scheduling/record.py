@@ -78,6 +78,7 @@ class Shown(Sequence[Candidate]):
             snapshot.rate,
             choice.score_s,
             choice.load_s,
+            snapshot.failure_share,
         )
         self._order: Sequence[int] = places
         if len(snapshot) > MOST:
@@ -101,8 +102,9 @@ class Shown(Sequence[Candidate]):
     def _candidate(self, rank: int) -> Candidate:
         place = self._order[rank]
         numbers: list[Any] = [column[place] if column is not None else None for column in self._numbers]
-        cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s = numbers
+        cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self._spec.cost)
+        parts_s["failing"] = self._spec.failures.cost_seconds * (share or 0.0)
         return Candidate(
             name=self._names[rank],
             address=self._addresses[rank],

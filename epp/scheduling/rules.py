@@ -150,6 +150,7 @@ class LeastCost:
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._cost = spec.cost
+        self._failure_s = spec.failures.cost_seconds
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
@@ -164,6 +165,8 @@ class LeastCost:
             stall=cost.stalled_request_weight,
             running_tokens=cost.running_request_tokens,
         )
+        if seen.failure_share is not None:
+            score_s = score_s + self._failure_s * seen.failure_share
         places = fewest(score_s, self._rng)
         first = places[0]
         if weighed.uncached_tokens[first] < weighed.prompt_tokens:
@@ -186,7 +189,7 @@ class Affinity:
         if seen.has_adapter is not None and seen.free_slot is not None:
             adapters = np.where(seen.has_adapter, 0, np.where(seen.free_slot, 1, 2))
         # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below 2^30).
-        key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.in_flight.astype(np.int64)
+        key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.burden().astype(np.int64)
         places = fewest(key, self._rng)
         return Ranked(places, "prefix" if uncached[places[0]] < weighed.prompt_tokens else "load")
 
@@ -229,7 +232,7 @@ class LeastLoad:
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
-        return Ranked(fewest(weighed.seen.in_flight, self._rng), "load")
+        return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
 
 
 class PowerOfTwo:
@@ -241,8 +244,8 @@ class PowerOfTwo:
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
-        places, in_flight = _some(weighed, self._rng), weighed.seen.in_flight
-        places[:2] = sorted(places[:2], key=lambda place: in_flight[place])
+        places, burden = _some(weighed, self._rng), weighed.seen.burden()
+        places[:2] = sorted(places[:2], key=lambda place: burden[place])
         return Ranked(places, "load")
 
 
@@ -260,7 +263,7 @@ class Session:
     def rank(self, weighed: Weighed) -> Ranked:
         seen = weighed.seen
         if not weighed.session:
-            return Ranked(fewest(seen.in_flight, self._rng), "load")
+            return Ranked(fewest(seen.burden(), self._rng), "load")
         seed, digest = xxhash.xxh3_64_intdigest(weighed.session.encode()), xxhash.xxh3_64_intdigest
         names = seen.roster.names
         hashes = [digest(names[slot].encode(), seed) for slot in seen.slots]

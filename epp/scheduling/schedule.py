@@ -4,14 +4,14 @@
 that it draws: it books nothing, and asking twice sends nothing anywhere. The picker asks once for each request and commits the
 answer; a policy in dry run is asked beside; whoever holds requests back may ask before it lets one go.
 
-The order is the same for every rule: the gain threshold says whether matches count, the load thresholds leave candidates out,
-the rule ranks what is left. What unknown means is said here and nowhere else: a NaN is over no threshold.
+The order is the same for every rule: the gain threshold says whether matches count, servers whose answers fail are left out, the
+load thresholds leave out more, the rule ranks what is left. What unknown means is said here and nowhere else: a NaN is over no threshold.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -39,7 +39,7 @@ class Choice(Struct, frozen=True, eq=False):
 
     places: list[int]
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated."""
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial."""
     uncached_tokens: Floats
     """U as the rule saw it, of every candidate."""
     score_s: Floats | None
@@ -47,12 +47,12 @@ class Choice(Struct, frozen=True, eq=False):
     load_s: Floats | None
     """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
     left_out: dict[str, Bools]
-    """By threshold, who is over it and was left out; empty: nobody."""
+    """By reason (failing, or the threshold), who was left out; empty: nobody."""
     saturated: bool
-    """Every candidate is over a load threshold, and all were ranked."""
+    """Every candidate that does not fail is over a load threshold, and all of these were ranked."""
 
     def excluded(self, place: int) -> str:
-        """The threshold that a candidate was left out for; empty: it was considered."""
+        """What a candidate was left out for; empty: it was considered."""
         return next((name for name, over in self.left_out.items() if over[place]), "")
 
 
@@ -66,6 +66,12 @@ def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
     if load.max_undone_tokens and np.count_nonzero(over := snapshot.undone_tokens > load.max_undone_tokens):
         found["undone"] = over
     return found
+
+
+def any_of(masks: Mapping[str, Bools]) -> Bools:
+    """Who is in one of the masks."""
+    whole: Bools = np.logical_or.reduce(list(masks.values()))
+    return whole
 
 
 def uncached_tokens(request: Request, gain: Gain) -> Floats:
@@ -90,42 +96,51 @@ class Scheduler:
         SaturatedError: every candidate is over a load threshold and the policy refuses requests then. NoEndpointError: no candidate
         is among the prescribed ones.
         """
-        load = self._spec.load
         uncached = uncached_tokens(request, self._spec.gain)
-        over = over_limits(load, snapshot)
-        light: Ints | None = None
-        saturated = False
-        if over:
-            light = np.flatnonzero(~np.logical_or.reduce(list(over.values())))
-            saturated = not len(light)
-            if saturated and load.when_saturated == "Reject":
-                raise SaturatedError(
-                    f"every model server is over its load limit; try again in {load.retry_after_seconds} s",
-                    retry_after_s=load.retry_after_seconds,
-                )
+        over = over_limits(self._spec.load, snapshot)
+        left_out, saturated = self._left_out(snapshot, over)
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
         weighed = Weighed(snapshot, request.prompt_tokens, uncached, request.session, load_s)
-        if light is None or saturated or not self._rule.gated:
-            over = {}
-            places, reason, score_s = self._rule.rank(weighed)
+        if left_out:
+            places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
         else:
-            places, reason, score_s = self._rank_some(weighed, light)
+            places, reason, score_s = self._rule.rank(weighed)
         if saturated and self._rule.gated:
             reason = "saturated"
         if request.prescribed is not None:
             places, reason = list(request.prescribed), "prescribed"
             if not places:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
-        return Choice(places, reason, uncached, score_s, load_s, over, saturated)
+        elif snapshot.trials:
+            tried = snapshot.trials[0]
+            places, reason = [tried, *[place for place in places if place != tried]][:MOST], "trial"
+        return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
+
+    def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
+        """Who is left out, by reason, and whether all that do not fail are over a load threshold. Somebody always remains."""
+        failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}
+        if not over:
+            return failing, False
+        everything = failing | over
+        if not any_of(everything).all():
+            return (everything if self._rule.gated else failing), False
+        load = self._spec.load
+        if load.when_saturated == "Reject":
+            raise SaturatedError(
+                f"every model server is over its load limit; try again in {load.retry_after_seconds} s",
+                retry_after_s=load.retry_after_seconds,
+            )
+        return failing, True
 
     def _rank_some(self, weighed: Weighed, light: Ints) -> Ranked:
-        """Rank the candidates in `light`; behind them, where there is room, those over a threshold, by load."""
+        """Rank the candidates in `light`; behind them, where there is room, the others by load, and those that fail last."""
         seen = weighed.seen
         ranked = self._rule.rank(weighed.narrowed(light))
         places = light[ranked.places].tolist()
         if len(places) < MOST:
             heavy = np.setdiff1d(np.arange(len(seen)), light)
-            by_load = heavy[np.argsort(seen.in_flight[heavy], kind="stable")]
+            fails = seen.failing[heavy] if seen.failing is not None else np.zeros(len(heavy))
+            by_load = heavy[np.lexsort((seen.in_flight[heavy], fails))]
             places += by_load[: MOST - len(places)].tolist()
         score_s = None
         if ranked.score_s is not None:

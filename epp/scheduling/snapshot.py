@@ -6,7 +6,7 @@ snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +19,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Array = TypeVar("Array", Floats, Ints)
+
+_AS_REQUESTS = 10.0
+"""A server whose answers all fail looks as busy as if it had so many more requests."""
 
 
 class Roster:
@@ -59,6 +62,12 @@ class Snapshot(Struct, frozen=True, eq=False):
     """Whether the request's adapter is loaded there; None: the request names no adapter."""
     free_slot: Bools | None = None
     """Whether one more adapter can be loaded without dropping another; None: the request names no adapter."""
+    failure_share: Floats | None = None
+    """Share of each candidate's recent answers that failed; None: none did."""
+    failing: Bools | None = None
+    """Candidates that are left out because their answers fail; None: none of them."""
+    trials: Sequence[int] = ()
+    """Places of failing candidates that may be tried again now."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -78,12 +87,24 @@ class Snapshot(Struct, frozen=True, eq=False):
         places = {self.address(place): place for place in range(len(self))}
         return [places[address] for address in dict.fromkeys(addresses) if address in places]
 
+    def places_by_slot(self) -> Mapping[int, int]:
+        """The place of each candidate's slot."""
+        return {slot: place for place, slot in enumerate(self.slots)}
+
+    def burden(self) -> Floats:
+        """Requests in flight, for rules that go by load. Failed answers count, since a server that fails at once is always idle."""
+        return (
+            self.in_flight
+            if self.failure_share is None
+            else self.in_flight + _AS_REQUESTS * self.failure_share
+        )
+
     def of(self, by_slot: Array) -> Array:
         """Of a number for each slot, those of the candidates."""
         return by_slot if self.slots is self.roster.everyone else by_slot[self.slots]
 
     def narrowed(self, places: Ints) -> Snapshot:
-        """Of some candidates only, in the order of `places`."""
+        """Of some candidates only, in the order of `places`; none of them is said to fail."""
         return Snapshot(
             self.roster,
             [self.slots[place] for place in places.tolist()],
@@ -94,4 +115,5 @@ class Snapshot(Struct, frozen=True, eq=False):
             self.kv_usage[places],
             self.has_adapter[places] if self.has_adapter is not None else None,
             self.free_slot[places] if self.free_slot is not None else None,
+            self.failure_share[places] if self.failure_share is not None else None,
         )

@@ -271,7 +271,9 @@ class Listener:
         chain = self._chain(peer, event)
         before = peer.open.pop(number, None)
         if before is not None:
-            self._close(before, kept=Kept.LOST, at=at, now=now)
+            self._close(
+                before, kept=Kept.LOST, failed=True, at=at, now=now
+            )  # the data plane turned to another server
         recorded = self._record(state, chain, at=at, now=now)
         loads = False
         if event.adapter and at >= state.cold_at:
@@ -310,9 +312,9 @@ class Listener:
         request = peer.open.pop(number, None)
         if request is not None:  # else it began before this picker listened
             self.counts.events += 1
-            self._close(request, kept=event.kept, at=at, now=now)
+            self._close(request, kept=event.kept, failed=event.failed, at=at, now=now)
 
-    def _close(self, request: _Open, *, kept: int, at: float, now: float) -> None:
+    def _close(self, request: _Open, *, kept: int, failed: bool, at: float, now: float) -> None:
         """Release the booking; touch or take back the chain, if the table still has it for the same server."""
         state = request.state
         if kept == Kept.DETACHED:
@@ -321,6 +323,8 @@ class Listener:
             state.release_peers(request.booking, computed=kept == Kept.COMPUTED, at=at, now=now)
         table, name = self._picker.table, state.endpoint.name
         same_server = self._picker.fleet.get(name) is state and state.process == request.process
+        if same_server and (failed or kept == Kept.COMPUTED):
+            self._picker.heard_answer(state, failed=failed, now=now)
         if request.recorded is None or request.table is not table or not same_server:
             return
         if kept == Kept.LOST:

@@ -51,6 +51,7 @@ class _Row:
     tokens: int = 0
     adapter: str = ""
     kept: Kept = Kept.LOST
+    failed: bool = False
     chain: array[int] | None = None
 
     @property
@@ -113,7 +114,7 @@ class Speaker:
     def _add_work(self, kind: Literal["began", "moved", "over"], at: float, work: Work) -> None:
         if kind == "over":
             number = self._numbers.pop(work, 0)
-            self._add(_Row(kind=kind, at=at, number=number, kept=_kept(work)))
+            self._add(_Row(kind=kind, at=at, number=number, kept=_kept(work), failed=_failed(work)))
             return
         if kind == "began":
             self._newest += 1
@@ -162,7 +163,7 @@ class Speaker:
     def _event(self, row: _Row, *, now: float) -> Event:
         age = age_ms(now, row.at)
         if row.kind == "over":
-            return Over(ago=self._newest - row.number, age_ms=age, kept=int(row.kept))
+            return Over(ago=self._newest - row.number, age_ms=age, kept=int(row.kept), failed=row.failed)
         endpoint = self._told.name(row.name, row.identity)
         if row.kind == "restarted":
             return Restarted(age_ms=age, endpoint=endpoint)
@@ -205,3 +206,8 @@ def _kept(work: Work) -> Kept:
         return Kept.LOST
     served = decision.outcome == "ended" and decision.status is not None and decision.status < 400
     return Kept.COMPUTED if served else Kept.ABORTED
+
+
+def _failed(work: Work) -> bool:
+    status = work.decision.status
+    return work.decision.outcome == "failed" or status == 429 or (status is not None and status >= 500)

@@ -2,7 +2,7 @@
 
 Owns the format alone; what names and chains refer to is `dictionary`'s, what events mean is `listener`'s. Every batch is
 decoded against these types, and every number, name and list has a bound here, so bytes of another make are one typed error
-and nothing larger gets in. A change of anything here changes `FORMAT`,
+and nothing larger gets in. A change of anything here but a last field with a default changes `FORMAT`,
 which is part of the channel's name: pickers of different formats never hear each other.
 
 Numbers of requests are told as their distance from the batch's newest, times as their age when the batch was made.
@@ -95,6 +95,8 @@ class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
     ago: _Number
     age_ms: _Age
     kept: Annotated[int, Meta(ge=0, le=3)]
+    failed: bool = False
+    """By the server's own fault: a 5xx, a 429, or an answer that broke off. Left out by pickers of an older version."""
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):

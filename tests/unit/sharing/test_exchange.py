@@ -53,6 +53,31 @@ def test_a_request_that_failed_leaves_nothing_behind(*, together: bool) -> None:
     assert other.matched(text("p"), now=11.0) == {}
 
 
+def test_a_server_that_fails_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
+    one, other = Replica(1), Replica(2)
+    meet([one, other], now=0.0)
+    chosen = ""
+    for n in range(4):
+        pick = one.pick(text(f"p{n}"), now=1.0 + n / 10)
+        chosen = chosen or pick.decision.chosen
+        served = next(e.address for e in endpoints() if e.name == chosen)
+        one.picker.on_response_headers(pick, status=500, served=served, now=1.0 + n / 10)
+        one.picker.end(pick, outcome="failed", now=1.0 + n / 10)
+    meet([one, other], now=1.5)
+    shown = other.pick(text("q"), now=1.6).decision.candidates
+    assert [c.excluded for c in shown if c.name == chosen] == ["failing"]
+    state = other.picker.fleet.get(EndpointName(chosen))
+    assert state is not None
+    for n in range(3):
+        pick = one.pick(text(f"r{n}"), now=8.0 + n / 10)
+        served = next(e.address for e in endpoints() if e.name == chosen)
+        one.picker.on_response_headers(pick, status=200, served=served, now=8.0 + n / 10)
+        one.picker.end(pick, outcome="ended", now=8.0 + n / 10)
+    meet([one, other], now=8.5)
+    shown = other.pick(text("s"), now=8.6).decision.candidates
+    assert [c.excluded for c in shown if c.name == chosen] == [""]
+
+
 def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)

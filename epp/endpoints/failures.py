@@ -1,0 +1,265 @@
+"""Which servers fail, compared with the others: what their answers say, and answers that do not come.
+
+A server that answers 500 at once, or hangs while its metrics look fine, has room at all times, so every rule by load or cost would send
+it more. Here each answer moves its server's failure share, an average of the last answers. A share raises the server's price;
+from `shareToLeaveOut` on the server is left out, as long as it fails more than the others do and not too many are left out already.
+A server that is left out gets a trial request now and then, and comes back with its first good answers. A 404 counts only for
+the model that it was about, and only where another server has answered for this model.
+
+A server hangs if requests wait there for their first byte longer than others took, while other servers have answered requests
+since. That is looked at when a request is overdue, so it costs nothing while answers come.
+
+Pure: times are monotonic seconds. Owned by `Fleet`; told by the picker and, of answers that other pickers got, by `sharing`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from epp.endpoints.state import EndpointState
+from epp.policy import Failures as Settings
+from epp.scheduling.snapshot import Snapshot
+
+_STEP: Final = 0.2
+"""How far one answer moves the share: four failures in a row take a server from 0 over a half."""
+_TRIAL_STEP: Final = 0.4
+"""How far a good answer moves the share of a server that is left out: two bring it back under a half."""
+_HALF_LIFE_S: Final = 5.0
+"""Of the share of a server that is not left out."""
+_NOTHING: Final = 0.02
+"""A smaller share is forgotten."""
+_ABOVE_MEAN: Final = 0.2
+"""A server that is left out fails by so much more than the average of the candidates."""
+_TRIAL_PICKS: Final = 64
+"""Requests from one trial to the next, unless `_LONGEST_TRIALS` trial intervals have passed."""
+_LONGEST_TRIALS: Final = 2.5
+_SERVED_MODELS: Final = 256
+_MOST_MARKS: Final = 4096
+_TYPICAL_STEP: Final = 0.05
+_TIMES_TYPICAL: Final = 3.0
+"""A first byte that takes so many times as long as others' is overdue."""
+_OTHERS: Final = 3
+"""Answers of other servers since a request was sent that make its own overdue answer suspicious."""
+_OVERDUE: Final = 2
+"""Suspicious requests in a row that make a server hang."""
+
+
+class Wait(Struct, eq=False):
+    """One request that waits for its first byte."""
+
+    state: EndpointState
+    sent_at: float
+    streams: bool
+    own_before: int
+    """Answers of this server when the request was sent."""
+    others_before: int
+    over: bool = False
+    """The answer began, or nobody waits any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """How much one server fails: at everything, or at one model."""
+
+    share: float = 0.0
+    at: float = 0.0
+    """When the share was true; it halves every `_HALF_LIFE_S` from then on, unless the server is left out."""
+    out: bool = False
+    """The share was over the limit and has not come back."""
+    hangs: bool = False
+    tried_at: float = 0.0
+    """When the last trial was sent, or the server got over the limit."""
+    tried_picks: int = 0
+
+    def now(self, now: float) -> float:
+        return self.share if self.out else self.share * 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
+
+
+class Failures:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
+        """By server and, for a 404, model; else the empty string. Only those that have failed lately."""
+        self._served: OrderedDict[str, EndpointState] = OrderedDict()
+        """Who last answered for a model; models that were asked for lately."""
+        self._waits: list[tuple[float, int, Wait]] = []
+        """A heap by when the answer is overdue."""
+        self._overdue: dict[EndpointState, int] = {}
+        self._numbers = 0
+        self._answers = 0
+        """By all servers."""
+        self._typical_s = {True: 0.0, False: 0.0}
+        """Time to the first byte, for answers that are streamed and for others."""
+        self._picks = 0
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def sent(
+        self, state: EndpointState, *, streams: bool, foretold_s: float, settings: Settings, now: float
+    ) -> Wait:
+        """A request was sent to a server that should need `foretold_s` to its first token."""
+        self._picks += 1
+        wait = Wait(state, now, streams, state.answers, self._answers - state.answers)
+        if settings.hang_seconds:
+            patience_s = max(settings.hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
+            self._numbers += 1
+            heapq.heappush(self._waits, (now + patience_s + 2 * foretold_s, self._numbers, wait))
+        return wait
+
+    def began(self, wait: Wait, *, now: float) -> None:
+        """The first byte came, of whatever answer."""
+        if wait.over:
+            return
+        wait.over = True
+        wait.state.answers += 1
+        self._answers += 1
+        self._overdue.pop(wait.state, None)
+        typical = self._typical_s[wait.streams]
+        self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
+
+    def answered(
+        self, state: EndpointState, *, failed: bool, model: str = "", settings: Settings, now: float
+    ) -> None:
+        """A server answered well or failed. model: the failure is about this model alone."""
+        mark = self._marks.get((state, model))
+        if mark is None:
+            if not failed:
+                return
+            mark = self._marks[state, model] = Mark()
+            while len(self._marks) > _MOST_MARKS:
+                self._marks.popitem(last=False)
+        step = _TRIAL_STEP if mark.out and not failed else _STEP
+        share = mark.now(now)
+        mark.share, mark.at = share + step * (float(failed) - share), now
+        if failed and mark.share >= settings.share_to_leave_out and not mark.out:
+            self._leave_out(mark, now=now)
+        elif not failed and mark.out:
+            if mark.share < settings.share_to_leave_out:
+                mark.out = mark.hangs = False
+                mark.share = min(mark.share, _STEP)  # as after one failure: the trials went well
+            mark.tried_at = (
+                now - _LONGEST_TRIALS * settings.trial_seconds
+            )  # the next request may try it again
+
+    def refused_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
+        """A server answered 404. It counts where another server has answered for this model."""
+        if self._served.get(model, state) is not state:
+            self.answered(state, failed=True, model=model, settings=settings, now=now)
+
+    def served_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
+        """A server answered well for a model."""
+        self._served[model] = state
+        self._served.move_to_end(model)
+        while len(self._served) > _SERVED_MODELS:
+            self._served.popitem(last=False)
+        if self._marks:
+            self.answered(state, failed=False, settings=settings, now=now)
+            self.answered(state, failed=False, model=model, settings=settings, now=now)
+
+    def forget(self, state: EndpointState) -> None:
+        """Another process serves under its name, or it left."""
+        for key in [key for key in self._marks if key[0] is state]:
+            del self._marks[key]
+        self._overdue.pop(state, None)
+
+    def tried(self, state: EndpointState, model: str, *, now: float) -> None:
+        """A trial request was sent there."""
+        for key in ((state, ""), (state, model)):
+            mark = self._marks.get(key)
+            if mark is not None:
+                mark.tried_at, mark.tried_picks = now, self._picks
+
+    def look(self, *, now: float) -> None:
+        """Find requests whose first byte is overdue; forget shares that have come down to nothing."""
+        while self._waits and self._waits[0][0] <= now:
+            wait = heapq.heappop(self._waits)[2]
+            if not wait.over:
+                self._suspect(wait, now=now)
+        if self._marks:
+            for key in [
+                key for key, mark in self._marks.items() if not mark.out and mark.now(now) < _NOTHING
+            ]:
+                del self._marks[key]
+
+    def _suspect(self, wait: Wait, *, now: float) -> None:
+        state = wait.state
+        others = self._answers - state.answers - wait.others_before
+        if state.answers > wait.own_before or others < _OTHERS:
+            return
+        overdue = self._overdue[state] = self._overdue.get(state, 0) + 1
+        if overdue >= _OVERDUE:
+            mark = self._marks.setdefault((state, ""), Mark())
+            mark.share, mark.at, mark.hangs = 1.0, now, True
+            if not mark.out:
+                self._leave_out(mark, now=now)
+
+    def _leave_out(self, mark: Mark, *, now: float) -> None:
+        mark.out = True
+        mark.tried_at, mark.tried_picks = now, self._picks
+
+    # -- what a pick and people are told -------------------------------------------------------------------------
+
+    def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
+        """The snapshot with what is known of the candidates' failures for a request for `model`."""
+        if not self._marks:
+            return snapshot
+        places = snapshot.places_by_slot()
+        shares = np.zeros(len(snapshot))
+        marks: dict[int, Mark] = {}
+        for (state, about), mark in self._marks.items():
+            place = places.get(state.slot) if about in ("", model) else None
+            if place is not None and mark.now(now) > shares[place]:
+                shares[place], marks[place] = mark.now(now), mark
+        if not marks:
+            return snapshot
+        out = self._left_out(shares, marks, settings)
+        mask = np.zeros(len(snapshot), dtype=np.bool_)
+        mask[out] = True
+        trials = [place for place in out if self._trial_is_due(marks[place], settings=settings, now=now)]
+        return replace(snapshot, failure_share=shares, failing=mask if out else None, trials=trials)
+
+    def _left_out(
+        self, shares: np.typing.NDArray[np.float64], marks: dict[int, Mark], settings: Settings
+    ) -> list[int]:
+        most = int(settings.max_left_out_share * len(shares))
+        least = shares.mean() + _ABOVE_MEAN
+        out = [place for place, mark in marks.items() if mark.out and shares[place] >= least]
+        return sorted(out, key=lambda place: -shares[place])[:most]
+
+    def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
+        waited = now - mark.tried_at
+        if waited >= _LONGEST_TRIALS * settings.trial_seconds:
+            return True
+        return waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS
+
+    def share(self, state: EndpointState, *, now: float) -> float:
+        """Of a server's last answers, the part that failed, as far as it counts now."""
+        mark = self._marks.get((state, ""))
+        return mark.now(now) if mark is not None else 0.0
+
+    def why(
+        self, states: Sequence[EndpointState], *, settings: Settings, now: float
+    ) -> dict[EndpointState, str]:
+        """Servers that are left out for all models, and why."""
+        marks = {n: m for n, s in enumerate(states) if (m := self._marks.get((s, ""))) is not None}
+        if not marks:
+            return {}
+        shares = np.zeros(len(states))
+        for n, mark in marks.items():
+            shares[n] = mark.now(now)
+        out = self._left_out(shares, marks, settings)
+        return {states[n]: "its requests hang" if marks[n].hangs else "its answers fail" for n in out}
+
+    def check_integrity(self) -> None:
+        assert len(self._marks) <= _MOST_MARKS
+        assert all(0.0 <= mark.share <= 1.0 for mark in self._marks.values())
+        assert len(self._served) <= _SERVED_MODELS

@@ -1,0 +1,246 @@
+"""Servers that fail draw no traffic: an open loop of requests against a picker, in simulated time.
+
+Four or five servers, one of them sick for a while. What is counted is what an operator would ask: how many
+requests the sick server gets, and how soon it is back in use after it has recovered.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import get_args
+
+import pytest
+
+from epp.decision import Pick, PickRequest
+from epp.picker import Picker
+from epp.policy import DEFAULT_POLICY, Failures, PolicySpec, RuleName
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.picker_questions import policy_of
+
+SICK = "a"
+RULES: tuple[RuleName, ...] = get_args(RuleName)
+
+
+@dataclass
+class Traffic:
+    """An open loop: requests at even times, well servers take some seconds, the sick one does what `sick` says."""
+
+    servers: str = "abcd"
+    rule: RuleName = "least-cost"
+    per_s: float = 40.0
+    sick_from: float = 0.0
+    sick_to: float = 20.0
+    sick: Callable[[str], tuple[float, int | None]] = lambda model: (0.002, 500)
+    """By model, when the answer begins and its status; None: no answer, and the client leaves after ten seconds."""
+    models: tuple[str, ...] = ("m",)
+    retries: bool = False
+    pickers: int = 1
+    failures: Failures = DEFAULT_POLICY.spec.failures
+    sent: list[tuple[float, str]] = field(default_factory=list)
+    failed: int = 0
+
+    def run(self, until_s: float) -> Traffic:
+        rng = random.Random(1)
+        fleet = [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(self.servers, 1)]
+        by_address = {e.address: e.name for e in fleet}
+        pickers = [
+            Picker(policy_of(PolicySpec(rule=self.rule, failures=self.failures)), rng=random.Random(n))
+            for n in range(self.pickers)
+        ]
+        for picker in pickers:
+            picker.set_endpoints(fleet, now=0.0)
+        events: list[tuple[float, int, Callable[[float], None]]] = []
+        count = 0
+
+        def at(when: float, do: Callable[[float], None]) -> None:
+            nonlocal count
+            count += 1
+            heapq.heappush(events, (when, count, do))
+
+        def scrape(now: float) -> None:
+            for picker in pickers:
+                for endpoint in fleet:  # the sick server's metrics are fine: it looks idle
+                    picker.observe(endpoint.name, EndpointMetrics(scraped_at=now), now=now)
+            at(now + 1.0, scrape)
+
+        def arrive(now: float) -> None:
+            at(now + 1 / self.per_s, arrive)
+            picker = rng.choice(pickers)
+            model = rng.choice(self.models)
+            prompt = rng.randbytes(200).hex().encode()
+            session = f"s{rng.randrange(1000)}" if self.rule == "session" else ""
+            inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
+            pick = picker.pick(PickRequest("r", inference, session=session), now=now)
+            picker.housekeep(now=now)
+            self.sent.append((now, pick.decision.chosen))
+            serve(picker, pick, by_address[pick.destinations[0]], model, now)
+
+        def serve(picker: Picker, pick: Pick, name: str, model: str, now: float) -> None:
+            served = next(a for a, n in by_address.items() if n == name)
+            ill = name == SICK and self.sick_from <= now < self.sick_to
+            delay, status = self.sick(model) if ill else (rng.uniform(0.1, 0.3), 200)
+            if status is None:
+                at(now + 10.0, lambda then: picker.end(pick, outcome="aborted", now=then))
+                self.failed += 1
+                return
+            if status >= 500 and self.retries and name == by_address[pick.destinations[0]]:
+                at(
+                    now + delay,
+                    lambda then: serve(picker, pick, by_address[pick.destinations[1]], model, then),
+                )
+                return
+            self.failed += status >= 400
+
+            def over(then: float) -> None:
+                picker.end(pick, outcome="failed" if status >= 500 else "ended", now=then)
+
+            def headers(then: float) -> None:
+                picker.on_response_headers(pick, status=status, served=served, now=then)
+                at(then + (2.0 if status == 200 else 0.0), over)
+
+            at(now + delay, headers)
+
+        at(0.0, scrape)
+        at(0.01, arrive)
+        while events and events[0][0] <= until_s:
+            when, _, do = heapq.heappop(events)
+            do(when)
+        for picker in pickers:
+            picker.check_integrity()
+        return self
+
+    def to(self, name: str, *, since: float, until: float) -> float:
+        """Share of the requests of a time that were sent to a server."""
+        chosen = [n for at, n in self.sent if since <= at < until]
+        return chosen.count(name) / len(chosen)
+
+    def first_ten_apart(self) -> float:
+        """Share of the sick server, of the first hundred requests but for the first ten that it got."""
+        counts = Counter(name for _, name in self.sent[:100])
+        return max(0, counts[SICK] - 10) / 100
+
+
+def hang(model: str) -> tuple[float, int | None]:
+    return 0.0, None
+
+
+def refuse(model: str) -> tuple[float, int | None]:
+    return 0.002, 429
+
+
+def lacks_x(model: str) -> tuple[float, int | None]:
+    return (0.002, 404) if model == "x" else (0.2, 200)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("pickers", [1, 3])
+def test_a_server_that_fails_at_once_gets_no_more_than_its_share_and_then_trials_only(
+    rule: RuleName, pickers: int
+) -> None:
+    traffic = Traffic(rule=rule, servers="abcde", pickers=pickers).run(20.0)
+    assert traffic.first_ten_apart() <= 1 / 5
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_back_within_ten_seconds_of_its_recovery(rule: RuleName) -> None:
+    traffic = Traffic(rule=rule).run(40.0)
+    assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
+
+
+@pytest.mark.parametrize("per_s", [5.0, 200.0])
+def test_slow_and_fast_traffic_alike(per_s: float) -> None:
+    traffic = Traffic(per_s=per_s).run(40.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= (0.04 if per_s < 10 else 0.02)
+    assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
+
+
+def test_a_server_that_refuses_everything_with_429_is_sick_too() -> None:
+    assert Traffic(sick=refuse).run(20.0).to(SICK, since=5.0, until=20.0) <= 0.02
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> None:
+    traffic = Traffic(rule=rule, sick=hang, sick_from=10.0, sick_to=40.0).run(60.0)
+    assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
+    assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
+
+
+def test_a_missing_adapter_keeps_away_the_requests_for_it_and_no_others() -> None:
+    traffic = Traffic(sick=lacks_x, models=("x",)).run(20.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    mixed = Traffic(sick=lacks_x, models=("m", "x")).run(20.0)
+    assert mixed.to(SICK, since=5.0, until=20.0) >= 0.1
+    assert mixed.failed <= 30
+
+
+def test_retries_of_the_data_plane_tell_on_the_first_choice_as_well() -> None:
+    traffic = Traffic(retries=True).run(20.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    assert traffic.failed == 0
+
+
+def test_the_fallback_list_names_failing_servers_last() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
+    )
+    fail(picker, "a", times=4, now=1.0)
+    pick = picker.pick(ask(), now=1.1)
+    assert pick.destinations[-1] == Address("10.0.0.1", 1)
+    assert pick.decision.candidates[-1].excluded == "failing"
+
+
+def test_where_all_fail_alike_nobody_is_left_out() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
+    )
+    for name in "abcd":
+        fail(picker, name, times=10, now=1.0)
+    assert [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates] == [""] * 4
+
+
+def test_at_most_a_share_of_the_servers_is_left_out() -> None:
+    picker = Picker(policy_of(PolicySpec(failures=Failures(max_left_out_share=0.5))), rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcdef", 1)], now=0.0
+    )
+    for name in "abcd":
+        fail(picker, name, times=20, now=1.0)
+    excluded = [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates]
+    assert excluded.count("failing") == 3
+
+
+def test_no_server_is_left_out_where_the_policy_says_so() -> None:
+    never = Failures(max_left_out_share=0.0, cost_seconds=0.0)
+    traffic = Traffic(rule="round-robin", failures=never).run(20.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("ab", 1)], now=0.0
+    )
+    fail(picker, "a", times=1, now=1.0)
+    priced = {c.name: c for c in picker.pick(ask(), now=1.0).decision.candidates}
+    assert priced[EndpointName("a")].parts_s["failing"] == pytest.approx(0.2)  # a fifth of a second
+    assert priced[EndpointName("a")].score_s == pytest.approx(sum(priced[EndpointName("a")].parts_s.values()))
+    later = {c.name: c for c in picker.pick(ask(), now=60.0).decision.candidates}
+    assert later[EndpointName("a")].parts_s["failing"] == pytest.approx(0.0, abs=0.01)
+
+
+def ask() -> PickRequest:
+    return PickRequest("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
+
+
+def fail(picker: Picker, name: str, *, times: int, now: float) -> None:
+    state = picker.fleet.get(EndpointName(name))
+    assert state is not None
+    for _ in range(times):
+        picker.fleet.failures.answered(state, failed=True, settings=picker.policy.spec.failures, now=now)
