@@ -81,6 +81,10 @@ class Decision(Struct):
     candidates: Sequence[Candidate]
     """The chosen one first, then by score, the left-out last; at most ten. May be made when they are looked at."""
     served: Address | None = None
+    served_by: EndpointName = EndpointName("")
+    """The endpoint at `served`, once the answer has begun; its address where no endpoint has it."""
+    headers_s: float | None = None
+    """Time from the pick to the headers of the answer."""
     status: int | None = None
     outcome: str = ""
     """ended, aborted, failed or detached, once it is over."""

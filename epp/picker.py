@@ -271,6 +271,8 @@ class Picker:
             if mismatch:
                 self._failed(ticket, now=now)  # else the data plane would not have turned to another
                 self._move(ticket, served, now=now)
+        ticket.decision.served_by = ticket.state.endpoint.name
+        ticket.decision.headers_s = now + self._unix_offset_s - ticket.decision.at_unix_s
         self._judge(ticket, status, now=now)
         if status >= 400:
             self._forget_prefix(ticket)

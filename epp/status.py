@@ -43,9 +43,19 @@ def status_of(
     evictions = picker.table.evictions()
     states = list(picker.fleet.states())
     ready = picker.fleet.ready(failures_to_eject=spec.scrape.failures_to_eject)
+    left_out = picker.fleet.failures.why(states, settings=spec.failures, now=now)
     return PickerStatus(
         endpoints=tuple(
-            _endpoint(state, picker, ages, evictions, ready=state in ready, now=now) for state in states
+            _endpoint(
+                state,
+                picker,
+                ages,
+                evictions,
+                ready=state in ready,
+                left_out=left_out.get(state, ""),
+                now=now,
+            )
+            for state in states
         ),
         table_entries=len(picker.table),
         policy=picker.policy.metadata.name,
@@ -114,12 +124,17 @@ def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
     ready = picker.fleet.ready(failures_to_eject=scrape.failures_to_eject)
+    left_out = picker.fleet.failures.why(states, settings=picker.policy.spec.failures, now=now)
     ages = scraper.ages(now) if len(ready) < len(states) else {}
     endpoints = []
     for state in states:
         name = state.endpoint.name
         metrics = state.fresh(now=now, stale_after_s=scrape.stale_after_seconds)
-        why_not = "" if state in ready else (ages[name].error if name in ages else "") or "scrapes fail"
+        why_not = (
+            left_out.get(state, "")
+            if state in ready
+            else (ages[name].error if name in ages else "") or "scrapes fail"
+        )
         endpoints.append(
             LiveEndpoint(
                 name,
@@ -139,6 +154,7 @@ def _endpoint(
     evictions: Mapping[EndpointName, int],
     *,
     ready: bool,
+    left_out: str,
     now: float,
 ) -> EndpointStatus:
     endpoint, table = state.endpoint, picker.table
@@ -150,7 +166,9 @@ def _endpoint(
         address=endpoint.address,
         model=endpoint.model,
         adapters=tuple(sorted(state.loaded_adapters())),
-        ready=ready,
+        ready=ready and not left_out,
+        failure_share=picker.fleet.failures.share(state, now=now),
+        left_out=left_out,
         in_flight=state.in_flight,
         peers_in_flight=state.peers_in_flight,
         backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),

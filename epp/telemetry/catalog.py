@@ -58,6 +58,20 @@ PICKS: Final = Spec(
     "comes back.",
     ("endpoint", "reason"),
 )
+ANSWERS: Final = Spec(
+    "epp_answers_total",
+    "counter",
+    "Answers that have begun, by the endpoint that served and the class of the status: 2xx, 3xx, 4xx, 404, 429 or 5xx. Counting "
+    "restarts when an endpoint leaves and comes back.",
+    ("endpoint", "class"),
+)
+HEADERS_SECONDS: Final = Spec(
+    "epp_time_to_headers_seconds_total",
+    "counter",
+    "Seconds from the pick to the headers of the answer, added up over the answers of an endpoint. Divide by epp_answers_total for "
+    "the mean.",
+    ("endpoint",),
+)
 PROMPT_TOKENS: Final = Spec(
     "epp_prompt_tokens_total", "counter", "Estimated prompt tokens of all routed requests."
 )
@@ -154,6 +168,8 @@ EVENTS: Final = (
         PARSED_BYTES,
         UNREAD_BODIES,
         PICKS,
+        ANSWERS,
+        HEADERS_SECONDS,
         PROMPT_TOKENS,
         MATCHED_TOKENS,
     ),
@@ -296,6 +312,19 @@ TABLE_CAPACITY: Final = Spec(
 )
 EVICTIONS: Final = Spec(
     "epp_table_evictions_total", "counter", "Table entries of the endpoint that were evicted.", ("endpoint",)
+)
+FAILURE_SHARE: Final = Spec(
+    "epp_endpoint_failure_share",
+    "gauge",
+    "Share of the endpoint's recent answers that failed, by a moving average: 5xx, 429, and connections that broke before the "
+    "answer. 1 for an endpoint whose requests hang.",
+    ("endpoint",),
+)
+LEFT_OUT: Final = Spec(
+    "epp_endpoint_left_out",
+    "gauge",
+    "1 while the endpoint gets only trial requests, because its answers fail or do not come.",
+    ("endpoint",),
 )
 PEERS_IN_FLIGHT: Final = Spec(
     "epp_endpoint_peers_in_flight",
@@ -457,6 +486,8 @@ STATE: Final = (
         TABLE_CAPACITY,
         EVICTIONS,
         PEERS_IN_FLIGHT,
+        FAILURE_SHARE,
+        LEFT_OUT,
     ),
     *SHARING,
     *EXACT,

@@ -8,8 +8,8 @@ the callable given by the composition root; series of endpoints that are gone go
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -72,8 +72,15 @@ class Metrics:
         self._sampled_true = _counter(catalog.SAMPLED_TRUE, registry)
         self._sampled_ttft = _histogram(catalog.SAMPLED_TTFT, registry)
         self._mismatches = _counter(catalog.MISMATCHES, registry)
-        self._picks: dict[tuple[EndpointName, str], int] = {}
-        registry.register(_StateCollector(state, self._picks))
+        self._picks: dict[tuple[EndpointName, str], float] = {}
+        self._answers: dict[tuple[EndpointName, str], float] = {}
+        self._headers_s: dict[tuple[EndpointName], float] = {}
+        by_endpoint: dict[Spec, dict[Any, float]] = {
+            catalog.PICKS: self._picks,
+            catalog.ANSWERS: self._answers,
+            catalog.HEADERS_SECONDS: self._headers_s,
+        }
+        registry.register(_StateCollector(state, by_endpoint))
         ProcessCollector(registry=registry)
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None:
@@ -110,6 +117,12 @@ class Metrics:
         )
 
     def responded(self, pick: Pick, *, mismatch: bool) -> None:
+        decision = pick.decision
+        answer = decision.served_by, _class_of(decision.status)
+        self._answers[answer] = self._answers.get(answer, 0) + 1
+        if decision.headers_s is not None:
+            key = (decision.served_by,)
+            self._headers_s[key] = self._headers_s.get(key, 0.0) + decision.headers_s
         if mismatch:
             self._mismatches.inc()
             request_log.moved(pick.decision)
@@ -161,19 +174,24 @@ class Metrics:
 
 
 class _StateCollector(Collector):
-    """The picker's state as metrics, and the picks by endpoint, which live as long as their endpoint."""
+    """The picker's state as metrics, and what is counted by endpoint, which lives as long as its endpoint."""
 
-    def __init__(self, state: StatusSource, picks: dict[tuple[EndpointName, str], int]) -> None:
+    def __init__(self, state: StatusSource, by_endpoint: Mapping[Spec, dict[Any, float]]) -> None:
+        """by_endpoint: counts by their labels, of which the endpoint is the first."""
         self._state = state
-        self._picks = picks
+        self._by_endpoint = by_endpoint
 
     def describe(self) -> Iterable[Metric]:
         """Without this, registering would ask for state that is not there yet."""
-        return [_family(spec) for spec in (*catalog.STATE, catalog.PICKS)]
+        return [_family(spec) for spec in (*catalog.STATE, *self._by_endpoint)]
 
     def collect(self) -> Iterator[Metric]:
         status = self._state()
-        yield self._picks_of({e.name for e in status.endpoints})
+        present = {e.name for e in status.endpoints}
+        for spec, counts in self._by_endpoint.items():
+            for key in [key for key in counts if key[0] not in present]:
+                del counts[key]
+            yield _family(spec, *counts.items())
         yield _family(catalog.POLICY, ((status.policy, status.rule), 1.0))
         yield _family(catalog.DRAINING, ((), float(status.draining)))
         yield _family(catalog.HELD_BODIES, ((), float(status.held_body_bytes)))
@@ -187,11 +205,6 @@ class _StateCollector(Collector):
             yield from _sharing_families(status.sharing)
         if status.exact is not None:
             yield from _exact_families(status.exact)
-
-    def _picks_of(self, present: set[EndpointName]) -> Metric:
-        for key in [key for key in self._picks if key[0] not in present]:
-            del self._picks[key]
-        return _family(catalog.PICKS, *self._picks.items())
 
 
 _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...] = (
@@ -215,6 +228,8 @@ _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...]
     (catalog.TABLE_BYTES, lambda e: e.table_bytes),
     (catalog.TABLE_CAPACITY, lambda e: e.table_capacity_bytes),
     (catalog.EVICTIONS, lambda e: e.table_evictions),
+    (catalog.FAILURE_SHARE, lambda e: e.failure_share),
+    (catalog.LEFT_OUT, lambda e: bool(e.left_out)),
 )
 
 
@@ -261,6 +276,13 @@ def _exact_families(exact: ExactStatus) -> Iterator[Metric]:
     yield _family(catalog.EXACT_GAPS, *(((kind,), float(n)) for kind, n in exact.gaps.items()))
     yield _family(catalog.EXACT_MALFORMED, ((), float(exact.malformed)))
     yield _family(catalog.EXACT_CORRECTIONS, *(((kind,), float(n)) for kind, n in exact.corrections.items()))
+
+
+def _class_of(status: int | None) -> str:
+    """Of a status that a server sent. Strange ones go to the class of their first digit, which the data plane checks."""
+    if status in (404, 429):
+        return str(status)
+    return f"{(status or 0) // 100}xx"
 
 
 def _family(spec: Spec, *samples: tuple[tuple[str, ...], float]) -> CounterMetricFamily | GaugeMetricFamily:

@@ -119,6 +119,8 @@ def _endpoint_rows(endpoints: Iterable[EndpointStatus]) -> Iterator[Sequence[str
             "never" if e.scrape_age_s is None else f"{e.scrape_age_s:.1f} s ago",
             _text(", ".join(e.adapters)),
         )
+        if e.left_out:
+            yield (f'<span class="bad">{_text(e.name)} gets only trial requests: {_text(e.left_out)}</span>',)
         if e.scrape_error:
             yield (f'<span class="bad">scrape of {_text(e.name)}: {_text(e.scrape_error, 300)}</span>',)
 

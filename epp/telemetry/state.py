@@ -22,7 +22,7 @@ class EndpointStatus:
     adapters: tuple[str, ...] = ()
     """Believed to be loaded there."""
     ready: bool = True
-    """Among the candidates."""
+    """Among the candidates, for other requests than trials."""
     in_flight: int = 0
     """Requests that this picker has open there."""
     peers_in_flight: int = 0
@@ -51,6 +51,10 @@ class EndpointStatus:
     scrape_age_s: float | None = None
     """None: it has never answered."""
     scrape_error: str = ""
+    failure_share: float = 0.0
+    """Of its recent answers, those that failed."""
+    left_out: str = ""
+    """Why it gets only trial requests; empty: it does not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

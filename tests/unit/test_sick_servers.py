@@ -244,3 +244,16 @@ def fail(picker: Picker, name: str, *, times: int, now: float) -> None:
     assert state is not None
     for _ in range(times):
         picker.fleet.failures.answered(state, failed=True, settings=picker.policy.spec.failures, now=now)
+
+
+def test_people_are_told_who_is_left_out_and_why() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
+    )
+    fail(picker, "a", times=4, now=1.0)
+    states = list(picker.fleet.states())
+    why = picker.fleet.failures.why(states, settings=picker.policy.spec.failures, now=1.0)
+    assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its answers fail"}
+    picker.set_endpoints(picker.endpoints()[1:], now=2.0)
+    assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint

@@ -53,4 +53,6 @@ class Foresight:
     def _snapshot(self, model: str, *, now: float) -> Snapshot:
         fleet, spec = self._picker.fleet, self._picker.policy.spec
         slots = fleet.candidates(model, subset=None, failures_to_eject=spec.scrape.failures_to_eject)
-        return fleet.snapshot(slots, adapter=fleet.adapter(model) if model else "", spec=spec, now=now)
+        return fleet.snapshot(
+            slots, model=model, adapter=fleet.adapter(model) if model else "", spec=spec, now=now
+        )

@@ -138,6 +138,33 @@ def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> Non
     assert shown.value("epp_reload_ok", "policy") == 0
 
 
+def test_answers_are_counted_by_who_served_and_what_came_and_go_with_the_endpoint(shown: Shown) -> None:
+    for status, headers_s in ((200, 0.5), (204, 0.25), (503, 0.1), (429, 0.1), (404, 0.1), (400, 0.1)):
+        done = pick(decision(chosen="b"))
+        done.decision.served_by, done.decision.status = EndpointName("a"), status
+        done.decision.headers_s = headers_s
+        shown.metrics.responded(done, mismatch=True)
+    assert shown.samples("epp_answers_total") == {
+        ("2xx", "a"): 2.0,
+        ("5xx", "a"): 1.0,
+        ("429", "a"): 1.0,
+        ("404", "a"): 1.0,
+        ("4xx", "a"): 1.0,
+    }
+    assert shown.samples("epp_time_to_headers_seconds_total") == {("a",): pytest.approx(1.15)}
+    shown.status = PickerStatus()
+    assert shown.samples("epp_answers_total") == {}
+
+
+def test_a_server_that_is_left_out_shows_with_its_failure_share(shown: Shown) -> None:
+    sick = EndpointStatus(
+        name=EndpointName("a"), address=HERE, ready=False, failure_share=0.75, left_out="its requests hang"
+    )
+    shown.status = PickerStatus(endpoints=(sick,))
+    assert shown.samples("epp_endpoint_left_out") == {("a",): 1.0}
+    assert shown.samples("epp_endpoint_failure_share") == {("a",): 0.75}
+
+
 def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Shown) -> None:
     told, silent = pick(), pick(decision("r2"))
     told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
