@@ -8,7 +8,11 @@ REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare docs lock clean
+<<<<<<< HEAD
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
+=======
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
+>>>>>>> 04dc419 (Ten million bytes of generated input at every entry of the picker, in CI; make fuzz for longer runs)
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +113,9 @@ load: $(VENV)/.dev ## locust users against the gateway of `make run`; ARGS="shar
 
 load-compare: $(VENV)/.dev ## the same locust run by round robin and by the default rule, one report; ARGS="replay"
 	@$(BIN)/python -m tests.load compare $(ARGS)
+
+fuzz: $(VENV)/.dev ## generated input at every entry of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 docs: $(VENV)/.dev ## write the reference pages and the chart's generated files anew from the code
 	@$(BIN)/python -c 'from epp.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'

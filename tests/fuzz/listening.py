@@ -1,0 +1,213 @@
+"""The picker's entries that listen or read from a connection: admin pages, the workers' hub, what Redis holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from epp.config import Config
+from epp.policy import DEFAULT_POLICY
+from epp.sharing.hub import Hub, frame
+from epp.sharing.hub_link import HubLink
+from epp.sharing.link import LinkError
+from epp.sharing.redis_link import RedisLink
+from epp.sharing.wire import MalformedError
+from epp.sharing_config import Redis
+from epp.telemetry.admin import AdminServer
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+from epp.types import Address
+from tests.fuzz.entries import SMALL, OfBytes, StoredTables
+from tests.fuzz.entry import Entry
+from tests.unit.sharing.pickers import Replica
+
+_WAIT_S = 60.0
+
+
+class AdminPages(OfBytes):
+    """Raw bytes on the admin port."""
+
+    seeds: Sequence[bytes] = [
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+        for path in (
+            "/",
+            "/metrics",
+            "/healthz",
+            "/decisions?limit=5&endpoint=a",
+            "/decisions/x%20y",
+            "/config",
+            "/nothing",
+        )
+    ]
+    words: Sequence[bytes] = (
+        b"Host: 127.0.0.1\r\n",
+        b"limit=999999999",
+        b"Content-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"HEAD ",
+        b"POST ",
+    )
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._bad = 0
+
+    async def feed(self, data: bytes) -> bool:
+        answer = await self._exchange(data, end=True)
+        return not answer or not answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+
+    async def check(self) -> None:
+        answer = await self._exchange(self.seeds[2], end=False)
+        assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
+
+    async def _exchange(self, data: bytes, *, end: bool) -> bytes:
+        """What comes back until the server closes. end: say that no more comes, since the request may be half of one."""
+        reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        answer = b""
+        try:
+            with contextlib.suppress(OSError):
+                writer.write(data)
+                await writer.drain()
+                if end:
+                    writer.write_eof()
+                answer = await asyncio.wait_for(reader.read(), _WAIT_S)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        assert not answer.startswith(b"HTTP/1.1 500"), answer[:500]
+        return answer
+
+
+@asynccontextmanager
+async def admin_pages(_: Path) -> AsyncIterator[Entry]:
+    ring = DecisionRing(keep=10)
+    server = AdminServer(
+        address=Address("127.0.0.1", 0),
+        metrics=Metrics(decisions=ring, state=PickerStatus),
+        decisions=ring,
+        state=PickerStatus,
+        not_ready=str,
+        config=Config(endpoints_file="e.yaml"),
+        policy=lambda: DEFAULT_POLICY,
+    )
+    address = await server.start()
+    try:
+        yield AdminPages(address)
+    finally:
+        await server.stop()
+
+
+class HubFrames(OfBytes):
+    """Raw bytes on the workers' socket, while two workers of good will go on."""
+
+    seeds: Sequence[bytes] = [
+        frame(b"J", b"channel") + frame(b"S", b"batch") + frame(b"T", b"table") + frame(b"G"),
+        frame(b"J", b"other") + frame(b"N", b"\0\0\1\0join") + frame(b"J", b"channel") + frame(b"S", b""),
+        frame(b"N", b"\0\0\1\0x") + frame(b"X", b"y") + frame(b"G"),
+    ]
+    words: Sequence[bytes] = (b"\0\0\0\1J", b"\0\0\0\0G", b"\0\0\0\5N", b"\0\0\0\7S", b"\xff\xff\xff\xffS")
+
+    def __init__(self, path: Path, one: HubLink, other: HubLink) -> None:
+        self._path = path
+        self._one, self._other = one, other
+        self._numbers = itertools.count()
+
+    async def feed(self, data: bytes) -> bool:
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        with contextlib.suppress(OSError):
+            writer.write(data)
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), _WAIT_S)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    async def check(self) -> None:
+        """What one worker says reaches the other."""
+        said = b"said %d" % next(self._numbers)
+        await self._one.say(said)
+        async with asyncio.timeout(_WAIT_S):
+            while said not in {received.data for received in await self._other.read()}:
+                pass
+        with contextlib.suppress(LinkError):  # what is stored may be anybody's
+            await self._one.stored()
+
+
+@asynccontextmanager
+async def hub_frames(folder: Path) -> AsyncIterator[Entry]:
+    path = folder / "hub.sock"
+    hub = Hub(path)
+    await hub.start()
+    one, other = HubLink(path), HubLink(path)
+    try:
+        for link in (one, other):
+            await link.join("channel")
+        yield HubFrames(path, one, other)
+    finally:
+        for link in (one, other):
+            await link.close()
+        await hub.close()
+
+
+class RedisValues(OfBytes):
+    """What a Redis that others write to has under our keys."""
+
+    words: Sequence[bytes] = (
+        b"1-0\n",
+        b"18446744073709551615-1\n",
+        b"-\n",
+        b"9" * 40 + b"-0\n",
+        *StoredTables.words,
+    )
+
+    def __init__(self) -> None:
+        self.seeds: Sequence[bytes] = [b"1700000000000-0\n" + StoredTables().seeds[0], b"5-1\n"]
+        self._replica = Replica(1, policy=SMALL)
+        self._redis = _FakeRedis()
+        self._link = RedisLink(Redis(url="redis://127.0.0.1:1"), clock=lambda: 1_000.0)
+        self._link._client = self._redis
+        self._now = itertools.count(1.0)
+
+    async def feed(self, data: bytes) -> bool:
+        self._redis.value = data
+        try:
+            table = await self._link.stored()
+            assert table is not None
+            for _ in self._replica.exchange.load(table.data, now=next(self._now), age_s=table.age_s):
+                pass
+        except (LinkError, MalformedError):
+            return False
+        return True
+
+    async def check(self) -> None:
+        self._replica.picker.housekeep(now=next(self._now))
+        self._replica.check()
+
+
+class _FakeRedis:
+    """As much of a client as is asked here."""
+
+    value = b""
+
+    async def get(self, _: str) -> Any:
+        return self.value
+
+
+@asynccontextmanager
+async def redis_values(_: Path) -> AsyncIterator[Entry]:
+    yield RedisValues()
+
+
+LISTENING: dict[str, Callable[[Path], AbstractAsyncContextManager[Entry]]] = {
+    "admin": admin_pages,
+    "hub": hub_frames,
+    "redis_values": redis_values,
+}

@@ -1,0 +1,117 @@
+"""Feeds one entry until so many bytes are through, with checks in between."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.fuzz.entry import Entry
+from tests.fuzz.mutating import mutants
+from tests.fuzz.trees import tree_mutants
+
+SEEDS: Final = Path(__file__).parent / "seeds"
+_CHECK_EVERY: Final = 50
+_DOCUMENTS: Final = 0.5
+"""Share of the inputs."""
+_BLOCKS_AN_INPUT: Final = 4.0
+"""Allocated blocks by which an entry may grow for each input of the second half: caches fill, and leaks are larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    inputs: int
+    size_bytes: int
+    refused: int
+    grown_blocks: int
+
+
+class FindingError(AssertionError):
+    """An input that did what no input should; the message says how to feed it again."""
+
+
+def kept_inputs(name: str) -> Sequence[bytes]:
+    """What failed once."""
+    return [path.read_bytes() for path in sorted((SEEDS / name).glob("*"))]
+
+
+async def feed(name: str, entry: Entry, *, seed: int, size_bytes: int, folder: Path | None = None) -> Fed:
+    """FindingError at the first input that ends in anything but a typed error, or breaks an invariant."""
+    with quiet():
+        return await _feed(name, entry, seed=seed, size_bytes=size_bytes, folder=folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No logs: nearly every input is a complaint."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+async def _feed(name: str, entry: Entry, *, seed: int, size_bytes: int, folder: Path | None) -> Fed:
+    rng = random.Random(f"{name} {seed}")
+    of_bytes = mutants(rng, entry.seeds, words=entry.words)
+    of_documents = tree_mutants(rng, entry.documents, entry.encode) if entry.documents else None
+    inputs = fed_bytes = refused = half_inputs = half_blocks = 0
+    recent: list[bytes] = []
+    for data in kept_inputs(name):
+        await _feed_one(name, entry, data, folder=folder)
+    while fed_bytes < size_bytes:
+        data = (
+            of_documents() if of_documents is not None and rng.random() < _DOCUMENTS else None
+        ) or of_bytes()
+        recent.append(data)
+        refused += await _feed_one(name, entry, data, folder=folder)
+        inputs += 1
+        fed_bytes += len(data) + 1
+        if inputs % _CHECK_EVERY == 0:
+            await _check(name, entry, recent, folder=folder)
+            recent.clear()
+        if not half_inputs and fed_bytes >= size_bytes / 2:
+            half_inputs, half_blocks = inputs, _blocks()
+    await _check(name, entry, recent, folder=folder)
+    grown = _blocks() - half_blocks
+    allowed = _BLOCKS_AN_INPUT * (inputs - half_inputs) + 2_000
+    assert grown <= allowed, f"{name} grew by {grown} blocks over {inputs - half_inputs} inputs"
+    assert refused < inputs, f"{name} refused every input, so nothing behind its door was tried"
+    return Fed(inputs, fed_bytes, refused, grown)
+
+
+async def _feed_one(name: str, entry: Entry, data: bytes, *, folder: Path | None) -> bool:
+    try:
+        return not await entry.feed(data)
+    except Exception as error:
+        raise FindingError(_keep(name, [data], error, folder=folder)) from error
+
+
+async def _check(name: str, entry: Entry, recent: Sequence[bytes], *, folder: Path | None) -> None:
+    try:
+        await entry.check()
+    except Exception as error:
+        raise FindingError(_keep(name, recent, error, folder=folder)) from error
+
+
+def _keep(name: str, inputs: Sequence[bytes], error: Exception, *, folder: Path | None) -> str:
+    """Write the inputs where they can be fed again. How to say so."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for data in inputs:
+            (folder / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
+    said = f"{type(error).__name__}: {error}"[:300]
+    return f"{name}: {said}; the last input: {inputs[-1][:300]!r}" if inputs else f"{name}: {said}"
+
+
+def _blocks() -> int:
+    gc.collect()
+    return sys.getallocatedblocks()
