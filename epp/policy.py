@@ -414,6 +414,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     spec: PolicySpec = PolicySpec()
 
 
+def only_set(spec: msgspec.Struct) -> dict[str, object]:
+    """What of a spec differs from its defaults, as JSON values."""
+    found: dict[str, object] = {}
+    for one in msgspec.structs.fields(spec):
+        value = getattr(spec, one.name)
+        if value != one.default:
+            inner = isinstance(value, msgspec.Struct)
+            found[one.encode_name] = only_set(value) if inner else msgspec.to_builtins(value)
+    return found
+
+
 def check_spec(spec: object) -> PolicySpec:
     """A spec given as JSON values, checked as one in a file is. ConfigError names the field at fault."""
     try:

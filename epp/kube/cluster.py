@@ -173,6 +173,7 @@ class Cluster:
             await writer.look(
                 self._outcome,
                 says=self._policies.observed(),
+                strangers=self._policies.strangers(),
                 live=self._hooks.live(),
                 pool_uid=pool.uid,
                 holds=holding.holds,

@@ -2,7 +2,8 @@
 
 Fields, bounds, defaults and descriptions come from `epp.policy`; what only Kubernetes knows (CEL rules, status, columns)
 stands here. The API server so refuses what the policy file's reader would refuse, field by field; whatever a schema cannot say
-comes back in the object's status. Every string, list and map has a bound: CEL's cost estimate multiplies them out.
+comes back in the object's status. The schema has no defaults: an object stores what its author set, and a default that changes
+in a later release reaches it. Every string, list and map has a bound: CEL's cost estimate multiplies them out.
 Called by `epp reference crd`.
 """
 
@@ -29,21 +30,19 @@ _KIND_TEXT: Final = (
     "pool the oldest routes, and the others say so in their status."
 )
 
-_RULES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+_RULES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
     "Chunks": (
-        (
-            "self.laterSizeBytes >= self.sizeBytes",
-            "laterSizeBytes is under sizeBytes: later chunks may only be larger",
-        ),
+        ("laterSizeBytes", "sizeBytes", "laterSizeBytes is under sizeBytes: later chunks may only be larger"),
     ),
     "Scrape": (
         (
-            "self.staleAfterSeconds >= self.intervalSeconds",
+            "staleAfterSeconds",
+            "intervalSeconds",
             "staleAfterSeconds is under intervalSeconds: metrics would be stale between scrapes",
         ),
     ),
 }
-"""CEL by struct: what `PolicySpec.__post_init__` says of single structs, so that `kubectl apply` says it, too."""
+"""By struct, the larger field, the smaller one and what to say: what `PolicySpec.__post_init__` says of single structs, so that `kubectl apply` says it, too."""
 
 _COPIED: Final = ("type", "minimum", "maximum", "minLength", "maxLength", "pattern")
 
@@ -56,7 +55,11 @@ def crd() -> Mapping[str, Any]:
         "metadata": {
             "name": f"{PLURAL}.{GROUP}",
             "annotations": {"helm.sh/resource-policy": "keep"},
-            "labels": {"app.kubernetes.io/part-of": "prefix-gateway"},
+            # Gateway API's tools find policies by this label (GEP-713): it changes its target and nothing below.
+            "labels": {
+                "app.kubernetes.io/part-of": "prefix-gateway",
+                "gateway.networking.k8s.io/policy": "Direct",
+            },
         },
         "spec": {
             "group": GROUP,
@@ -118,19 +121,27 @@ def _object(name: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
         made["required"] = list(struct["required"])
     if name in _RULES:
         made["x-kubernetes-validations"] = [
-            {"rule": rule, "message": message} for rule, message in _RULES[name]
+            {"rule": _at_least(larger, smaller, made["properties"], struct), "message": message}
+            for larger, smaller, message in _RULES[name]
         ]
     return made
+
+
+def _at_least(larger: str, smaller: str, fields: Mapping[str, Any], struct: Mapping[str, Any]) -> str:
+    """CEL: one field is not under another. A field that is not set has the picker's default."""
+
+    def value(name: str) -> str:
+        default = struct["properties"][name]["default"]
+        written = float(default) if fields[name]["type"] == "number" else default
+        return f"(has(self.{name}) ? self.{name} : {written})"
+
+    return f"{value(larger)} >= {value(smaller)}"
 
 
 def _field(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     refers = [part["$ref"] for part in (schema, *schema.get("anyOf", ())) if "$ref" in part]
     if refers:
-        made = _object(refers[0].rsplit("/", 1)[1], definitions)
-        if "required" not in made:
-            # Written out: the API server tries the rules on a default before it fills in those of the fields inside.
-            made["default"] = schema["default"]
-        return made
+        return _object(refers[0].rsplit("/", 1)[1], definitions)
     made = {"description": schema["description"]} if "description" in schema else {}
     made |= {key: schema[key] for key in _COPIED if key in schema}
     if "exclusiveMinimum" in schema:  # a number in JSON schema, a flag beside `minimum` in OpenAPI 3.0
@@ -139,8 +150,6 @@ def _field(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
         made |= {"type": "string", "enum": list(schema["enum"])}
     elif made["type"] == "integer":
         made["format"] = "int64"
-    if "default" in schema:
-        made["default"] = schema["default"]
     return made
 
 
@@ -168,6 +177,8 @@ def _status() -> dict[str, Any]:
                 "x-kubernetes-list-map-keys": ["type"],
                 "items": _condition(),
             },
+            "rule": _text("The rule of the spec that was judged, its default included.", 64),
+            "mode": _text("The mode of the spec that was judged, its default included.", 64),
             "endpoints": _number("Endpoints of the pool: every target port of every ready pod."),
             "readyEndpoints": _number("Those that requests may go to: their scrapes succeed."),
             "hitRatio": _text(
@@ -202,7 +213,7 @@ def _last_accepted() -> dict[str, Any]:
             "generation": _number("Its generation."),
             "spec": {
                 "type": "object",
-                "description": "That spec, whole.",
+                "description": "What was set in that spec.",
                 "x-kubernetes-preserve-unknown-fields": True,
             },
         },
@@ -242,11 +253,11 @@ def _columns() -> list[dict[str, Any]]:
 
     return [
         column("Accepted", condition("Accepted", "status"), "Whether the policy is sound and has its place."),
-        column("Rule", ".spec.rule", "The rule that chooses among the candidates."),
+        column("Rule", ".status.rule", "The rule that chooses among the candidates."),
         column("Endpoints", ".status.readyEndpoints", "Endpoints that requests may go to.", type="integer"),
         column("Hit ratio", ".status.hitRatio", "Share of prompt tokens found in prefix caches."),
         column("Age", ".metadata.creationTimestamp", "Time since it was created.", type="date"),
-        column("Mode", ".spec.mode", "Enforce, or DryRun.", priority=1),
+        column("Mode", ".status.mode", "Enforce, or DryRun.", priority=1),
         column("Target", ".spec.targetRef.name", "The InferencePool.", priority=1),
         column(
             "Programmed", condition("Programmed", "status"), "Whether requests are routed by it.", priority=1

@@ -7,7 +7,7 @@ and what finds it empty is left out. `writing` writes what comes out, and logs t
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 _SAME_S: Final = 600.0
@@ -37,6 +37,9 @@ class Happening:
     ]
     message: str
     kind: Literal["Normal", "Warning"] = "Warning"
+    policy: str = ""
+    """Name of the policy that it is about, and its uid; empty: of the pool alone."""
+    policy_uid: str = ""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class Happenings:
 
     def offer(self, happening: Happening, *, now: float, time_text: str) -> Written | None:
         """The Event to write now, new when its count is 1; None: left out."""
-        happening = Happening(happening.reason, happening.message[:_MESSAGE_CHARS], happening.kind)
+        happening = replace(happening, message=happening.message[:_MESSAGE_CHARS])
         self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL_S)
         self._filled_at = now
         if self._tokens < 1:

@@ -130,6 +130,8 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
+    rule: str | None = None
+    mode: str | None = None
     endpoints: int | None = None
     ready_endpoints: int | None = None
     hit_ratio: str | None = None

@@ -14,13 +14,15 @@ Only a change of spec counts as one (`generation`): writes of status, the picker
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from epp.errors import ConfigError
-from epp.kube.objects import PolicyObject
+from epp.kube.objects import PolicyObject, PolicyStatus
 from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
+
+_NAME_CHARS: Final = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,25 @@ class Verdict:
     accepted: Word
     programmed: Word
     last_accepted: Accepted | None
+    rule: str | None = None
+    mode: str | None = None
+    """Of a spec that is sound."""
     routes: bool = False
     """It is the one that routes, by this spec or by the one accepted before."""
     dry_run: bool = False
     """It is the one that is scored beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A policy for another pool, of which another picker speaks, if there is one."""
+
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    target: str
+    status: PolicyStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,7 @@ class PolicySet:
     def __init__(self, *, pool: str) -> None:
         self._pool = pool
         self._claims: dict[str, _Claim] = {}
+        self._strangers: dict[str, Stranger] = {}
         self.changed = False
 
     def __len__(self) -> int:
@@ -102,15 +120,17 @@ class PolicySet:
         for found in objects:
             present.add(found.metadata.name)
             self.put(found)
-        for name in [name for name in self._claims if name not in present]:
+        for name in [name for name in (*self._claims, *self._strangers) if name not in present]:
             self._drop(name)
 
     def put(self, found: PolicyObject) -> None:
         """A policy object that is new, or not what it was."""
         name = found.metadata.name
         before = self._claims.get(name)
+        self._strangers.pop(name, None)
         if not self._is_ours(found):
             self._drop(name)
+            self._strangers[name] = _stranger(found)
         elif before is not None and _same(before, found):
             before.status = found.status
         else:
@@ -130,6 +150,10 @@ class PolicySet:
     def observed(self) -> Mapping[str, Any]:
         """The status that each object has, as last seen."""
         return {name: claim.status for name, claim in self._claims.items()}
+
+    def strangers(self) -> Collection[Stranger]:
+        """The policies of this namespace that are for other pools, as last seen."""
+        return self._strangers.values()
 
     def resolve(self, *, default: Policy, pool_exists: bool) -> Outcome:
         """Judge all of them. What routes from now on is remembered as accepted."""
@@ -154,6 +178,7 @@ class PolicySet:
         )
 
     def check_integrity(self) -> None:
+        assert not self._claims.keys() & self._strangers.keys()
         for name, claim in self._claims.items():
             assert claim.name == name
             assert (claim.spec is None) == bool(claim.fault), "a claim is sound, or says why not"
@@ -164,8 +189,23 @@ class PolicySet:
         return isinstance(target, dict) and target.get("name") == self._pool
 
     def _drop(self, name: str) -> None:
+        self._strangers.pop(name, None)
         if self._claims.pop(name, None) is not None:
             self.changed = True
+
+
+def _stranger(found: PolicyObject) -> Stranger:
+    metadata = found.metadata
+    target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
+    name = target.get("name") if isinstance(target, dict) else None
+    return Stranger(
+        name=metadata.name,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        resource_version=metadata.resource_version,
+        target=str(name or "")[:_NAME_CHARS],
+        status=found.status,
+    )
 
 
 def _same(before: _Claim, found: PolicyObject) -> bool:
@@ -226,6 +266,8 @@ def _verdict(
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
         last_accepted=claim.last,
+        rule=claim.spec.rule if claim.spec else None,
+        mode=claim.spec.mode if claim.spec else None,
         routes=claim is winner,
         dry_run=claim is tried,
     )

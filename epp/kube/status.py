@@ -7,14 +7,15 @@ holders in a row, or a restart, cost nothing. The time of a condition is the tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from epp.kube.live import Live, ratio_text
 from epp.kube.objects import Condition, LastAccepted, PolicyStatus
-from epp.kube.policies import Verdict, Word
+from epp.kube.policies import Stranger, Verdict, Word
+from epp.policy import only_set
 
 _SHORTEST_S: Final = 1.0
 """Between two writes to one object, whatever happens."""
@@ -37,6 +38,8 @@ def desired(
             tried["agreement"] = agreement
     return PolicyStatus(
         observed_generation=verdict.generation,
+        rule=verdict.rule,
+        mode=verdict.mode,
         conditions=tuple(
             _condition(kind, word, verdict.generation, before=before, time_text=time_text)
             for kind, word in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
@@ -45,7 +48,7 @@ def desired(
         ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
         hit_ratio=hit_ratio if counts else None,
         dry_run=tried,
-        last_accepted=LastAccepted(last.generation, msgspec.to_builtins(last.spec)) if last else None,
+        last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else None,
     )
 
 
@@ -62,12 +65,50 @@ def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, 
     )
 
 
-def patch(status: PolicyStatus, *, uid: str) -> Mapping[str, Any]:
-    """As a merge patch; the uid lets a namesake that replaced the object alone."""
+def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
+    """What a policy says that no picker has judged: neither what it said for another target, nor nothing."""
+    word = Word(
+        False,
+        "TargetNotFound",
+        f"no picker for {stranger.target or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
+        "whether a gateway for that pool runs in this namespace",
+    )
+    return PolicyStatus(
+        observed_generation=stranger.generation,
+        conditions=tuple(
+            _condition(kind, word, stranger.generation, before=stranger.status, time_text=time_text)
+            for kind in ("Accepted", "Programmed")
+        ),
+    )
+
+
+def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
+    """As a merge patch; the uid lets a namesake that replaced the object alone, the version whoever wrote meanwhile."""
     body: dict[str, Any] = msgspec.to_builtins(status)
-    for name in ("endpoints", "readyEndpoints", "hitRatio", "dryRun", "lastAccepted"):
+    for name in ("rule", "mode", "endpoints", "readyEndpoints", "hitRatio", "dryRun", "lastAccepted"):
         body.setdefault(name, None)  # in a merge patch: away with it
-    return {"metadata": {"uid": uid}, "status": body}
+    version = {"resourceVersion": resource_version} if resource_version else {}
+    return {"metadata": {"uid": uid, **version}, "status": body}
+
+
+class Unclaimed:
+    """Policies for other pools that nobody judges. A picker of that pool has `_PATIENCE_S` to do it."""
+
+    _PATIENCE_S: Final = 20.0
+    """The Lease of that pool may be changing hands."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+        """By uid and generation, when it was first seen to be unjudged."""
+
+    def due(self, strangers: Iterable[Stranger], *, now: float) -> list[Stranger]:
+        """Those that have waited long enough, each until its status says so."""
+        waiting = {(s.uid, s.generation): s for s in strangers if s.status.observed_generation < s.generation}
+        self._since = {key: self._since.get(key, now) for key in waiting}
+        return [s for key, s in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
+
+    def check_integrity(self) -> None:
+        assert all(at >= 0 for at in self._since.values())
 
 
 class WriteTimes:
@@ -79,7 +120,7 @@ class WriteTimes:
 
     def due(self, uid: str, *, wanted: PolicyStatus, says: PolicyStatus, now: float) -> bool:
         """Whether it is time to make an object that says `says` say `wanted`."""
-        if wanted == says:
+        if _written_back(wanted) == _written_back(says):
             return False
         written = self._written.get(uid)
         if written is None:
@@ -99,5 +140,11 @@ class WriteTimes:
         assert all(at >= 0 for at in self._written.values())
 
 
+def _written_back(status: PolicyStatus) -> PolicyStatus:
+    """Without what the CRD of an older release drops: it would be written for ever. It changes with the generation only."""
+    return msgspec.structs.replace(status, rule=None, mode=None)
+
+
 def _without_numbers(status: PolicyStatus) -> PolicyStatus:
+    status = _written_back(status)
     return msgspec.structs.replace(status, endpoints=None, ready_endpoints=None, hit_ratio=None, dry_run=None)

@@ -7,7 +7,7 @@ worth a write. A write that fails is tried again at its next turn. Called by `cl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,13 +16,14 @@ from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.happenings import Happening, Happenings, Watchman, Written
 from epp.kube.live import HitRatio, Live, why_not
 from epp.kube.objects import PolicyObject, PolicyStatus
-from epp.kube.policies import Outcome, Verdict
-from epp.kube.status import WriteTimes, desired, patch
+from epp.kube.policies import Outcome, Stranger, Verdict
+from epp.kube.status import Unclaimed, WriteTimes, desired, patch, unclaimed
+from epp.policy import API_VERSION, KIND
 
 _log = logging.getLogger(__name__)
 
-_WRITES_AT_ONCE: Final = 5
-"""Of statuses in one look; the others are due at the next."""
+_WRITES_AT_ONCE: Final = 20
+"""Of statuses in one look; the others are due at the next. `_turn` says which come first."""
 _MERGE: Final = "application/merge-patch+json"
 _POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
 _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
@@ -56,6 +57,7 @@ class Writer:
         self._on_written = on_written
         self._time_text = time_text
         self._times = WriteTimes(interval_s=interval_s)
+        self._unclaimed = Unclaimed()
         self._happenings = Happenings()
         self._watchman = Watchman()
         self._hit_ratio = HitRatio()
@@ -66,12 +68,13 @@ class Writer:
         outcome: Outcome,
         *,
         says: Mapping[str, Any],
+        strangers: Collection[Stranger] = (),
         live: Live,
         pool_uid: str,
         holds: Callable[[], bool],
         now: float,
     ) -> None:
-        """`says`: the status that each policy object has now.
+        """`says`: the status that each policy object has now. `strangers`: policies of the namespace for other pools.
 
         `holds`, whether the Lease is held, is asked before each write: a slow API server can take longer over a few of
         them than the Lease lasts.
@@ -80,12 +83,13 @@ class Writer:
         told = self._watchman.look(dict(why_not(live.endpoints)))
         if holds():
             told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
+            await self._write_unclaimed(strangers, holds=holds, now=now)
         for happening in told:
             if holds():
                 await self._tell(happening, pool_uid=pool_uid, now=now)
 
     def check_integrity(self) -> None:
-        for part in (self._times, self._happenings, self._watchman, self._hit_ratio):
+        for part in (self._times, self._unclaimed, self._happenings, self._watchman, self._hit_ratio):
             part.check_integrity()
 
     async def _write_due(
@@ -95,7 +99,9 @@ class Writer:
         self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
         told: list[Happening] = []
         written = 0
-        for name, verdict in outcome.verdicts.items():
+        for name, verdict in sorted(
+            outcome.verdicts.items(), key=lambda each: _turn(each[1], says.get(each[0]))
+        ):
             before = says.get(name) or PolicyStatus()
             wanted = desired(
                 verdict,
@@ -114,10 +120,26 @@ class Writer:
                 told += _news(name, verdict, before=before)
         return told
 
-    async def _write(self, name: str, wanted: PolicyStatus, *, uid: str) -> bool:
+    async def _write_unclaimed(
+        self, strangers: Collection[Stranger], *, holds: Callable[[], bool], now: float
+    ) -> None:
+        """Whoever writes says so, of policies that nobody judges; two holders write the same, and the second is refused."""
+        for stranger in self._unclaimed.due(strangers, now=now)[:_WRITES_AT_ONCE]:
+            if holds():
+                wanted = unclaimed(stranger, time_text=self._time_text())
+                await self._write(
+                    stranger.name, wanted, uid=stranger.uid, resource_version=stranger.resource_version
+                )
+
+    async def _write(self, name: str, wanted: PolicyStatus, *, uid: str, resource_version: str = "") -> bool:
         path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
         try:
-            answer = await self._api.request("PATCH", path, body=patch(wanted, uid=uid), content_type=_MERGE)
+            answer = await self._api.request(
+                "PATCH",
+                path,
+                body=patch(wanted, uid=uid, resource_version=resource_version),
+                content_type=_MERGE,
+            )
             self._on_written(read(answer, PolicyObject))
         except ApiError as error:
             if error.status not in (404, 409):  # gone, or replaced by a namesake: the watch will tell
@@ -133,13 +155,15 @@ class Writer:
         if event is None:
             _log.warning("too many Events, left out: %s: %s", happening.reason, happening.message)
             return
-        path, name = _EVENTS.format(namespace=self._place.namespace), self._event_name(event)
+        path = _EVENTS.format(namespace=self._place.namespace)
         try:
-            if event.count == 1:
-                await self._api.request("POST", path, body=self._event(event, pool_uid=pool_uid))
-            else:
-                again = {"count": event.count, "lastTimestamp": self._time_text()}
-                await self._api.request("PATCH", f"{path}/{name}", body=again, content_type=_MERGE)
+            for name, regarding in self._regarding(event, pool_uid=pool_uid).items():
+                if event.count == 1:
+                    body = self._event(event, name=name, regarding=regarding)
+                    await self._api.request("POST", path, body=body)
+                else:
+                    again = {"count": event.count, "lastTimestamp": self._time_text()}
+                    await self._api.request("PATCH", f"{path}/{name}", body=again, content_type=_MERGE)
         except ApiError as error:
             self._happenings.forget(event)
             self._complain("an Event", error)
@@ -148,19 +172,33 @@ class Writer:
         """Unique to this process, as names of Events must be."""
         return f"{self._place.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
 
-    def _event(self, event: Written, *, pool_uid: str) -> Mapping[str, Any]:
-        place, happening = self._place, event.happening
-        regarding = {
+    def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
+        """By the name of an Event, the object that it stands on: the pool, and the policy that it is about."""
+        place, happening, name = self._place, event.happening, self._event_name(event)
+        pool = {
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
             "namespace": place.namespace,
             "name": place.pool,
         }
+        found = {name: pool | ({"uid": pool_uid} if pool_uid else {})}
+        if happening.policy:
+            found[f"{name}.policy"] = {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "namespace": place.namespace,
+                "name": happening.policy,
+                "uid": happening.policy_uid,
+            }
+        return found
+
+    def _event(self, event: Written, *, name: str, regarding: Mapping[str, str]) -> Mapping[str, Any]:
+        place, happening = self._place, event.happening
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": self._event_name(event), "namespace": place.namespace},
-            "involvedObject": regarding | ({"uid": pool_uid} if pool_uid else {}),
+            "metadata": {"name": name, "namespace": place.namespace},
+            "involvedObject": regarding,
             "reason": happening.reason,
             "message": happening.message,
             "type": happening.kind,
@@ -178,6 +216,13 @@ class Writer:
             _log.error("%s cannot be written, trying on: %s", what, error)
 
 
+def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
+    """First what routes, is tried or is at fault; then policies that nobody has told anything; then the rest."""
+    if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
+        return 0
+    return 1 if says is None or not says.conditions else 2
+
+
 def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[Happening]:
     """What a new status is worth telling about the pool."""
     told = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
@@ -188,7 +233,9 @@ def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[Happenin
     accepted, programmed = verdict.accepted, verdict.programmed
     what = f"policy {name}, generation {verdict.generation}"
     if not accepted.so and new("Accepted", accepted.reason, so=False):
-        return [Happening("PolicyRefused", f"{what}: {accepted.message}; {programmed.message}")]
+        said = f"{what}: {accepted.message}; {programmed.message}"
+        return [Happening("PolicyRefused", said, policy=name, policy_uid=verdict.uid)]
     if programmed.so and new("Programmed", programmed.reason, so=True):
-        return [Happening("PolicyApplied", f"{what}: {programmed.message}", "Normal")]
+        said = f"{what}: {programmed.message}"
+        return [Happening("PolicyApplied", said, "Normal", policy=name, policy_uid=verdict.uid)]
     return []

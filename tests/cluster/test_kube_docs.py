@@ -61,6 +61,10 @@ async def a_pool_with_policies(site: Site) -> None:
     await site.policies.wait_told("other", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1")
     await site.policies.wait_told("trial", "Accepted=True/Accepted@1", "Programmed=False/DryRun@1")
     await site.policies.wait_told("typo", "Accepted=False/Invalid@1", "Programmed=False/Invalid@1")
+    events = ("get", "events", "--field-selector=involvedObject.name=typo", "-n", site.namespace)
+    await wait_until(
+        lambda: "PolicyRefused" in site.plane.kubectl(*events), what="an Event stands on the policy"
+    )
     socket = f"unix:{site.picker.process.stderr.parent}/picker.sock"
     async with grpc.aio.insecure_channel(socket) as channel:
         for n in range(20):
@@ -90,7 +94,7 @@ def outputs(site: Site) -> dict[str, str]:
     status = described.index("\nStatus:\n")
     return {
         "get": run("get", "prefixroutingpolicy") + "\n" + run("get", "prefixroutingpolicy", "-o", "wide"),
-        "describe": described[:spec] + "\nSpec:\n  ..." + described[status:],
+        "describe": described[:spec] + "\nSpec:\n  ..." + even(described[status:]),
         "dryrun": "".join(
             (
                 "$ kubectl get prefixroutingpolicy trial -o yaml\n...\n",
@@ -101,6 +105,15 @@ def outputs(site: Site) -> dict[str, str]:
         + "\n"
         + run("explain", "prefixroutingpolicy.spec"),
     }
+
+
+def even(described: str) -> str:
+    """With the table of Events in columns of one width, and each five minutes old."""
+    head, _, table = described.partition("\nEvents:")
+    rows = [re.split(r"\s{2,}", line.strip()) for line in table.strip().splitlines()]
+    for row in rows[2:]:
+        row[2] = "5m"
+    return f"{head}\nEvents:\n" + "\n".join(f"  {'  '.join(row)}" for row in rows) + "\n"
 
 
 def yaml_part(document: str) -> str:

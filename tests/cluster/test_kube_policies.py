@@ -138,9 +138,15 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
 
 
 def events(site: Site) -> dict[str, str]:
-    """Messages of the pool's Events, by reason."""
+    """Messages of the pool's Events, by reason; those about a policy stand on that policy, too."""
     found = site.plane.get("events", "-n", site.namespace)["items"]
-    assert {e["involvedObject"]["kind"] for e in found} <= {"InferencePool"}
+    on_pool, on_policies = (
+        [e for e in found if e["involvedObject"]["kind"] == kind]
+        for kind in ("InferencePool", "PrefixRoutingPolicy")
+    )
+    assert len(on_pool) + len(on_policies) == len(found)
+    assert {e["message"] for e in on_policies} <= {e["message"] for e in on_pool}
+    found = on_pool
     return {e["reason"]: e["message"] for e in found}
 
 
@@ -277,6 +283,22 @@ async def test_what_an_operator_must_know_is_told_as_events_of_the_pool(
         await site.pool.report(site.hosts(1, start=1))
         described = site.plane.kubectl("describe", "inferencepool", POOL, "-n", namespace)
         assert "EndpointEjected" in described
+        described = site.plane.kubectl("describe", "prefixroutingpolicy", "p", "-n", namespace)
+        assert "PolicyApplied" in described.partition("Events:")[2]
+
+
+async def test_a_policy_that_comes_to_name_a_pool_without_a_picker_no_longer_says_that_it_routes(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
+        site.policies.apply("p", rule="affinity")
+        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        patch = '{"spec": {"targetRef": {"name": "typo"}}}'
+        site.plane.kubectl("patch", "prp", "p", "--type=merge", f"--patch={patch}", "-n", namespace)
+        await site.policies.wait_told(
+            "p", "Accepted=False/TargetNotFound@2", "Programmed=False/TargetNotFound@2"
+        )
+        assert "endpoints" not in (await site.policies.read("p"))["status"]
 
 
 Requests = Sequence[tuple[str, str, object]]

@@ -6,9 +6,15 @@ import msgspec
 import pytest
 
 from epp.errors import ConfigError
-from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, PolicySpec, load_policy
+from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, PolicySpec, check_spec, load_policy, only_set
 
 HEAD = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: test}}\n"
+
+
+def test_what_was_set_is_what_differs_from_the_defaults_and_reads_back_the_same() -> None:
+    spec = check_spec({"rule": "affinity", "gain": {"minMatchTokens": 128}, "sampling": {}})
+    assert only_set(spec) == {"rule": "affinity", "gain": {"minMatchTokens": 128}}
+    assert check_spec(only_set(spec)) == spec
 
 
 def test_an_empty_spec_is_the_default_policy() -> None:

@@ -53,18 +53,17 @@ def test_everything_that_can_grow_has_a_bound(schema: Mapping[str, Any]) -> None
     assert loose == []
 
 
-def test_the_spec_has_the_fields_defaults_and_bounds_of_the_policy_file(schema: Mapping[str, Any]) -> None:
+def test_the_spec_has_the_fields_and_bounds_of_the_policy_file_and_no_default(
+    schema: Mapping[str, Any],
+) -> None:
     spec = schema["properties"]["spec"]
     written = msgspec.to_builtins(PolicySpec())
     assert set(spec["properties"]) == set(written)
     assert spec["required"] == ["targetRef"]
     for name, default in written.items():
-        node = spec["properties"][name]
         if isinstance(default, dict):
-            assert node["default"] == default
-            assert {field: inner["default"] for field, inner in node["properties"].items()} == default
-        elif name != "targetRef":
-            assert node["default"] == default
+            assert set(spec["properties"][name]["properties"]) == set(default)
+    assert [path for path, node in nodes(schema) if "default" in node] == [], "an object stores what was set"
     rate = spec["properties"]["cost"]["properties"]["prefillTokensPerSecond"]
     assert (rate["minimum"], rate["exclusiveMinimum"], rate["maximum"]) == (0, True, 10**7)
 
@@ -76,9 +75,20 @@ def test_what_one_struct_refuses_as_a_whole_is_a_rule_of_the_schema(schema: Mapp
         if "x-kubernetes-validations" in node
     }
     assert rules == {
-        ".spec.chunks": ["self.laterSizeBytes >= self.sizeBytes"],
-        ".spec.scrape": ["self.staleAfterSeconds >= self.intervalSeconds"],
+        ".spec.chunks": [
+            "(has(self.laterSizeBytes) ? self.laterSizeBytes : 1024) >= (has(self.sizeBytes) ? self.sizeBytes : 256)"
+        ],
+        ".spec.scrape": [
+            (
+                "(has(self.staleAfterSeconds) ? self.staleAfterSeconds : 5.0) >= "
+                "(has(self.intervalSeconds) ? self.intervalSeconds : 1.0)"
+            )
+        ],
     }
+
+
+def test_tools_of_gateway_api_find_the_policy() -> None:
+    assert crd()["metadata"]["labels"]["gateway.networking.k8s.io/policy"] == "Direct"
 
 
 def test_the_columns_are_what_an_operator_looks_for_first() -> None:

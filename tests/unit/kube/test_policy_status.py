@@ -46,7 +46,8 @@ def test_it_tells_conditions_endpoints_hit_ratio_and_what_was_accepted() -> None
     ]
     assert (told["endpoints"], told["readyEndpoints"], told["hitRatio"]) == (2, 1, "0.250")
     assert told["lastAccepted"]["generation"] == 4
-    assert told["lastAccepted"]["spec"]["rule"] == "affinity"
+    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}, "rule": "affinity"}, "what was set"
+    assert (told["rule"], told["mode"]) == ("affinity", "Enforce")
     assert told["dryRun"] is None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from epp.kube.api import Api, Query
 from epp.kube.live import Live, LiveEndpoint
+from epp.kube.objects import Condition, PolicyStatus
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.writing import Place, Writer
 from epp.policy import DEFAULT_POLICY
@@ -64,7 +65,7 @@ async def look(server: Server) -> list[str]:
 async def test_the_holder_writes_every_status_and_tells_of_what_routes_and_what_does_not() -> None:
     wrote = await look(Server(lasts=100))
     statuses = [f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b", "c")]
-    assert wrote == [*statuses, *["POST events"] * 3]
+    assert wrote == [*statuses, *["POST events"] * 6], "each stands on the pool and on the policy"
 
 
 async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
@@ -75,7 +76,7 @@ async def test_a_lease_that_is_lost_between_two_writes_ends_them() -> None:
     assert await look(Server(lasts=2)) == [
         f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b")
     ]
-    assert len(await look(Server(lasts=4))) == 4
+    assert len(await look(Server(lasts=5))) == 5
 
 
 async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +89,7 @@ async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptu
         )
     written = [name for name in server.wrote if name == "POST events"]
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert (len(written), len(left_out)) == (10, 10)
+    assert (len(written), len(left_out)) == (20, 10)
     assert left_out[-1].startswith("too many Events, left out: PolicyRefused: policy t, generation 1: ")
 
 
@@ -106,4 +107,68 @@ async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -
         Taking(lasts=100), place, interval_s=10.0, events=True, on_written=lambda _: None, time_text=str
     )
     await writer.look(outcome("a"), says={}, live=LIVE, pool_uid="u", holds=lambda: True, now=1.0)
-    assert names == ["p" * 199 + ".0123abcd.1"]
+    assert names == ["p" * 199 + ".0123abcd.1", "p" * 199 + ".0123abcd.1.policy"]
+
+
+async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() -> None:
+    policies = PolicySet(pool="vllm")
+    told = [f"p{n:02}" for n in range(40)]
+    for name in told:
+        policies.put(policy(name))
+    policies.put(policy("z-bad", sessionHeader="host"))
+    policies.put(policy("z-new"))
+    known = PolicyStatus(observed_generation=0, conditions=(Condition(type="Accepted", status="True"),))
+    says = dict.fromkeys([*told, "z-bad"], known)
+    server = Server(lasts=100)
+    judged = policies.resolve(default=DEFAULT_POLICY, pool_exists=True)
+    await writer_to(server).look(judged, says=says, live=LIVE, pool_uid="u", holds=server.holds, now=1.0)
+    patched = [line.split("/")[1] for line in server.wrote if line.startswith("PATCH")]
+    assert (patched[:3], len(patched)) == (["p00", "z-bad", "z-new"], 20)
+
+
+async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once() -> None:
+    policies = PolicySet(pool="vllm")
+    policies.put(policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 1}))
+    policies.put(policy("theirs", target="elsewhere", status={"observedGeneration": 1}))
+    bodies: list[Any] = []
+
+    class Taking(Server):
+        async def request(self, method: str, path: str, **more: Any) -> bytes:
+            bodies.append((path.rpartition("/ns/")[2], more["body"]))
+            return await super().request(method, path, **more)
+
+    server = Taking(lasts=100)
+    writer = writer_to(server)
+
+    async def look_at(now: float) -> None:
+        nothing = policies.resolve(default=DEFAULT_POLICY, pool_exists=True)
+        await writer.look(
+            nothing,
+            says={},
+            strangers=policies.strangers(),
+            live=LIVE,
+            pool_uid="u",
+            holds=server.holds,
+            now=now,
+        )
+
+    await look_at(1.0)
+    await look_at(19.0)
+    assert bodies == []
+    await look_at(22.0)
+    ((path, body),) = bodies
+    assert path == "prefixroutingpolicies/moved/status"
+    assert body["metadata"] == {"uid": "uid-of-moved", "resourceVersion": "2"}, (
+        "who wrote meanwhile is not overwritten"
+    )
+    accepted, programmed = body["status"]["conditions"]
+    assert (accepted["status"], accepted["reason"], programmed["status"]) == (
+        "False",
+        "TargetNotFound",
+        "False",
+    )
+    assert "elsewhere" in accepted["message"]
+    assert body["status"]["lastAccepted"] is body["status"]["hitRatio"] is None
+    policies.put(policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 2}))
+    await look_at(50.0)
+    assert len(bodies) == 1

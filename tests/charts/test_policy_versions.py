@@ -1,0 +1,81 @@
+"""docs/decisions/0202: an object of v1alpha1 lives on while the CRD comes to serve, and then to store, v1."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from epp.kube.crd import crd
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = pytest.mark.cluster
+
+NAME = "prefixroutingpolicies.prefix-gateway.dev"
+SPEC = {"targetRef": {"name": "vllm"}, "gain": {"minMatchTokens": 128}}
+
+
+def serving(storage: str, *, served: tuple[str, ...]) -> dict[str, Any]:
+    """The CRD with both versions of one schema."""
+    document: dict[str, Any] = copy.deepcopy(dict(crd()))
+    (only,) = document["spec"]["versions"]
+    document["spec"]["conversion"] = {"strategy": "None"}
+    document["spec"]["versions"] = [
+        {**only, "name": name, "served": name in served, "storage": name == storage}
+        for name in ("v1alpha1", "v1")
+    ]
+    return document
+
+
+async def test_objects_outlive_the_change_of_version(own_cluster: ControlPlane) -> None:
+    plane = own_cluster
+
+    def apply(document: Any) -> None:
+        plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(document))
+
+    def policy(version: str, name: str) -> dict[str, Any]:
+        head = {"apiVersion": f"prefix-gateway.dev/{version}", "kind": "PrefixRoutingPolicy"}
+        return {**head, "metadata": {"name": name, "namespace": "default"}, "spec": SPEC}
+
+    async def applied(document: dict[str, Any]) -> None:
+        """As soon as the API server serves the version."""
+
+        def taken() -> bool:
+            try:
+                apply(document)
+            except Exception:  # noqa: BLE001 - whatever kubectl says
+                return False
+            return True
+
+        await wait_until(taken, what="the version is served", timeout_s=60)
+
+    def read(version: str, name: str) -> Any:
+        return plane.get(
+            f"prefixroutingpolicies.{version}.prefix-gateway.dev/{name}", "--namespace", "default"
+        )
+
+    apply(crd())
+    await applied(policy("v1alpha1", "old"))
+    assert read("v1alpha1", "old")["spec"]["gain"] == {"minMatchTokens": 128}, "it stores what was set"
+
+    apply(serving("v1alpha1", served=("v1alpha1", "v1")))
+    await applied(policy("v1", "new"))
+    assert read("v1", "old")["spec"] == read("v1alpha1", "new")["spec"]
+
+    apply(serving("v1", served=("v1alpha1", "v1")))
+    for name in ("old", "new"):
+        plane.kubectl("annotate", "prefixroutingpolicy", name, "seen=again", "--namespace", "default")
+    assert plane.get("crd", NAME)["status"]["storedVersions"] == ["v1alpha1", "v1"]
+    cut = json.dumps({"status": {"storedVersions": ["v1"]}})
+    plane.kubectl("patch", "crd", NAME, "--subresource=status", "--type=merge", f"--patch={cut}")
+    apply(serving("v1", served=("v1",)))
+    for name in ("old", "new"):
+        found = read("v1", name)
+        assert (found["apiVersion"], found["spec"]["gain"]) == (
+            "prefix-gateway.dev/v1",
+            {"minMatchTokens": 128},
+        )
