@@ -1,6 +1,7 @@
-"""`python -m tests.charts.policy_schema`: writes `policy` in the chart's values.schema.json anew, from the CRD of the policy.
+"""`python -m tests.charts.policy_schema`: writes `policy` and `config` in the chart's values.schema.json anew.
 
-helm then refuses what the API server would refuse of a policy object, before anything is installed. `make docs` runs this.
+`policy` comes from the CRD of the policy: helm then refuses what the API server would refuse of a policy object, before anything is
+installed. Of `config` the names of the fields are the picker's own. `make docs` runs this.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
+from epp.config import Config
 from epp.kube.crd import crd
 from tests.charts.rendering import GATEWAY
 
@@ -18,7 +22,8 @@ _KEPT: Final = (
     *("type", "description", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern"),
     "required",
 )
-_BLOCK: Final = re.compile(r'^    "policy": \{$.*?^    \},$', re.DOTALL | re.MULTILINE)
+_WORKERS: Final = {"type": "integer", "minimum": 1, "maximum": 64}
+"""The one field of `config` that the templates read."""
 
 
 def policy_schema() -> dict[str, Any]:
@@ -30,10 +35,24 @@ def policy_schema() -> dict[str, Any]:
     return made
 
 
+def config_schema() -> dict[str, Any]:
+    """Of the value `config`: the picker checks what its fields hold."""
+    names = [field.encode_name for field in msgspec.structs.fields(Config)]
+    return {
+        "type": "object",
+        "description": "The picker's own configuration; the picker checks it: docs/reference-config.md.",
+        "additionalProperties": False,
+        "properties": {name: _WORKERS if name == "workers" else True for name in names},
+    }
+
+
 def written(text: str) -> str:
-    """The schema file with this in it."""
-    block = json.dumps(policy_schema(), indent=2).replace("\n", "\n    ")
-    return _BLOCK.sub(lambda _: f'    "policy": {block},', text, count=1)
+    """The schema file with both in it."""
+    for name, schema in (("policy", policy_schema()), ("config", config_schema())):
+        block = json.dumps(schema, indent=2).replace("\n", "\n    ")
+        old = re.compile(rf'^    "{name}": \{{$.*?^    \}},$', re.DOTALL | re.MULTILINE)
+        text = old.sub(lambda _, new=f'    "{name}": {block},': new, text, count=1)  # type: ignore[misc]  # no type for such a lambda
+    return text
 
 
 def _converted(schema: Mapping[str, Any]) -> dict[str, Any]:
