@@ -1,4 +1,4 @@
-"""The errors that Envoy makes itself, in the JSON that OpenAI's clients parse.
+"""The errors that Envoy makes itself, in JSON that the clients of OpenAI's and of Anthropic's API parse.
 
 Pure. Envoy asks the mappers from the first on; the first whose filter fits decides. The picker's own answers pass as they are: they
 carry `DETAILS` at the beginning of their response code details. Called by `listener`.
@@ -87,6 +87,7 @@ def _status(status: int, comparison: ComparisonFilterOp) -> AccessLogFilter:
 
 def _body(error_type: str, code: str, message: str) -> SubstitutionFormatString:
     error = {"message": message, "type": error_type, "param": None, "code": code}
+    # With `type` beside it, which OpenAI's clients pass over, Anthropic's clients can read it too.
     return SubstitutionFormatString(
-        json_format=Struct.from_dict({"error": error}), content_type="application/json"
+        json_format=Struct.from_dict({"type": "error", "error": error}), content_type="application/json"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -69,6 +70,7 @@ async def test_what_is_no_valid_request_gets_its_error_in_json(
     reply = await ask(at(gateway), request_bytes)
     assert reply.status == status
     assert "content-type: application/json" in reply.head
+    assert json.loads(reply.body)["type"] == "error", "as Anthropic's clients want it"
     error = reply.error()
     assert (error["code"], error["type"] != "", error["message"] != "", error["param"]) == (
         code,
