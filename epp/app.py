@@ -191,6 +191,7 @@ class App:
             ),
         )
         self._draining = False
+        self._overloaded = False
         self._endpoints_known = asyncio.Event()
         self._cluster = self._follow_cluster(config, rng) if config.kubernetes is not None else None
         try:
@@ -309,6 +310,7 @@ class App:
             self._exact,
             draining=self._draining,
             held_body_bytes=self._room.held_bytes,
+            overload_ratio=self._server.overload.share(now=time.monotonic()),
             source_failures=self._sources.failures,
             log_counts=self._log_counts,
             now=time.monotonic(),
@@ -327,6 +329,18 @@ class App:
             due = loop.time() + _LAG_LOOK_S
             await asyncio.sleep(_LAG_LOOK_S)
             self._metrics.lagged(max(0.0, loop.time() - due))
+            self._tell_overload(self._server.overload.share(now=time.monotonic()))
+
+    def _tell_overload(self, share: float) -> None:
+        """One line when it begins, one when it ends."""
+        if (share > 0) != self._overloaded:
+            self._overloaded = share > 0
+            if self._overloaded:
+                _log.warning(
+                    "overloaded: a share of the requests is routed by load without reading them; add CPU or workers"
+                )
+            else:
+                _log.info("no longer overloaded: every request is read again")
 
     async def _drain(self) -> None:
         self._draining = True

@@ -26,6 +26,8 @@ class PickRequest(Struct, frozen=True):
     session: str = ""
     prescribed: tuple[Address, ...] = ()
     """Conformance runs only: addresses that the test names, in order."""
+    hurried: bool = False
+    """The picker has too much to do: choose by load alone, at the least cost."""
 
 
 class Candidate(Struct, frozen=True):

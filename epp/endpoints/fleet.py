@@ -49,6 +49,11 @@ class Fleet:
     def states(self) -> Iterable[EndpointState]:
         return self._states.values()
 
+    @property
+    def one_model(self) -> bool:
+        """Every endpoint serves the same base model, and declares the same adapters."""
+        return all(len(slots) == len(self._states) for slots in self._able.values())
+
     def get(self, name: EndpointName) -> EndpointState | None:
         return self._states.get(name)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from epp.errors import BadRequestError
 from epp.extproc.events import Echo, Slot
-from epp.request.parse import parse_request
+from epp.request.parse import parse_request, skim_request
 from epp.types import ApiKind, InferenceRequest
 
 MAX_PIECE_BYTES: Final = 62_000
@@ -21,6 +21,8 @@ ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
 """Compressed in a way that is not read."""
 PARTIAL: Final = InferenceRequest(kind=ApiKind.OTHER, unread="partial_body")
 """The data plane hands over no more than the start of it."""
+OVERLOADED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
+"""The picker has too much to do to read it."""
 NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
 """The data plane wants to know the server before it hands over the body."""
 NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
@@ -35,6 +37,11 @@ def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> Inferenc
         if partial:
             return PARTIAL
         raise
+
+
+def skim_body(path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:  # noqa: ARG001 - as `read_body`
+    """Of a body that there is no time to read: which API and which model."""
+    return skim_request(path, body, unread=OVERLOADED.unread)
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:

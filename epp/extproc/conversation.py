@@ -16,6 +16,7 @@ from typing import Final
 
 from epp.decision import Observer
 from epp.extproc.codec import decode, encode
+from epp.extproc.overload import Overload
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
@@ -41,6 +42,7 @@ class Streams:
         self.settings = settings
         self.clock = clock
         self.live: set[Conversation] = set()
+        self.overload = Overload()
         self._policy: Policy | None = None
         self._names: frozenset[str] = frozenset()
         self._untidied = False
@@ -104,6 +106,7 @@ class Conversation:
             settings=streams.settings,
             new_request_id=_new_request_id,
             timer=time.perf_counter,
+            unread=streams.overload.skips(now=streams.clock()),
         )
 
     def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:

@@ -49,6 +49,7 @@ class Http2Transport:
             clock=streams.clock,
             on_fault=streams.observer.protocol_error,
             after_writing=streams.tidy,
+            on_turn=streams.overload.turn,
         )
 
     async def start(self) -> int:

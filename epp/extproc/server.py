@@ -15,6 +15,7 @@ from epp.config import Listen
 from epp.decision import Observer
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
+from epp.extproc.overload import Overload
 from epp.extproc.response import PickerPort, StreamSettings
 
 _NOTICE_S: Final = 3.0
@@ -53,6 +54,11 @@ class ExtProcServer:
         self._transport = _transport(self._streams, self._health, listen)
         self.port = 0
         """The port in use, once started; 0 for a unix socket."""
+
+    @property
+    def overload(self) -> Overload:
+        """How much of the work is left out, since there is too much of it."""
+        return self._streams.overload
 
     @property
     def streams(self) -> int:

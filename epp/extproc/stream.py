@@ -27,7 +27,16 @@ from collections.abc import Callable, Sequence
 
 from epp.decision import Observer, Pick, PickRequest
 from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, NoRoomError, PickError
-from epp.extproc.bodies import ENCODED, NO_BODY, NO_ROOM, NOT_SEEN, pieces, read_body
+from epp.extproc.bodies import (
+    ENCODED,
+    NO_BODY,
+    NO_ROOM,
+    NOT_SEEN,
+    OVERLOADED,
+    pieces,
+    read_body,
+    skim_body,
+)
 from epp.extproc.events import (
     Action,
     Answer,
@@ -77,7 +86,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_body", "_closed", "_head", "_kind", "_made_id", "_modes", "_new_id", "_observer", "_phase",
+        "_body", "_closed", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id", "_observer", "_phase",
         "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "hold",
     )  # fmt: skip
 
@@ -89,13 +98,16 @@ class HttpStream:
         settings: StreamSettings,
         new_request_id: Callable[[], str],
         timer: Callable[[], float],
+        unread: bool = False,
     ) -> None:
+        """unread: the picker has too much to do: route by load, read no more than names the model, and let go at once."""
         self._picker = picker
         self._observer = observer
         self._settings = settings
         self._new_id = new_request_id
         self._timer = timer
-        self.hold = settings.hold_streams
+        self._hurry = unread
+        self.hold = settings.hold_streams and not unread
         """Stay until the HTTP request ends; a drain sets it to False. If False, `detach` as soon as `can_detach` says so."""
         self._phase = _Phase.START
         self._modes = settings.assumed_modes
@@ -143,7 +155,9 @@ class HttpStream:
 
     @property
     def can_detach(self) -> bool:
-        """Response headers are answered and no body needs us: the stream may end without harm to the request."""
+        """What must be answered is answered and no body needs us: the stream may end without harm to the request."""
+        if self._hurry and self._pick is not None and not self._modes.request_body.echoed:
+            return True  # The data plane sends what is left of the request without us.
         response = self._response
         unneeded = response.done or response.mode is BodyMode.NONE or response.overridden
         if response.status is None or not unneeded:
@@ -203,9 +217,7 @@ class HttpStream:
             return self._refuse(BlockedPathError("not served by this gateway"))
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
             return self._refuse(self._too_large())
-        if event.end_of_stream or mode is BodyMode.NONE:
-            return self._decide(Slot.REQUEST_HEADERS, instead=self._unseen(), now=now)
-        if mode is BodyMode.STREAMED and not self._modes.early_body:
+        if event.end_of_stream or self._decides_unseen():
             return self._decide(Slot.REQUEST_HEADERS, instead=self._unseen(), now=now)
         if mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
             self._phase = _Phase.BODY
@@ -291,9 +303,20 @@ class HttpStream:
             return (*first, *pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream))
         return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
 
+    def _decides_unseen(self) -> bool:
+        """Whether the pick is made at the headers: no body comes here before it, or there is no time to read one."""
+        modes = self._modes
+        if modes.request_body is BodyMode.NONE:
+            return True
+        if self._hurry and self._picker.one_model:
+            return True
+        return modes.request_body is BodyMode.STREAMED and not modes.early_body
+
     def _unseen(self) -> InferenceRequest:
         """What is known of a body at the time of the headers."""
-        return NO_BODY if self._request_done else NOT_SEEN
+        if self._request_done:
+            return NO_BODY
+        return OVERLOADED if self._hurry else NOT_SEEN
 
     def _decide(
         self,
@@ -326,7 +349,8 @@ class HttpStream:
         elif head.encoded:
             inference = ENCODED
         elif body:
-            inference = read_body(head.path, body, partial=partial)
+            read = skim_body if self._hurry else read_body
+            inference = read(head.path, body, partial=partial)
             self._kind = inference.kind
             parsed = self._timer()
             self._observer.parsed(seconds=parsed - started, size_bytes=len(body))
@@ -344,6 +368,7 @@ class HttpStream:
             subset=None if subset is None else read_addresses(subset),
             session=head.session,
             prescribed=prescribed,
+            hurried=self._hurry,
         )
         pick = self._picker.pick(request, now=now)
         head.forget()

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _TURN_S: Final = 0.002
 _TURN_FRAMES: Final = 16
 """Handled between two looks at the clock."""
+_MANY_EVENTS: Final = 8
+"""In one read: more may be waiting behind them, so how long they waited is measured."""
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _UNREAD_S: Final = 30.0
@@ -78,6 +80,10 @@ class Call:
 Service = Callable[[Call], Handler]
 
 
+class OnTurn(Protocol):
+    def __call__(self, *, worked_s: float, waited_s: float | None, now: float) -> None: ...
+
+
 class Surroundings(Protocol):
     """What a peer needs of its server."""
 
@@ -89,6 +95,8 @@ class Surroundings(Protocol):
     def now(self) -> float: ...
     def fault(self, reason: str) -> None: ...
     def after_writing(self) -> None: ...
+
+    on_turn: OnTurn
 
 
 class Peer(asyncio.Protocol):
@@ -216,7 +224,10 @@ class Peer(asyncio.Protocol):
         server, connection = self._server, self.connection
         self._in_turn = True
         now = started = server.now()
-        self._handle(connection.receive(data, now=now, limit=_TURN_FRAMES), now=now)
+        events = connection.receive(data, now=now, limit=_TURN_FRAMES)
+        self._handle(events, now=now)
+        if len(events) >= _MANY_EVENTS or connection.pending:
+            connection.probe(now=now)
         while connection.pending:
             now = server.now()
             if now - started > _TURN_S or self._unread_since is not None:
@@ -226,6 +237,8 @@ class Peer(asyncio.Protocol):
         self._in_turn = False
         self.flush()
         server.after_writing()
+        now = server.now()
+        server.on_turn(worked_s=now - started, waited_s=connection.waited_s(now=now), now=now)
 
     def _later(self) -> None:
         """The rest of what came waits until others have had their turn, and nothing more is read until then."""
@@ -298,8 +311,12 @@ class Http2Server:
         clock: Callable[[], float],
         on_fault: Callable[[str], None],
         after_writing: Callable[[], None],
+        on_turn: OnTurn,
     ) -> None:
-        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write."""
+        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write.
+
+        `on_turn` hears how long a turn took, and how long its peer's messages had waited before, where that is known.
+        """
         self.services = services
         self.limits = limits
         self.held = HeldBytes(max_held_bytes)
@@ -308,6 +325,7 @@ class Http2Server:
         self.now = clock
         self.fault = on_fault
         self.after_writing = after_writing
+        self.on_turn = on_turn
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._arriving: set[asyncio.Task[None]] = set()

@@ -34,7 +34,7 @@ from epp.request.bodies import (
     Message,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
-from epp.request.cost import weigh
+from epp.request.cost import Weight, weigh
 from epp.request.jsontext import first_byte, plain_text, text_bytes
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts
@@ -61,14 +61,30 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
         return InferenceRequest(kind=ApiKind.OTHER)
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
-    plain = path.partition("?")[0].rstrip("/")
-    kind, parse = next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
     weight = weigh(body)
     if weight.too_costly:
-        return InferenceRequest(
-            kind=kind, model=_seen_model(weight.model), opaque=_is_media(body), unread=COSTLY
-        )
+        return _unread(path, body, weight, why=COSTLY)
+    parse = _api(path)[1]
     return _parse_other(body) if parse is None else _parse_known(parse, body)
+
+
+def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
+    """Only which API and which model a body is for; `unread` says why no more of it was read. Whether it is valid is not judged."""
+    weight = weigh(body)
+    seen = _unread(path, body, weight, why=unread)
+    if seen.model or weight.too_costly:
+        return seen
+    return msgspec.structs.replace(seen, model=_parse_other(body).model)  # Weighing did not come across it.
+
+
+def _unread(path: str, body: Body, weight: Weight, *, why: str) -> InferenceRequest:
+    model = _seen_model(weight.model)
+    return InferenceRequest(kind=_api(path)[0], model=model, opaque=_is_media(body), unread=why)
+
+
+def _api(path: str) -> tuple[ApiKind, Callable[[Body], InferenceRequest] | None]:
+    plain = path.partition("?")[0].rstrip("/")
+    return next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
 
 
 def _seen_model(value: bytes) -> str:

@@ -13,6 +13,7 @@ from epp.policy import Policy, PolicySpec
 from epp.scheduling.rules import MOST, cost_parts_s
 from epp.scheduling.schedule import Choice, Request
 from epp.scheduling.snapshot import Floats, Snapshot
+from epp.types import Endpoint
 
 _SHOWN_CHARS = 256
 """Of a model's name: clients choose it, and decisions are kept."""
@@ -50,6 +51,36 @@ def decision_of(
         candidates=Shown(choice, snapshot, asked, spec=spec),
         unread=inference.unread,
         dry_run=would_pick,
+    )
+
+
+def hurried_decision(
+    request: PickRequest,
+    endpoints: Sequence[Endpoint],
+    *,
+    prompt_tokens: int,
+    adapter: str,
+    policy: Policy,
+    at_unix_s: float,
+) -> Decision:
+    """The record of a choice by load alone, the first of `endpoints`: nobody was scored."""
+    inference = request.inference
+    return Decision(
+        request_id=request.request_id,
+        at_unix_s=at_unix_s,
+        kind=inference.kind,
+        model=inference.model[:_SHOWN_CHARS],
+        adapter=adapter,
+        rule=policy.spec.rule,
+        policy=policy.metadata.name,
+        prompt_tokens=prompt_tokens,
+        prompt_chunks=0,
+        matched_tokens=0,
+        reason="overload",
+        chosen=endpoints[0].name,
+        destinations=tuple([endpoint.address for endpoint in endpoints]),
+        candidates=(),
+        unread=inference.unread,
     )
 
 

@@ -200,6 +200,11 @@ HELD_BODIES: Final = Spec(
     "gauge",
     "Bytes of request bodies that wait for the rest of them, in one worker. `streams.maxHeldBodyBytes` bounds it.",
 )
+OVERLOAD: Final = Spec(
+    "epp_overload_ratio",
+    "gauge",
+    "Share of new requests that are routed by load without reading them, because the picker itself has too much to do.",
+)
 LOG_LINES_LEFT_OUT: Final = Spec(
     "epp_log_lines_left_out_total",
     "counter",
@@ -461,6 +466,7 @@ STATE: Final = (
         POLICY,
         DRAINING,
         HELD_BODIES,
+        OVERLOAD,
         SOURCE_FAILURES,
         LOG_LINES_LEFT_OUT,
         TABLE_TOTAL,

@@ -195,6 +195,7 @@ class _StateCollector(Collector):
         yield _family(catalog.POLICY, ((status.policy, status.rule), 1.0))
         yield _family(catalog.DRAINING, ((), float(status.draining)))
         yield _family(catalog.HELD_BODIES, ((), float(status.held_body_bytes)))
+        yield _family(catalog.OVERLOAD, ((), status.overload_ratio))
         failures = (((source,), float(count)) for source, count in status.source_failures.items())
         yield _family(catalog.SOURCE_FAILURES, *failures)
         left_out = (((reason,), float(count)) for reason, count in status.log_lines_left_out.items())

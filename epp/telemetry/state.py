@@ -129,6 +129,8 @@ class PickerStatus:
     draining: bool = False
     held_body_bytes: int = 0
     """Of request bodies that wait for the rest of them."""
+    overload_ratio: float = 0.0
+    """Share of new requests that are routed by load without reading them."""
     source_failures: Mapping[str, int] = field(default_factory=dict)
     """How often each source of news failed and was started again."""
     log_lines_left_out: Mapping[str, int] = field(default_factory=dict)

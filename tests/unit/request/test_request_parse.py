@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from epp.errors import BadRequestError
-from epp.request.parse import parse_request
+from epp.request.parse import parse_request, skim_request
 from epp.types import ApiKind, InferenceRequest
 
 CHAT = "/v1/chat/completions"
@@ -306,3 +306,15 @@ def test_fields_that_change_what_the_server_makes_of_the_prompt_are_kept_as_they
     assert json.loads(parse_request("/v1/completions", json.dumps(bare).encode()).shaping) == {
         "add_special_tokens": False
     }
+
+
+@pytest.mark.parametrize("key", ['"model"', r'"\u006dodel"'])
+def test_a_body_that_is_only_skimmed_tells_its_model(key: str) -> None:
+    body = f'{{"messages": 17, {key}: "llama"}}'.encode()
+    seen = skim_request("/v1/chat/completions?a=b", body, unread="overload")
+    assert (seen.kind, seen.model, seen.unread, seen.prompt) == (ApiKind.CHAT, "llama", "overload", b"")
+
+
+def test_what_is_skimmed_may_be_anything() -> None:
+    for body in (b"", b"nonsense", b'{"model": 5}', b'{"model": "' + b"[" * 100_000):
+        assert skim_request("/v1/completions", body, unread="overload").model == ""
