@@ -55,7 +55,10 @@ class HeldBytes:
 
 _RATES: Final = {
     # what: (tokens at first and at most, tokens that come back in a second)
-    "rapid_reset": (20_000.0, 10_000.0),
+    "rapid_reset": (
+        10_000.0,
+        10_000.0,
+    ),  # as many as clients may cause who leave at once: more than one core serves
     "ping_flood": (2_000.0, 500.0),
     "settings_flood": (50.0, 5.0),
     "empty_frame_flood": (2_000.0, 200.0),
