@@ -8,11 +8,7 @@ REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
 .PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
-=======
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env conformance bench bench-caching bench-engine bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
->>>>>>> 04dc419 (Ten million bytes of generated input at every entry of the picker, in CI; make fuzz for longer runs)
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
