@@ -206,6 +206,13 @@ class EndpointState:
         """Whether the last scrape is older: word of others comes late, and the scrape may have counted it already."""
         return self.metrics is None or at > self.metrics.scraped_at
 
+    def heard_of_restart(self, *, at: float) -> None:
+        """Another picker saw it restart. Its metrics stay: our own scrape will tell."""
+        self.changed.add(self.slot)
+        self.cold_at = at
+        self.process += 1
+        self.adapters.clear()
+
     def forget_server(self, *, now: float) -> None:
         """Another process serves under this name: metrics, adapters and backlog were the old one's."""
         self.changed.add(self.slot)

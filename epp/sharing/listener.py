@@ -339,11 +339,9 @@ class Listener:
         peer.open.clear()
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:
-        """Another picker saw an endpoint's counters go back. Its metrics stay: our own scrape will tell."""
+        """Another picker saw an endpoint's counters go back."""
         if at > state.cold_at + _SAME_RESTART_S:
-            state.cold_at = at
-            state.process += 1
-            state.adapters.clear()
+            state.heard_of_restart(at=at)
             self._picker.table.clear_endpoint(state.endpoint.name)
 
     def _sized(self, state: EndpointState, event: Sized) -> None:
