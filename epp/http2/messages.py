@@ -12,6 +12,10 @@ from epp.http2.limits import HeldBytes
 PREFIX_BYTES: Final = 5
 """Whether the message is compressed, and its length."""
 
+_FEW: Final = 64
+_PART_BYTES: Final = 1024
+"""Parts that are smaller on the average are joined now and then."""
+
 OK: Final = 0
 UNKNOWN: Final = 2
 INVALID_ARGUMENT: Final = 3
@@ -34,54 +38,58 @@ class BadMessageError(Exception):
 class Assembly:
     """One message that comes in parts, counted in `held` for as long as it is kept."""
 
-    __slots__ = ("_bytes", "_held", "_size")
+    __slots__ = ("_have", "_held", "_parts", "_prefix", "_size")
 
     def __init__(self, held: HeldBytes) -> None:
         self._held = held
-        self._bytes = bytearray()
+        self._prefix = b""
         self._size = -1
-        """Of the message with its prefix; -1: the prefix is not whole."""
+        """Of the message; -1: its prefix is not whole."""
+        self._parts: list[bytes] = []
+        self._have = 0
 
     def take(self, data: bytes, at: int, end: int, *, max_bytes: int) -> int:
         """Add what `data[at:end]` holds of this message; where the rest begins. BadMessageError."""
-        begun = at
         if self._size < 0:
-            stop = min(end, at + PREFIX_BYTES - len(self._bytes))
-            self._add(data, at, stop)
+            stop = min(end, at + PREFIX_BYTES - len(self._prefix))
+            self._prefix += data[at:stop]
             at = stop
-            if len(self._bytes) < PREFIX_BYTES:
+            if len(self._prefix) < PREFIX_BYTES:
                 return at
-            self._size = PREFIX_BYTES + message_bytes(self._bytes, 0, max_bytes=max_bytes)
-        stop = min(end, at + self._size - len(self._bytes))
-        self._add(data, at, stop)
-        if begun < stop and self._held.now > self._held.most:
-            raise BadMessageError(
-                RESOURCE_EXHAUSTED,
-                "too many unfinished messages are held; try again later",
-                reason="too_much_held",
-            )
+            self._size = message_bytes(self._prefix, 0, max_bytes=max_bytes)
+        stop = min(end, at + self._size - self._have)
+        if at < stop:
+            self._add(data[at:stop])
         return stop
 
     def whole(self) -> bytes | None:
         """The message, if all of it is there; it is kept no longer then."""
-        if len(self._bytes) != self._size:
+        if self._have != self._size:
             return None
-        message = bytes(memoryview(self._bytes)[PREFIX_BYTES:])
+        message = b"".join(self._parts)
         self.drop()
         return message
 
     def drop(self) -> None:
         """Keep nothing of it."""
-        self._held.now -= len(self._bytes)
-        self._bytes = bytearray()
+        self._held.now -= self._have
+        self._parts, self._have = [], 0
 
-    def _add(self, data: bytes, at: int, end: int) -> None:
-        if at < end:
-            self._bytes += memoryview(data)[at:end]
-            self._held.now += end - at
+    def _add(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._have += len(part)
+        self._held.now += len(part)
+        if self._held.now > self._held.most:
+            raise BadMessageError(
+                RESOURCE_EXHAUSTED,
+                "too many unfinished messages are held; try again later",
+                reason="too_much_held",
+            )
+        if len(self._parts) > _FEW + self._have // _PART_BYTES:
+            self._parts = [b"".join(self._parts)]  # Tiny parts would cost many times their bytes.
 
 
-def message_bytes(data: bytes | bytearray, at: int, *, max_bytes: int) -> int:
+def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
     """The length of the message whose prefix lies at `at`. BadMessageError where it is not to be taken."""
     if data[at]:
         if data[at] == 1:

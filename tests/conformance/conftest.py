@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from tests.conformance.picker import OwnPicker, PickerUnderTest, own_picker
 from tests.conformance.rows import ROWS, row_of
+from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
 
 _OPTIONS = {
     "--picker": "ip:port or unix:/path of a picker that is running; without it ours is started",
@@ -55,9 +56,13 @@ def _listed(text: str) -> list[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def picker(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[PickerUnderTest]:
     """The picker under test as its users run it: nothing special switched on, unless it was given so."""
+    if _option(request.config, "--picker") and transport() != "http2":
+        pytest.skip("a picker given by address has one transport")
     if not _option(request.config, "--picker"):
         async with own_picker(tmp_path_factory.mktemp("picker")) as ours:
             yield ours
@@ -71,7 +76,9 @@ async def picker(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def flagged(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[PickerUnderTest]:
     """The picker under test with every optional feature switched on."""
     if _option(request.config, "--picker"):
@@ -90,7 +97,11 @@ def controllable(request: pytest.FixtureRequest) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ours(controllable: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OwnPicker]:
+async def ours(
+    controllable: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    both_transports: None,  # noqa: F811 - the fixture
+) -> AsyncIterator[OwnPicker]:
     """Our own picker with its admin address, shared by a module's tests; each leaves it as it was."""
     async with own_picker(tmp_path_factory.mktemp("ours")) as running:
         yield running

@@ -32,7 +32,9 @@ def long(topic: object) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def through(controllable: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+async def through(
+    controllable: None, tmp_path_factory: pytest.TempPathFactory, both_transports: None
+) -> AsyncIterator[Gateway]:
     """Envoy, our picker and three model servers; each test leaves them as they were."""
     async with running_gateway(tmp_path_factory.mktemp("own"), policy=CALM) as gateway:
         yield gateway

@@ -18,7 +18,7 @@ from tests.conformance.picker import BODY, PickerUnderTest, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.processes import wait_until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("both_transports")]
 
 STATUS = health_pb2.HealthCheckResponse
 READINESS = ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]

@@ -1,7 +1,7 @@
 """Which transport the pickers of a test run on: our own HTTP/2, unless a module asks for both.
 
-A module that imports `both_transports` runs on both: twice, that is. Every picker that the harness starts
-meanwhile, in this process or another, gets `listen.transport` from here.
+A test that uses the fixture `both_transports` runs on both: twice, that is. Every picker that the harness starts meanwhile, in this
+process or another, gets `listen.transport` from here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def transport() -> TransportName:
     return cast("TransportName", os.environ.get(_VARIABLE, "http2"))
 
 
-@pytest.fixture(scope="module", params=["http2", "grpcio"], autouse=True)
+@pytest.fixture(scope="module", params=["http2", "grpcio"])
 def both_transports(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_VARIABLE, request.param)

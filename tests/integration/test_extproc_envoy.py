@@ -32,18 +32,26 @@ from tests.harness.extproc_rig import (
     running_envoy,
     running_upstreams,
 )
+from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.envoy,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("both_transports"),
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+async def rig(
+    tmp_path_factory: pytest.TempPathFactory,
+    both_transports: None,  # noqa: F811 - the fixture
+) -> AsyncIterator[Rig]:
     async with running_upstreams(3) as upstreams:
         seen, picker = Seen(), make_picker(upstreams)
         server = ExtProcServer(
             picker,
             seen,
-            listen=Listen(address="127.0.0.1:0"),
+            listen=Listen(address="127.0.0.1:0", transport=transport()),
             settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES, streamed_hold_bytes=256 * 1024),
         )
         await server.start()
@@ -278,7 +286,12 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
     told = asyncio.Event()
     async with running_upstreams(2, told=told) as upstreams:
         seen, picker = Seen(), make_picker(upstreams)
-        server = ExtProcServer(picker, seen, listen=Listen(address="127.0.0.1:0"), settings=StreamSettings())
+        server = ExtProcServer(
+            picker,
+            seen,
+            listen=Listen(address="127.0.0.1:0", transport=transport()),
+            settings=StreamSettings(),
+        )
         await server.start()
         ports = {mode: free_port() for mode in ("buffered", "full_duplex_request")}
         config = bootstrap(ports, upstreams, server.port)

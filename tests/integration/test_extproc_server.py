@@ -28,8 +28,9 @@ from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
-from tests.harness.transport import both_transports, transport  # noqa: F401 - every test runs on both
+from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.usefixtures("both_transports")
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 KEY = "x-gateway-destination-endpoint"
 BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()

@@ -1,0 +1,60 @@
+"""h2spec, a conformance tester for HTTP/2 servers: built once from its Go module, cached by version outside the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.harness.cached_builds import built_elsewhere, cache_folder, only_builder, run
+
+VERSION: Final = "v2.2.1+incompatible"
+_MODULE: Final = "github.com/summerwind/h2spec/cmd/h2spec"
+_REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
+"""Set where CI runs everything; what builds the control plane builds this."""
+
+
+def h2spec_program() -> Path:
+    """Its path, built first where it is not cached. Skips the test where no Go is installed."""
+    final = cache_folder() / f"h2spec-{VERSION}"
+    if (final / "h2spec").exists():
+        return final / "h2spec"
+    if shutil.which("go") is None:
+        if os.environ.get(_REQUIRE):
+            pytest.fail("h2spec is built with Go, which is not installed")
+        pytest.skip("h2spec is built with Go, which is not installed")
+    with only_builder("h2spec", progress=print):
+        if not final.exists():
+            with built_elsewhere(final) as folder:
+                run("go", "install", f"{_MODULE}@{VERSION}", env={"GOBIN": str(folder), "CGO_ENABLED": "0"})
+    return final / "h2spec"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of a report: its section, its text, and why it failed; empty: it passed."""
+
+    section: str
+    text: str
+    failure: str
+
+
+def read_report(path: Path) -> list[Case]:
+    """h2spec's JUnit file."""
+    return [
+        Case(case.get("package", ""), case.get("classname", ""), _failure(case))
+        for case in ET.parse(path).getroot().iter("testcase")
+    ]
+
+
+def _failure(case: ET.Element) -> str:
+    for kind in ("failure", "error", "skipped"):
+        found = case.find(kind)
+        if found is not None:
+            return found.text or kind
+    return ""

@@ -1,0 +1,212 @@
+"""Our HTTP/2 on real sockets against peers that misbehave: what they get, what is counted, and that others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from epp.config import Listen
+from epp.http2 import edge
+from epp.http2.frames import Code, Kind, frame
+from tests.harness.certificate import write_tls
+from tests.harness.http2_frames import data, headers, hello, ping, split, window_update
+from tests.harness.http2_frames import grpc as message
+from tests.integration.test_extproc_server import Exchange, Rig, check, response_headers, serving
+from tests.integration.test_extproc_server import headers as request_headers
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    rig: Rig, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = rig.target.rpartition(":")
+    reader, writer = await asyncio.open_connection(
+        host, int(port), ssl=context, server_hostname="localhost" if context else None
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def until(rig: Rig, fault: str) -> None:
+    async with asyncio.timeout(60):
+        while fault not in rig.seen.faults:  # noqa: ASYNC110 - the list is in the product
+            await asyncio.sleep(0.01)
+
+
+async def last_words(reader: asyncio.StreamReader) -> int:
+    """The code of the GOAWAY before the connection's end."""
+    wire = await asyncio.wait_for(reader.read(), 60)
+    goaway = [f for f in split(wire) if f.kind == Kind.GOAWAY]
+    assert goaway, wire
+    return goaway[-1].code
+
+
+@pytest.mark.parametrize(
+    ("wire", "code", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", Code.PROTOCOL_ERROR, "bad_preface"),
+        (hello() + ping() * 5000, Code.ENHANCE_YOUR_CALM, "ping_flood"),
+        (hello() + headers(1) + data(1) * 5000, Code.ENHANCE_YOUR_CALM, "empty_frame_flood"),
+        (hello() + headers(1, bytes(16_385)), Code.ENHANCE_YOUR_CALM, "header_list_too_large"),
+    ],
+)
+async def test_the_right_code_reaches_a_peer_that_goes_too_far(wire: bytes, code: Code, reason: str) -> None:
+    async with serving() as rig, connected(rig) as (reader, writer):
+        writer.write(wire)
+        assert await last_words(reader) == code
+        await until(rig, reason)
+        async with grpc.aio.insecure_channel(rig.target) as channel:
+            assert (await Exchange(channel).route()).HasField("request_body"), "others are served"
+
+
+async def test_half_a_preface_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(edge, "_TICK_S", 0.01)
+    async with serving() as rig, connected(rig) as (reader, writer):
+        transport = rig.server._transport
+        server = transport._server  # type: ignore[attr-defined]
+        server.now = lambda: now[0]
+        writer.write(hello()[:10])
+        async with asyncio.timeout(60):
+            while not server.peers:  # noqa: ASYNC110 - the set is in the product
+                await asyncio.sleep(0.01)
+        now[0] = time.monotonic() + 1000.0
+        assert await last_words(reader) == Code.PROTOCOL_ERROR
+        assert rig.seen.faults == ["no_hello"]
+
+
+async def test_tls_without_h2_is_refused(tmp_path: Path) -> None:
+    tls = write_tls(tmp_path)
+    context = ssl.create_default_context(cafile=tls.cert_file)
+    async with serving(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
+        async with connected(rig, context) as (reader, _):
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        await until(rig, "no_alpn_h2")
+
+
+async def test_a_peer_that_never_speaks_tls_is_counted(tmp_path: Path) -> None:
+    async with serving(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig:
+        async with connected(rig) as (reader, writer):
+            writer.write(hello())
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 60)
+        await until(rig, "tls_handshake")
+
+
+async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asks for its body back and leaves the answers in the pipe: what we hold for it has an end."""
+    monkeypatch.setattr(edge, "_TICK_S", 0.02)
+    monkeypatch.setattr(edge, "_UNREAD_S", 0.2)
+    async with serving() as rig, connected(rig) as (_, writer):
+        transport = rig.server._transport
+        (peer,) = await peers(transport)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # every asyncio transport has it
+        first = request_headers(0)
+        first.protocol_config.response_body_mode = 4  # full duplex
+        piece = ext_proc.ProcessingRequest(response_body={"body": bytes(15_000)})
+        writer.write(hello(window=2**30) + window_update(0, 2**30) + headers(1))
+        writer.write(b"".join(data(1, message(m.SerializeToString())) for m in (first, response_headers())))
+        held = 0
+        async with asyncio.timeout(60):
+            while "peer_never_reads" not in rig.seen.faults:
+                writer.write(data(1, message(piece.SerializeToString())))
+                await asyncio.sleep(0.001)
+                if peer._transport is not None:
+                    held = max(held, peer._transport.get_write_buffer_size())
+        assert held < 8 * 2**20
+        await rig.settled()
+        assert rig.in_flight() == 0
+
+
+async def peers(transport: object) -> list[edge.Peer]:
+    server = transport._server  # type: ignore[attr-defined]
+    async with asyncio.timeout(60):
+        while not server.peers:  # noqa: ASYNC110 - the set is in the product
+            await asyncio.sleep(0.01)
+    return list(server.peers)
+
+
+async def test_one_peers_flood_is_served_in_slices() -> None:
+    """Ten thousand messages in one read hold no other peer up until they are all done."""
+    async with (
+        serving() as rig,
+        connected(rig) as (_, writer),
+        grpc.aio.insecure_channel(rig.target) as channel,
+    ):
+        assert await check(channel, "") == 1
+        (first, *rest) = await peers(rig.server._transport)
+        first_message = message(request_headers(0).SerializeToString())
+        wire = hello() + b"".join(headers(n) + data(n, first_message) for n in range(1, 6001, 2))
+        target = next(p for p in (first, *rest) if not p.connection._frames.hello_seen)
+        target.data_received(wire)
+        assert target.connection.pending, "the loop has its turn in between"
+        served = rig.server.streams
+        assert 0 < served < 3000
+        await asyncio.wait_for(check(channel, ""), 60)
+        async with asyncio.timeout(60):
+            while rig.server.streams < 3000:  # noqa: ASYNC110 - the streams are in the product
+                await asyncio.sleep(0.01)
+        writer.write(frame(Kind.GOAWAY, bytes(8)))
+
+
+async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
+    async with serving() as rig:
+        rig.server._transport._server.max_peers = 1  # type: ignore[attr-defined]
+        async with connected(rig):
+            await peers(rig.server._transport)
+            async with connected(rig) as (reader, _):
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), 60) == b""
+            assert rig.seen.faults == ["too_many_connections"]
+
+
+async def test_five_thousand_streams_are_held_on_one_connection() -> None:
+    async with serving() as rig, connected(rig) as (reader, writer):
+        writer.write(hello(window=2**20) + window_update(0, 2**30))
+        first = message(request_headers(0).SerializeToString())
+        for start in range(1, 10_001, 200):
+            writer.write(b"".join(headers(n) + data(n, first) for n in range(start, start + 200, 2)))
+            await writer.drain()
+        async with asyncio.timeout(120):
+            while rig.server.streams < 5000 or rig.in_flight() < 5000:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.01)
+        reading = asyncio.create_task(reader.read())
+        answer = message(response_headers().SerializeToString())
+        writer.write(b"".join(data(n, answer, ends=True) for n in range(1, 10_001, 2)))
+        await rig.settled()
+        assert rig.in_flight() == 0
+        writer.write_eof()
+        wire = await asyncio.wait_for(reading, 60)
+        assert sum(f.kind == Kind.HEADERS and f.ends for f in split(wire)) == 5000
+
+
+async def test_answers_to_one_read_are_one_write() -> None:
+    async with serving() as rig, connected(rig):
+        (peer,) = await peers(rig.server._transport)
+        written: list[bytes] = []
+
+        class Pipe(asyncio.Transport):
+            def write(self, chunk: bytes | bytearray | memoryview) -> None:
+                written.append(bytes(chunk))
+
+            def is_closing(self) -> bool:
+                return False
+
+        kept, peer._transport = peer._transport, Pipe()
+        first = message(request_headers(0).SerializeToString())
+        peer.data_received(hello() + b"".join(headers(n) + data(n, first) for n in (1, 3, 5)))
+        peer._transport = kept
+        assert len(written) == 1
+        assert [f.kind for f in split(written[0])] == [Kind.SETTINGS, *[Kind.HEADERS, Kind.DATA] * 3]
