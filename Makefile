@@ -8,7 +8,7 @@ REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-serving bench-gpu bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,12 @@ bench-engine: engine-env ## the caching documents' rows that need a real model, 
 
 bench-schedulers: engine-env ## naive, offline and online batches of a real model, with kept prompts and without; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine.schedulers $(ARGS)
+
+bench-serving: engine-env vllm-env ## Poisson arrivals at our engine and at vLLM on the CPU, with the cache and without; ARGS="--help"
+	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.serving $(ARGS)
+
+bench-gpu: $(VENV)/.dev ## the rows that need a GPU, under ten minutes, going on where it stopped; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
+	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python -m tests.engine_env run,$(PYTHON) -m) tests.bench.gpu $(ARGS)
 
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.peers $(ARGS)

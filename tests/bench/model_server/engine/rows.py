@@ -108,8 +108,11 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
         repeats=repeats,
         say=say,
     )
+    tokens = 2 * sum(sizes)
     row = {
         "prompts": count,
+        "input tokens/s with": tokens / kept.median("001-6 with"),
+        "input tokens/s without": tokens / kept.median("001-6 without"),
         "s with": kept.median("001-6 with"),
         "s without": kept.median("001-6 without"),
         "without / with": kept.ratio("001-6 without", "001-6 with"),

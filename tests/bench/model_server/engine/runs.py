@@ -36,6 +36,14 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
     },
+    "gpt2": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "vocab_size": 50257,
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -45,7 +53,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 512,
     },
 }
-"""Llama's, of 8 billion parameters, and one for tests."""
+"""Llama's, of 8 billion parameters; one of GPT-2's size; and one for tests."""
 
 
 @dataclass(frozen=True, slots=True)

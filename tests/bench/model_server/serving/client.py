@@ -1,0 +1,160 @@
+"""Requests sent at random times, whatever becomes of those before them, and what came back when.
+
+One event of a stream is one token where the server sends each token by itself, as both servers here do. Caller: the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import aiohttp
+
+_TOKENS = range(1000, 40_000)
+_COUNTERS = re.compile(r"^vllm:prefix_cache_(hits|queries)(?:_total)?\{[^}]*\} (\S+)$", re.MULTILINE)
+_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The document's: 330 tokens that all prompts share, 550 of their own, 150 answered, 500 requests."""
+
+    requests: int = 500
+    shared_tokens: int = 330
+    own_tokens: int = 550
+    answer_tokens: int = 150
+    rate_per_s: float
+    seed: int = 1
+
+    def prompts(self, *, name: str) -> list[list[int]]:
+        """The same for the same name; two names share nothing."""
+        shared = self._tokens(f"{name} shared", self.shared_tokens)
+        return [shared + self._tokens(f"{name} {n}", self.own_tokens) for n in range(self.requests)]
+
+    def arrivals_s(self) -> list[float]:
+        """Poisson: the same times for every side."""
+        rng, now = random.Random(self.seed), 0.0
+        return [now := now + rng.expovariate(self.rate_per_s) for _ in range(self.requests)]
+
+    def _tokens(self, name: str, count: int) -> list[int]:
+        rng = random.Random(f"{self.seed} {name}")
+        return [rng.choice(_TOKENS) for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request's times, in seconds since it was sent."""
+
+    token_s: Sequence[float]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.token_s[-1] - self.token_s[0]) / max(1, len(self.token_s) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    served: Sequence[Served]
+    elapsed_s: float
+    prompt_tokens: int
+    hit_share: float
+
+    def row(self) -> dict[str, float]:
+        """Means and 99th percentiles, by the names of 001's tables."""
+        answered = sum(len(one.token_s) for one in self.served)
+        found = {
+            "hits": self.hit_share,
+            "requests/s": len(self.served) / self.elapsed_s,
+            "input tokens/s": self.prompt_tokens / self.elapsed_s,
+            "output tokens/s": answered / self.elapsed_s,
+        }
+        series = {
+            "TTFT": [one.ttft_s for one in self.served],
+            "TPOT": [one.tpot_s for one in self.served],
+            "ITL": [gap for one in self.served for gap in one.gaps_s] or [0.0],
+        }
+        for name, seconds in series.items():
+            found[f"{name} ms"] = 1000 * fmean(seconds)
+            found[f"{name} P99"] = 1000 * percentile(seconds, 99)
+        return found
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many per cent of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+async def serve(url: str, model: str, load: Load, *, name: str) -> Run:
+    """Send the load and wait for every answer. RuntimeError: the server refused one or cut it off."""
+    prompts = load.prompts(name=name)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
+        before = await _counters(session)
+        started = time.monotonic()
+
+        async def one(prompt: list[int], at_s: float) -> Served:
+            await asyncio.sleep(started + at_s - time.monotonic())
+            return await _ask(session, model, prompt, answer_tokens=load.answer_tokens)
+
+        pairs = zip(prompts, load.arrivals_s(), strict=True)
+        served = await asyncio.gather(*(one(prompt, at_s) for prompt, at_s in pairs))
+        elapsed_s = time.monotonic() - started
+        after = await _counters(session)
+    queried = after["queries"] - before["queries"]
+    hits = after["hits"] - before["hits"]
+    return Run(served, elapsed_s, sum(map(len, prompts)), hits / queried if queried else 0.0)
+
+
+async def _ask(
+    session: aiohttp.ClientSession, model: str, prompt: list[int], *, answer_tokens: int
+) -> Served:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": answer_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    sent, times, ended = time.monotonic(), list[float](), False
+    async with session.post("/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(f"{session._base_url}: {response.status} {await response.text()}")
+        async for line in response.content:
+            if line.startswith(b"data: [DONE]"):
+                ended = True
+            elif line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(str(event["error"]))
+                if event.get("choices"):
+                    times.append(time.monotonic() - sent)
+    if not ended or not times:
+        raise RuntimeError("a stream broke off")
+    return Served(times)
+
+
+async def _counters(session: aiohttp.ClientSession) -> dict[str, float]:
+    async with session.get("/metrics") as response:
+        page = await response.text()
+    found = {"hits": 0.0, "queries": 0.0}
+    for name, value in _COUNTERS.findall(page):
+        found[name] += float(value)
+    return found

@@ -1,0 +1,53 @@
+"""The bench of serving loads: its client against our server with made-up words, and what it makes of the times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from model_server.runners.cost import CostModel
+from tests.bench.model_server.serving import client
+from tests.bench.model_server.serving.client import Load, Run, Served
+from tests.harness.http_model_server import Start
+
+pytest_plugins = ["tests.harness.http_model_server_fixtures"]
+
+
+@pytest.mark.parametrize(("cache", "hits"), [(True, 0.375), (False, 0.0)])
+async def test_001_7s_load_hits_37_5_percent_and_every_token_is_timed(
+    start: Start, *, cache: bool, hits: float
+) -> None:
+    """The document's lengths in whole blocks. One prompt was asked before, and of it all but the last block is found."""
+    load = Load(requests=40, shared_tokens=336, own_tokens=560, answer_tokens=5, rate_per_s=2000.0)
+    costs = CostModel(speed=50)
+    server = await start(enable_prefix_caching=cache, costs=costs, num_blocks=4096)
+    async with server.http.get("/health") as response:
+        url = str(response.url.origin())
+    run = await client.serve(url, "demo", replace(load, requests=1), name="x")
+    assert run.hit_share == 0
+    run = await client.serve(url, "demo", load, name="x")
+    assert [len(one.token_s) for one in run.served] == [5] * 40
+    assert run.hit_share == pytest.approx((39 * 336 + 880) / (40 * 896) if cache else 0, abs=1e-6)
+    assert run.hit_share == pytest.approx(hits, abs=0.02)
+    assert run.prompt_tokens == 40 * 896
+
+
+def test_times_become_means_and_percentiles() -> None:
+    run = Run([Served([0.1, 0.2, 0.4]), Served([0.3, 0.4, 0.5])], 2.0, 200, 0.5)
+    row = run.row()
+    assert row["TTFT ms"] == pytest.approx(200)
+    assert row["TTFT P99"] == pytest.approx(300)
+    assert row["TPOT ms"] == pytest.approx(125)
+    assert row["ITL P99"] == pytest.approx(200)
+    assert (row["requests/s"], row["input tokens/s"], row["output tokens/s"]) == (1, 100, 3)
+
+
+def test_sides_get_the_same_arrivals_and_repeats_get_others() -> None:
+    one, same, other = (Load(rate_per_s=3.0, seed=seed, requests=50) for seed in (1, 1, 2))
+    assert one.arrivals_s() == same.arrivals_s() != other.arrivals_s()
+    assert one.prompts(name="a") == same.prompts(name="a")
+    shared = [prompt[:330] for prompt in one.prompts(name="a")]
+    assert all(start == shared[0] for start in shared)
+    assert shared[0] != other.prompts(name="a")[0][:330]
+    assert sum(one.arrivals_s()[-1:]) == pytest.approx(50 / 3, rel=0.5)
