@@ -15,6 +15,7 @@ def add_groups(run: argparse.ArgumentParser) -> None:
         "KV store", "with --runner hf: prefixes beyond the KV cache, in main memory and on disk"
     )
     _add_kv_store(store)
+    _add_mode(store)
     _add_approximation(store)
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
 
@@ -28,6 +29,7 @@ def kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
         cpu_bytes=int(args.kv_store_cpu_size * 1e9),
         device_bytes=int(args.kv_store_device_size * 1e9),
         ratio=args.kv_store_ratio,
+        mode=args.kv_store_mode,
         chunk_share=args.kv_store_chunk_share,
         reorder_share=args.kv_store_reorder_share,
     )
@@ -69,6 +71,16 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         default=0.0,
         metavar="GB",
         help="memory of the model's device for them, beside --num-blocks; with a ratio under 1 (default %(default)s)",
+    )
+
+
+def _add_mode(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-store-mode",
+        choices=("load", "auto"),
+        default="load",
+        help="load: whatever is stored is loaded; auto: a prefix is computed again where that is expected to take less time than its "
+        "load, by this server's own speeds as it learns them; with a ratio of 1 (default %(default)s)",
     )
 
 

@@ -48,8 +48,13 @@ class StoreMetrics:
         ):
             yield self._family(GaugeMetricFamily, name, text, (), [((), value)])
         yield from self._by_tier(now)
-        loads: list[_Sample] = [(("exact",), now.exact_loads), (("selective",), now.selective_loads)]
-        yield self._family(CounterMetricFamily, "kv_store:loads", "Prefixes loaded", ("mode",), loads)
+        loads: list[_Sample] = [
+            (("exact",), now.exact_loads),
+            (("selective",), now.selective_loads),
+            (("computed",), now.computed_instead),
+        ]
+        about = "Prefixes loaded; computed: not loaded, since computing them was expected to take less time"
+        yield self._family(CounterMetricFamily, "kv_store:loads", about, ("mode",), loads)
 
     def _by_tier(self, now: StoreStatus) -> Iterator[Metric]:
         for kind, name, text, values in (

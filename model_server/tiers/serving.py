@@ -36,6 +36,7 @@ from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.runner import HfRunner
 from model_server.runners.hf.views import Context, KvView, LongChunk
+from model_server.tiers.cost import Speeds
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
@@ -89,6 +90,7 @@ class _GuardedView:
 class _Counts:
     exact_loads: int = 0
     selective_loads: int = 0
+    computed_instead: int = 0
     failures: int = 0
 
 
@@ -129,6 +131,7 @@ class ServedTiers:
         self._clock = clock
         self._health = Health()
         self._counts = _Counts()
+        self.speeds = Speeds()
         self._reordering: BackgroundReordering | None = None
 
     # The event loop's thread.
@@ -179,6 +182,7 @@ class ServedTiers:
             waiting_bytes=self.writer.waiting_bytes,
             exact_loads=counts.exact_loads,
             selective_loads=counts.selective_loads,
+            computed_instead=counts.computed_instead,
             reordered_nodes=self._reordering.reordered_nodes if self._reordering else 0,
             load_failures=counts.failures,
             write_failures=written.failures + (self._reordering.failures if self._reordering else 0),
@@ -203,14 +207,21 @@ class ServedTiers:
             prefix = self.reader.open(hashes, weights=weights)
             if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
                 return None
+            if self.settings.mode == "auto" and not self._loading_pays(prefix, first_block):
+                self._counts.computed_instead += 1
+                return None
             found = self._open(prefix) if self._selection else self._load(prefix, first_block)
         except (StoreError, OSError) as error:
             self._failed(prefix, error)
             return None
         return found
 
+    def _loading_pays(self, prefix: TieredPrefix, first_block: int) -> bool:
+        tokens = prefix.num_tokens - first_block * self.store.layout.block_tokens
+        return self.speeds.loading_pays(tokens=tokens, num_bytes=tokens * self._records.shape.bytes_per_token)
+
     def _load(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix:
-        size = self.store.layout.block_tokens
+        started_s, size = self._clock(), self.store.layout.block_tokens
         tokens = torch.arange(first_block * size, prefix.num_tokens)
         prefix.foresee(tokens)
         content = []
@@ -220,6 +231,7 @@ class ServedTiers:
         self._health.worked()
         self._counts.exact_loads += 1
         size_bytes = len(tokens) * self._records.shape.bytes_per_token
+        self.speeds.loaded(num_bytes=size_bytes, seconds=self._clock() - started_s)
         return LoadedPrefix(first_block, prefix.num_tokens // size, size_bytes, content)
 
     def _open(self, prefix: TieredPrefix) -> OutsidePrefix:
@@ -252,12 +264,15 @@ class ServedTiers:
         for load in plan.loads:
             self._copy_in(load)
         while True:
+            started_s = self._clock()
             try:
                 result = runner.execute(plan)
                 break
             except _UnreadableError as failed:
                 self._failed(_view_of(failed.request).prefix, failed.error)
                 self._compute_prefix(plan, failed.request)
+        num_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
+        self.speeds.computed(tokens=num_tokens, seconds=self._clock() - started_s)
         for chunk in plan.chunks:
             request, end = chunk.request, chunk.start + chunk.num_tokens
             if chunk.samples and chunk.start < request.num_prompt_tokens <= end:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from model_server.tiers.similarity import DEFAULT_ALPHA
 
@@ -48,6 +49,9 @@ class SelectionSettings:
         return max(1, round(self.ratio * num_tokens))
 
 
+Mode = Literal["load", "auto"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
     """A server's prefixes beyond the blocks of its engine."""
@@ -61,6 +65,8 @@ class KvStoreSettings:
     """The model's device's memory for them, beside the engine's blocks."""
     ratio: float = 1.0
     """1: stored prefixes are loaded whole, and answers are exact. Less: only so much of their tokens is read."""
+    mode: Mode = "load"
+    """auto: a prefix whose computation is expected to take less time than its load is computed."""
     chunk_tokens: int = 16
     chunk_share: float = FEW_CHUNKS
     """With a ratio under 1, as in `SelectionSettings`."""
@@ -81,6 +87,10 @@ class KvStoreSettings:
         if self.device_bytes and self.ratio == 1:
             raise ValueError(
                 "memory of the device is for prefixes that are read selectively: give a ratio under 1, or none of it"
+            )
+        if self.mode == "auto" and self.ratio != 1:
+            raise ValueError(
+                "--kv-store-mode auto chooses between two exact ways, loading and computing: give it with a ratio of 1"
             )
         if not 0 <= self.reorder_share <= 1:
             raise ValueError(f"the share of time for reordering is between 0 and 1, not {self.reorder_share}")

@@ -122,6 +122,26 @@ async def test_what_the_cache_has_lost_is_loaded_and_says_the_same(serve: Serve)
         assert await server.metric("vllm:external_prefix_cache_hits_total") == loaded
 
 
+async def test_auto_computes_a_prefix_whose_load_would_take_longer_and_loads_it_otherwise(
+    serve: Serve,
+) -> None:
+    async with serve(mode="auto") as server:
+        first, _ = await server.ask(FIRST)
+        await server.ask(SECOND)
+        server.tiers.speeds.loaded(num_bytes=1, seconds=1e9)
+        assert (await server.ask(FIRST))[0] == first
+        assert server.tiers.status().exact_loads == 0
+        assert await server.metric("vllm:external_prefix_cache_hits_total") == 0
+        assert server.tiers.status().computed_instead == 1
+    async with serve(mode="auto") as server:
+        assert await server.ask(FIRST) == (first, 16 * ((await _length(server)) // 16))
+        assert server.tiers.status().exact_loads == 1, "a server that knows no speeds yet loads"
+
+
+async def _length(server: Stored) -> int:
+    return int((await server.post("/tokenize", prompt=FIRST))["count"])
+
+
 async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
     async with serve() as server:
         first, _ = await server.ask(FIRST)

@@ -1,0 +1,84 @@
+"""When which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
+
+`Machine` and `Work` say what a request costs on stated hardware; `Speeds` learns the same from a running server, which knows
+neither its disk's bandwidth nor its processor's. Pure: times come in as numbers.
+
+The model is a sum: the new tokens' computation, what disk has to give, a latency for each read. Reads ahead of the computation
+make it smaller, and the tiers' own work makes it larger. Against the measured cells of docs/tiers.md it is right within a third where the
+tiers are small.
+
+Callers: the server's tiers (`Speeds`), tests and docs (the rest).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MEMORY = 0.2
+"""The newest measurement's share in a learnt speed."""
+_FEW_TOKENS = 32
+"""A step of fewer tokens tells the time of a step rather than that of its tokens."""
+_TRY_AGAIN = 16
+"""So many prefixes are computed instead of being loaded, and then one is loaded, to see whether that has become faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    flops_per_s: float
+    weights_bytes_per_s: float
+    """Every layer reads its weights at least once a step."""
+    disk_bytes_per_s: float
+    read_s: float = 0.0
+    """What each read takes beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One request: its computation, and what its way to the prefix's KV reads from disk (what the tiers hold costs nothing here)."""
+
+    computed_tokens: int
+    """The new ones; with those of the prefix where it is computed again."""
+    layers: int
+    layer_weights: int
+    disk_bytes: float = 0.0
+    reads: float = 0.0
+
+    def seconds(self, machine: Machine) -> float:
+        flops = 2 * self.layer_weights * self.computed_tokens / machine.flops_per_s
+        weights = 2 * self.layer_weights / machine.weights_bytes_per_s
+        disk = self.disk_bytes / machine.disk_bytes_per_s + self.reads * machine.read_s
+        return self.layers * max(flops, weights) + disk
+
+
+class Speeds:
+    """What this server does in a second, learnt as it goes. One thread computes and another one loads: each writes its own part."""
+
+    def __init__(self) -> None:
+        self._compute_s_per_token: float | None = None
+        self._load_s_per_byte: float | None = None
+        self._refused = 0
+
+    def computed(self, *, tokens: int, seconds: float) -> None:
+        if tokens >= _FEW_TOKENS:
+            self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
+
+    def loaded(self, *, num_bytes: int, seconds: float) -> None:
+        if num_bytes:
+            self._load_s_per_byte = _learnt(self._load_s_per_byte, seconds / num_bytes)
+
+    def loading_pays(self, *, tokens: int, num_bytes: int) -> bool:
+        """Loading the prefix is expected to take less time than computing it; unknown speeds are learnt by loading."""
+        if self._compute_s_per_token is None or self._load_s_per_byte is None:
+            return True
+        if num_bytes * self._load_s_per_byte <= tokens * self._compute_s_per_token:
+            self._refused = 0
+            return True
+        self._refused += 1
+        if self._refused > _TRY_AGAIN:
+            self._refused = 0
+            return True
+        return False
+
+
+def _learnt(known: float | None, seen: float) -> float:
+    return seen if known is None else (1 - _MEMORY) * known + _MEMORY * seen

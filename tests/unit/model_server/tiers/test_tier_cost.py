@@ -1,0 +1,97 @@
+"""The cost model against the measured cells of docs/tiers.md, and what a server learns of its own speeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_server.tiers.cost import Machine, Speeds, Work
+
+_SLOW_MOTION = 50
+_MACHINE = Machine(
+    flops_per_s=150e12 / _SLOW_MOTION,
+    weights_bytes_per_s=1.5e12 / _SLOW_MOTION,
+    disk_bytes_per_s=5e9 / _SLOW_MOTION,
+    read_s=100e-6,
+)
+"""The disk and accelerator of the page."""
+_OWN_S = 0.03
+"""Our own work in each request, as the page has it."""
+_LAYERS, _WEIGHTS, _NEW = 6, 12 * 7168**2, 24
+_BYTES = {
+    (256, "25%", "1+2"): ((82, 178), (77, 173), (35, 84), (29, 68), (21, 46)),
+    (256, "25%", "5+10"): ((57, 123), (52, 117), (19, 44), (12, 28), (8, 17)),
+    (256, "25%", "10+30"): ((29, 63), (27, 60), (5, 12), (1, 2), (0, 1)),
+    (512, "25%", "1+2"): ((163, 356), (150, 321), (69, 155), (55, 123), (37, 80)),
+    (512, "25%", "5+10"): ((113, 246), (100, 213), (39, 88), (25, 57), (13, 27)),
+    (512, "25%", "10+30"): ((58, 127), (52, 112), (14, 30), (4, 9), (0, 1)),
+}
+"""MB and reads of 12 layers, a request: everything, top-k, the document's rules, few chunks, sinks + window."""
+_BY_MEANS = {
+    (256, "25%", "1+2"): (1.34, 0.68, 1.37, 0.69),
+    (256, "25%", "5+10"): (1.37, 0.78, 1.37, 0.78),
+    (256, "25%", "10+30"): (0.98, 0.77, 1.06, 0.84),
+    (512, "25%", "1+2"): (1.89, 0.60, 2.12, 0.68),
+    (512, "25%", "5+10"): (1.85, 0.68, 2.15, 0.79),
+    (512, "25%", "10+30"): (1.20, 0.73, 1.38, 0.84),
+}
+"""Measured means of 30B: the strongest baseline, then sinks + window, as a multiple of the document's rules; the same of few chunks."""
+
+
+def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
+    mb, reads = mb_and_reads
+    work = Work(
+        computed_tokens=tokens,
+        layers=_LAYERS,
+        layer_weights=_WEIGHTS,
+        disk_bytes=mb * 1e6 / 2,
+        reads=reads / 2,
+    )
+    return work.seconds(_MACHINE) + _OWN_S
+
+
+@pytest.mark.parametrize("cell", _BYTES)
+def test_the_model_is_right_within_a_third_where_tiers_are_small_and_says_who_wins_there(
+    cell: tuple[int, str, str],
+) -> None:
+    """With tiers of 10 + 30 % hardly anything is read, our own work decides, and the model is off by up to 40 %."""
+    everything, top_k, document, few, window = (seconds(_NEW, read) for read in _BYTES[cell])
+    strongest = min(seconds(cell[0] + _NEW), everything, top_k)
+    expected = (strongest / document, window / document, strongest / few, window / few)
+    measured = _BY_MEANS[cell]
+    print(f"\n{cell}: " + ", ".join(f"{e:.2f} ({m:.2f})" for e, m in zip(expected, measured, strict=True)))
+    small_tiers = cell[2] != "10+30"
+    assert expected == pytest.approx(measured, rel=1 / 3 if small_tiers else 0.45)
+    if small_tiers:
+        assert [one > 1 for one in expected] == [one > 1 for one in measured]
+
+
+def test_recompute_takes_what_was_measured() -> None:
+    assert seconds(512 + _NEW) == pytest.approx(1.32, abs=0.05)
+    assert seconds(256 + _NEW) == pytest.approx(0.70, abs=0.05)
+
+
+def test_a_disk_that_is_slower_than_the_accelerator_makes_recompute_the_fastest() -> None:
+    slow = Machine(flops_per_s=150e12, weights_bytes_per_s=1.5e12, disk_bytes_per_s=0.4e9)
+    recompute = Work(computed_tokens=536, layers=4, layer_weights=_WEIGHTS)
+    load = Work(computed_tokens=24, layers=4, layer_weights=_WEIGHTS, disk_bytes=59e6)
+    assert recompute.seconds(slow) < load.seconds(slow)
+    weak = Machine(flops_per_s=10e12, weights_bytes_per_s=250e9, disk_bytes_per_s=0.4e9)
+    assert recompute.seconds(weak) > load.seconds(weak)
+
+
+def test_a_server_loads_until_it_knows_both_speeds_and_then_takes_the_faster() -> None:
+    speeds = Speeds()
+    prefix = {"tokens": 100, "num_bytes": 1000}
+    assert speeds.loading_pays(**prefix)
+    speeds.loaded(num_bytes=1000, seconds=2.0)
+    assert speeds.loading_pays(**prefix), "how fast it computes is not known"
+    speeds.computed(tokens=3, seconds=9.0)
+    assert speeds.loading_pays(**prefix), "so few tokens say nothing"
+    speeds.computed(tokens=100, seconds=1.0)
+    assert not speeds.loading_pays(**prefix)
+    assert speeds.loading_pays(tokens=300, num_bytes=1000)
+    tried = [speeds.loading_pays(**prefix) for _ in range(34)]
+    assert tried.count(True) == 2, "now and then it looks again"
+    for _ in range(20):
+        speeds.loaded(num_bytes=1000, seconds=0.1)
+    assert speeds.loading_pays(**prefix)
