@@ -7,9 +7,10 @@ the reason beside it. Called by `bootstrap`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
     CircuitBreakers,
@@ -118,19 +119,25 @@ def model_servers(config: Config) -> Cluster:
     )
 
 
-def picker(config: Config) -> Cluster:
-    """The picker's workers, each an endpoint of its own."""
-    endpoints = [
-        LbEndpoint(endpoint=Endpoint(address=envoy_address(address)))
-        for address in config.listen.addresses(workers=config.workers)
-    ]
+def static(name: str, addresses: Iterable[str], **settings: Any) -> Cluster:
+    """A cluster of addresses that never change; `settings` are the message's other fields."""
+    endpoints = [LbEndpoint(endpoint=Endpoint(address=envoy_address(address))) for address in addresses]
     return Cluster(
-        name=PICKER,
+        name=name,
         type=ClusterDiscoveryType.STATIC,
         connect_timeout=timedelta(seconds=1),
         load_assignment=ClusterLoadAssignment(
-            cluster_name=PICKER, endpoints=[LocalityLbEndpoints(lb_endpoints=endpoints)]
+            cluster_name=name, endpoints=[LocalityLbEndpoints(lb_endpoints=endpoints)]
         ),
+        **settings,
+    )
+
+
+def picker(config: Config) -> Cluster:
+    """The picker's workers, each an endpoint of its own."""
+    return static(
+        PICKER,
+        config.listen.addresses(workers=config.workers),
         health_checks=[_grpc_health_check()],
         common_lb_config=ClusterCommonLbConfig(
             # By default, once half the workers are down Envoy sends to the dead ones again ("panic").

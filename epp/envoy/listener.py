@@ -7,7 +7,7 @@ the reason beside it. Called by `bootstrap`.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from envoy_data_plane.envoy.config.accesslog.v3 import (
     AccessLog,
@@ -20,6 +20,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HttpProtocolOptions,
     SubstitutionFormatString,
     TrafficDirection,
+    TransportSocket,
     TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
@@ -108,29 +109,48 @@ MAX_STREAMS: Final = 100
 def gateway(config: Config) -> Listener:
     """The one listener for clients of the gateway."""
     envoy = config.envoy
-    manager = Filter(
-        name="envoy.filters.network.http_connection_manager",
-        typed_config=AnyMessage.pack(_connection_manager(config)),
-    )
-    protocols = ["h2", "http/1.1"]
-    return Listener(
-        name=STAT_PREFIX,
-        address=envoy_address(envoy.listen),
+    return listening(
+        envoy.listen,
+        _connection_manager(config),
         # `drain_listeners?inboundonly` then closes this one and leaves the status page open.
         traffic_direction=TrafficDirection.INBOUND,
-        filter_chains=[
-            FilterChain(
-                filters=[manager],
-                transport_socket=tls.downstream(config, protocols=protocols),
-                transport_socket_connect_timeout=timedelta(seconds=envoy.header_timeout_seconds),
-            )
-        ],
+        transport_socket=tls.downstream(config, protocols=["h2", "http/1.1"]),
+        handshake_s=envoy.header_timeout_seconds,
     )
+
+
+def listening(
+    address: str,
+    manager: HttpConnectionManager,
+    *,
+    transport_socket: TransportSocket | None = None,
+    handshake_s: float | None = None,
+    **settings: Any,
+) -> Listener:
+    """A listener with `manager` on it, under its name; `settings` are the message's other fields."""
+    http = Filter(name="envoy.filters.network.http_connection_manager", typed_config=AnyMessage.pack(manager))
+    chain = FilterChain(
+        filters=[http],
+        transport_socket=transport_socket,
+        transport_socket_connect_timeout=None if handshake_s is None else timedelta(seconds=handshake_s),
+    )
+    return Listener(
+        name=manager.stat_prefix, address=envoy_address(address), filter_chains=[chain], **settings
+    )
+
+
+def router() -> HttpFilter:
+    """The last filter: it carries out the route."""
+    return HttpFilter(name="envoy.filters.http.router", typed_config=AnyMessage.pack(Router()))
+
+
+def routed(name: str, routes: list[Route]) -> RouteConfiguration:
+    """`routes` for every host."""
+    return RouteConfiguration(name=name, virtual_hosts=[VirtualHost(name=name, domains=["*"], routes=routes)])
 
 
 def _connection_manager(config: Config) -> HttpConnectionManager:
     envoy = config.envoy
-    router = HttpFilter(name="envoy.filters.http.router", typed_config=AnyMessage.pack(Router()))
     # Off but where a route turns it on: a request that is no valid HTTP has no route. Its error would wait for the picker's
     # answer, and Envoy closes the connection before it comes.
     ext_proc = HttpFilter(
@@ -162,13 +182,10 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         request_timeout=timedelta(seconds=envoy.request_timeout_seconds),
         # Default 5 min: it ends answers that are not streamed, though the route has no timeout.
         stream_idle_timeout=timedelta(seconds=envoy.stream_idle_timeout_seconds),
-        http_filters=[ext_proc, router],
+        http_filters=[ext_proc, router()],
         # The picker buffers bodies, which a websocket never ends: those go round it, by the fallback policy.
-        upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router])],
-        route_config=RouteConfiguration(
-            name=STAT_PREFIX,
-            virtual_hosts=[VirtualHost(name=STAT_PREFIX, domains=["*"], routes=_routes(config))],
-        ),
+        upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router()])],
+        route_config=routed(STAT_PREFIX, _routes(config)),
         local_reply_config=replies.as_json(),
         access_log=[_access_log()] if envoy.access_log else [],
     )

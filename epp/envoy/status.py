@@ -9,32 +9,21 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType
-from envoy_data_plane.envoy.config.endpoint.v3 import (
-    ClusterLoadAssignment,
-    Endpoint,
-    LbEndpoint,
-    LocalityLbEndpoints,
-)
-from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
+from envoy_data_plane.envoy.config.cluster.v3 import Cluster
+from envoy_data_plane.envoy.config.core.v3 import HttpProtocolOptions
+from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.config.route.v3 import (
     DirectResponseAction,
     HeaderMatcher,
     Route,
     RouteAction,
-    RouteConfiguration,
     RouteMatch,
-    VirtualHost,
 )
-from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
-from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
-    HttpConnectionManager,
-    HttpFilter,
-)
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpConnectionManager
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
-from envoy_data_plane.google.protobuf import Any as AnyMessage
 
-from epp.envoy.clusters import envoy_address
+from epp.envoy.clusters import static
+from epp.envoy.listener import listening, routed, router
 
 if TYPE_CHECKING:
     from epp.config import Config
@@ -47,48 +36,21 @@ PAGES: Final = ("/ready", "/stats/prometheus")
 
 
 def listener(config: Config) -> Listener:
-    """Where `envoy.status` says."""
+    """Where `envoy.status` says. Its connections are not among the clients', and end soon."""
     manager = HttpConnectionManager(
         stat_prefix=NAME,
         normalize_path=True,
-        http_filters=[
-            HttpFilter(name="envoy.filters.http.router", typed_config=AnyMessage.pack(Router())),
-        ],
-        route_config=RouteConfiguration(
-            name=NAME,
-            virtual_hosts=[
-                VirtualHost(name=NAME, domains=["*"], routes=[*map(_page, PAGES), _nothing_else()])
-            ],
-        ),
+        common_http_protocol_options=HttpProtocolOptions(idle_timeout=timedelta(seconds=30)),
+        request_headers_timeout=timedelta(seconds=5),
+        http_filters=[router()],
+        route_config=routed(NAME, [*map(_page, PAGES), _nothing_else()]),
     )
-    return Listener(
-        name=NAME,
-        address=envoy_address(config.envoy.status),
-        ignore_global_conn_limit=True,
-        filter_chains=[
-            FilterChain(
-                filters=[
-                    Filter(
-                        name="envoy.filters.network.http_connection_manager",
-                        typed_config=AnyMessage.pack(manager),
-                    )
-                ]
-            )
-        ],
-    )
+    return listening(config.envoy.status, manager, ignore_global_conn_limit=True)
 
 
 def admin(config: Config) -> Cluster:
     """Envoy's admin page as a cluster of its own."""
-    endpoint = LbEndpoint(endpoint=Endpoint(address=envoy_address(config.envoy.admin)))
-    return Cluster(
-        name=ADMIN,
-        type=ClusterDiscoveryType.STATIC,
-        connect_timeout=timedelta(seconds=1),
-        load_assignment=ClusterLoadAssignment(
-            cluster_name=ADMIN, endpoints=[LocalityLbEndpoints(lb_endpoints=[endpoint])]
-        ),
-    )
+    return static(ADMIN, [config.envoy.admin])
 
 
 def _page(path: str) -> Route:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -59,7 +61,8 @@ async def test_a_connection_ends_after_its_time() -> None:
         assert len(bound) == 0
 
 
-async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
+@asynccontextmanager
+async def running_admin() -> AsyncIterator[Address]:
     ring = DecisionRing(keep=1)
     admin = AdminServer(
         address=Address("127.0.0.1", 0),
@@ -71,7 +74,52 @@ async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
         policy=lambda: DEFAULT_POLICY,
     )
     address = await admin.start()
-    async with AsyncExitStack() as stack:
+    try:
+        yield address
+    finally:
+        await admin.stop()
+
+
+def hostile(rng: random.Random) -> bytes:
+    """Some 10 KB: a request with parts of it replaced, or bytes of any kind."""
+    noise = rng.randbytes(rng.randrange(1, 20_000))
+    form = rng.randrange(5)
+    if form == 0:
+        return noise
+    if form == 1:
+        return b"GET /decisions?limit=" + noise + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    if form == 2:
+        return b"GET /decisions/" + noise.hex().encode() + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    if form == 3:
+        return (
+            b"POST / HTTP/1.1\r\nhost: "
+            + noise.hex().encode()
+            + b"\r\ntransfer-encoding: chunked\r\n\r\n"
+            + noise
+        )
+    whole = bytearray(WHOLE * rng.randrange(1, 200))
+    for _ in range(rng.randrange(1, 20)):
+        whole[rng.randrange(len(whole))] = rng.randrange(256)
+    return bytes(whole)
+
+
+async def test_ten_megabytes_of_hostile_input_leave_the_pages_as_they_were() -> None:
+    rng = random.Random(20)
+    sent = 0
+    async with running_admin() as address:
+        while sent < 10_000_000:
+            text = hostile(rng)
+            async with connection(address) as (reader, writer):
+                writer.write(text)
+                writer.write_eof()
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            sent += len(text)
+        assert (await ask(address, WHOLE)).status == 200
+
+
+async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
+    async with running_admin() as address, AsyncExitStack() as stack:
         for n in range(1_000):
             _, writer = await stack.enter_async_context(connection(address))
             writer.write(HALF)
@@ -84,4 +132,3 @@ async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
             float(line.split()[1]) for line in page.splitlines() if line.startswith("process_open_fds")
         )
         assert open_fds < 1_000 + 64 + 100, "this process holds the clients' ends too"
-    await admin.stop()

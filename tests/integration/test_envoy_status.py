@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from epp.types import Address
 from tests.harness.client import http_client
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
+from tests.harness.raw_http import ask
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -58,3 +60,9 @@ async def test_a_failed_health_check_is_told_to_the_probe(tmp_path: Path) -> Non
         assert (await watcher.get("/ready")).status == 503, (
             "the status page stays when the gateway's port is closed"
         )
+
+
+async def test_a_watcher_that_does_not_finish_its_request_is_not_kept(tmp_path: Path) -> None:
+    status = Address("127.0.0.1", free_port())
+    async with running_bootstrap(tmp_path, envoy={"status": str(status)}):
+        assert (await ask(status, b"GET /ready HTTP/1.1\r\nhost: a\r\n")).status == 408
