@@ -7,7 +7,7 @@ Called by `cli` and `app`; every other module gets the struct it needs through i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -168,6 +168,13 @@ class Envoy(_Section, frozen=True):
         float,
         Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
     ] = 3600.0
+    extra_http_filters: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            max_length=16,
+            description="HTTP filters of Envoy that see a request before the picker does, as Envoy's own configuration writes them: for API keys, JWT, rate limits (docs/security.md). Each has a `name`.",
+        ),
+    ] = ()
     header_timeout_seconds: Annotated[
         float,
         Meta(
@@ -412,6 +419,11 @@ class Config(_Section, frozen=True):
                 raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
         else:
             _check_address(self.listen.address, field="listen.address")
+        for n, extra in enumerate(self.envoy.extra_http_filters):
+            if not isinstance(extra.get("name"), str):
+                raise ConfigError(
+                    f"envoy.extraHttpFilters[{n}]: has no name; write the filter as Envoy's http_filters do"
+                )
         self._check_workers()
         self.sharing.validate()
         if self.exact_mode is not None:

@@ -7,7 +7,7 @@ message classes take about a second to import.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from betterproto2 import Casing
@@ -25,10 +25,22 @@ if TYPE_CHECKING:
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
     """The bootstrap as text that `envoy --config-path` reads. ConfigError when the configuration lacks what it needs."""
     # Snake case, as Envoy's own documentation writes the fields.
-    document = message(config).to_dict(casing=Casing.SNAKE)
+    document = _with_extra_filters(message(config).to_dict(casing=Casing.SNAKE), config)
     if output == "json":
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
     return yaml.safe_dump(document, sort_keys=True, width=110)
+
+
+def _with_extra_filters(document: dict[str, Any], config: Config) -> dict[str, Any]:
+    """The operator's HTTP filters before ours, on every way in. They may be of types that are not known here, so they stay JSON."""
+    extra: list[Any] = list(config.envoy.extra_http_filters)
+    if extra:
+        chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+        manager = chain["filters"][0]["typed_config"]
+        manager["http_filters"] = [*extra, *manager["http_filters"]]
+        for upgrade in manager["upgrade_configs"]:
+            upgrade["filters"] = [*extra, *upgrade["filters"]]
+    return document
 
 
 def message(config: Config) -> Bootstrap:
