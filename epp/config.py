@@ -240,7 +240,8 @@ class Streams(_Section, frozen=True):
             ge=2**20,
             le=2**40,
             description="Bound on the bodies that wait in one worker for the rest of them, all together. A request over the bound is "
-            "routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`.",
+            "routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`. The same bound holds for "
+            "unfinished messages of the data plane: beyond it the data plane goes on without the picker.",
         ),
     ] = 256 * 2**20
     assumed_modes: AssumedModes = AssumedModes()

@@ -31,8 +31,6 @@ _HEALTH: Final = "grpc.health.v1.Health"
 _MAX_PEERS: Final = 4096
 _RESERVED_FILES: Final = 256
 """File descriptors that connections leave to everything else: scrapes, pages, the API server, other pickers."""
-_HELD_MESSAGES: Final = 4
-"""Unfinished messages of the largest size that all connections together may hold."""
 _BACKLOG: Final = 1024
 
 
@@ -44,7 +42,7 @@ class Http2Transport:
         self._server = Http2Server(
             self._services(),
             limits=Limits(max_message_bytes=streams.max_message_bytes),
-            max_held_bytes=_HELD_MESSAGES * streams.max_message_bytes,
+            max_held_bytes=max(streams.settings.room.max_bytes, streams.max_message_bytes),
             max_peers=_max_peers(),
             clock=streams.clock,
             on_fault=streams.observer.protocol_error,
