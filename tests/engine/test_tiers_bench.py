@@ -15,7 +15,7 @@ from model_server.tiers.layout import TokenOrder
 from model_server.tiers.selection import choose
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from tests.bench.tiers import __main__ as bench
-from tests.bench.tiers import report
+from tests.bench.tiers import bench_accuracy, report
 from tests.bench.tiers.disks import DirectDisk
 from tests.bench.tiers.patterns import PROBED_HEADS, Patterns, Recipe, record
 from tests.bench.tiers.shapes import SHAPES, RealCompute
@@ -161,3 +161,17 @@ def test_slow_motion_slows_the_disk_and_the_accelerator_alike() -> None:
 def test_a_folder_that_refuses_direct_reads_is_named() -> None:
     with Path("/proc/self/status").open("rb") as file, pytest.raises(SystemExit, match="--folder"):
         DirectDisk().read(file.fileno(), offset=0, num_bytes=10)
+
+
+def test_a_window_is_as_good_as_a_choice_where_both_its_answers_and_their_likelihoods_are() -> None:
+    def cell(same: float, kl: float) -> bench_accuracy.Measured:
+        return bench_accuracy.Measured(same=[same], kl=[kl], nll=[1.0])
+
+    found = {
+        (0.25, bench_accuracy.PROBE): cell(0.9, 0.05),
+        (0.5, bench_accuracy.PROBE): cell(0.99, 0.01),
+        (0.25, bench_accuracy.SINKS): cell(0.8, 0.2),
+        (0.8, bench_accuracy.SINKS): cell(0.95, 0.04),
+        (0.5, bench_accuracy.SINKS): cell(0.91, 0.1),
+    }
+    assert bench_accuracy.equal_windows(found, bench_accuracy.PROBE) == [(0.25, 0.5, 0.8), (0.5, None, None)]

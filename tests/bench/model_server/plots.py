@@ -65,19 +65,29 @@ def of_engine(content: Content) -> Pictures:
     """From bench-engine: the time of each row with the cache, as a share of the time without."""
     groups = []
     for row in content["rows"]:
-        if row["row"] == "001-7":
-            continue  # by the clock, and told in a table of its own
+        if row["row"] in ("000-figure-2", "001-7"):
+            continue  # a picture and a table of their own
         for line in row["rows"]:
             label, share = _share(row["row"], line)
             groups.append(Bars(label, (1.0, share)))
-    return {
-        "rows": bar_chart(
+    pictures = {}
+    if groups:
+        pictures["rows"] = bar_chart(
             "Time with the cache, as a share of the time without",
             ("without", "with"),
             groups,
             y_label="share of the time",
         )
-    }
+    for row in content["rows"]:
+        if row["row"] == "000-figure-2":
+            sides = ("with", "without")
+            pictures["items-by-p"] = line_chart(
+                "000, figure 2: items/s against p",
+                [Line(f"{s} the cache", [(x["p"], x[f"items/s {s}"]) for x in row["rows"]]) for s in sides],
+                x_label="p, the share of prompts that are the same one",
+                y_label="items/s",
+            )
+    return pictures
 
 
 def of_peers(content: Content) -> Pictures:

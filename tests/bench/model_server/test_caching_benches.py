@@ -169,6 +169,9 @@ def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
     pictures = plots.of_peers(content)
     assert set(pictures) == {"peers-001-6", "peers-first-token-alone", "peers-first-token-together"}
     assert "30 layers" in pictures["peers-001-6"]
+    curve = [{"p": p, "items/s with": 100 * p, "items/s without": 50.0} for p in (0.1, 0.5, 1.0)]
+    items = ET.fromstring(plots.of_engine({"rows": [{"row": "000-figure-2", "rows": curve}]})["items-by-p"])
+    assert len(list(items.iter(f"{_SVG}polyline"))) == 2
     rows = [
         {"row": "001-6", "rows": [{"without / with": 2.0}]},
         {"row": "000-7", "rows": [{"p": 0.1, "answer tokens": 16, "ratio": 0.5}]},

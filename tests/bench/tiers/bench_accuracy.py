@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -122,9 +122,13 @@ def measure(
     prefix_tokens: int,
     ratios: Sequence[float],
     new_tokens: int = 16,
+    widths: Sequence[float] = (),
     after_each: Callable[[dict[tuple[float, str], Measured]], None],
 ) -> dict[tuple[float, str], Measured]:
-    """A sample is a prefix, the tokens after it, and what other requests go on with, `new_tokens` each."""
+    """A sample is a prefix, the tokens after it, and what other requests go on with, `new_tokens` each.
+
+    `widths`: further shares that sinks and window are given, to find where they answer as well as a choice of fewer tokens.
+    """
     config = module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
     sequencer = Sequencer(module, max_tokens=len(samples[0]))
@@ -154,6 +158,12 @@ def measure(
                 if name == PROBE:
                     cell.similarity.append(fmean(choice.similarity or 0 for choice in view.choices.values()))
                     cell.whole_layers.append(float(sum(c.tokens is None for c in view.choices.values())))
+        for width in set(widths) - set(ratios):
+            rng = torch.Generator()
+            heads = {"num_heads": num_heads, "group": num_heads // num_kv_heads}
+            rule = choosers(SelectionSettings(ratio=width), **heads, rng=rng)[SINKS]
+            logits = sequencer.compute(token_ids, start=prefix_tokens, view=SelectiveView(source, rule))
+            found[width, SINKS].add(logits, exact, text)
         print(f"sample {number} of {len(samples)}, {time.monotonic() - started:.0f} s", flush=True)
         after_each(found)
     return dict(found)
@@ -181,6 +191,21 @@ def _packed(
     return [torch.tensor(order.slots) // _CHUNK_TOKENS for order in orders]
 
 
+def equal_windows(
+    found: Mapping[tuple[float, str], Measured], ours: str
+) -> list[tuple[float, float | None, float | None]]:
+    """For each share that `ours` keeps, the least that sinks + window need for as many same tokens, and for as low a KL; None: more than measured."""
+    windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
+    told = []
+    for (ratio, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
+        if name == ours:
+            row = cell.row()
+            same = next((share for share, window in windows if window["same"] >= row["same"]), None)
+            kl = next((share for share, window in windows if window["kl"] <= row["kl"]), None)
+            told.append((ratio, same, kl))
+    return told
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=40)
@@ -191,6 +216,13 @@ def main() -> None:
     parser.add_argument("--prefix-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
+    parser.add_argument(
+        "--widths",
+        type=float,
+        nargs="*",
+        default=[0.35, 0.6, 0.7, 0.8, 0.9],
+        help="shares that sinks + window are given beside --ratios (default %(default)s)",
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.merge:
@@ -209,6 +241,7 @@ def main() -> None:
         prefix_tokens=args.prefix_tokens,
         ratios=args.ratios,
         new_tokens=args.new_tokens,
+        widths=args.widths,
         after_each=partial(keep, path=args.json),
     )
     report(found, args)
@@ -242,6 +275,16 @@ def report(found: dict[tuple[float, str], Measured], args: argparse.Namespace) -
             for (ratio, name), row in rows.items()
         ],
     )
+    for ours in (PROBE, FEW):
+        windows = [
+            (f"{ratio:.0%}", *("more" if share is None else f"{share:.0%}" for share in shares))
+            for ratio, *shares in equal_windows(found, ours)
+        ]
+        show(
+            f"002-7 at equal accuracy: what sinks + window have to keep to answer like `{ours}`",
+            ("kept by it", "for as many same next tokens", "for as low a KL"),
+            windows,
+        )
     chosen = [(ratio, row) for (ratio, name), row in rows.items() if name == PROBE]
     show(
         "002-1: likeness of the three heads' sets, mean over layers and samples",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from model_server.core.cache_options import CacheOptions
 from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, PromptEngine, run_naive
 from model_server.core.request import Request, TokenId
 from tests.bench.model_server.engine import runs
@@ -18,6 +19,11 @@ Figures = dict[str, Any]
 
 SHORT_TOKENS, WAVE = 15, 8
 """The report's prompts; its answers are not known."""
+REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
+"""The report's cache: partial blocks, at most K unused ones, evicted from a heap of heaps. 64 requests leave more than K."""
+IDENTICAL = ((1.0, 2), (1.0, 16), (0.1, 16))
+CURVE = tuple((n / 10, 2) for n in range(1, 11))
+"""(p, answer tokens): the row's own points, and the report's second figure."""
 PROMPTS, WHOLE_PROMPTS, WHOLE_ANSWER = 20, 200, 10
 
 
@@ -27,9 +33,20 @@ def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Fi
     The sides take turns at each wave, not at each run: what is asked is a few per cent, and a busy machine changes more
     than that within a run.
     """
+    return _items(bench, kept, repeats=repeats, say=say, row="000-7", points=IDENTICAL)
+
+
+def items_by_p(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
+    """The report's figure 2: as 000-7 for p from 0.1 to 1, two tokens answered."""
+    return _items(bench, kept, repeats=repeats, say=say, row="000-figure-2", points=CURVE)
+
+
+def _items(
+    bench: Bench, kept: Kept, *, repeats: int, say: Say, row: str, points: Sequence[tuple[float, int]]
+) -> Figures:
     rows = []
-    for p, answer in ((1.0, 2), (1.0, 16), (0.1, 16)):
-        name = f"000-7 p={p} answer={answer}"
+    for p, answer in points:
+        name = f"{row} p={p} answer={answer}"
         prompts = _mixed(bench, p)
         for _ in range(repeats):
             spent = _waves(bench, prompts, answer=answer)
@@ -52,7 +69,7 @@ def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Fi
                 "core's without": kept.median(f"{name} core False"),
             }
         )
-    return {"row": "000-7", "goal": ">= 1.10 at p = 1, >= 0.95 at p = 0.1", "rows": rows}
+    return {"row": row, "goal": ">= 1.10 at p = 1, >= 0.95 at p = 0.1", "rows": rows}
 
 
 def _waves(
@@ -61,7 +78,7 @@ def _waves(
     """By whether the cache is on, each wave's time. In waves: requests of one step cannot find what that step computes."""
     twin = bench.twin()
     engines = {
-        True: runs.engine_of(bench, cache=True, partial_blocks=True),
+        True: runs.engine_of(bench, cache=True, options=REPORT),
         False: runs.engine_of(twin, cache=False),
     }
     spent: dict[bool, list[runs.Spent]] = {True: [], False: []}
@@ -76,9 +93,10 @@ def _waves(
 
 
 def _mixed(bench: Bench, p: float, *, count: int = 64) -> list[list[TokenId]]:
-    """With share p one and the same prompt, else one of its own."""
+    """With share p one and the same prompt, else one of its own. All begin with the same token, as with a BOS token."""
     same = bench.text_of("same", SHORT_TOKENS)
-    return [same if n % 10 < 10 * p else bench.text_of(f"own {n}", SHORT_TOKENS) for n in range(count)]
+    own = SHORT_TOKENS - 1
+    return [same if n % 10 < 10 * p else [same[0], *bench.text_of(f"own {n}", own)] for n in range(count)]
 
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:

@@ -127,20 +127,21 @@ def request(name: str, prompt: Sequence[TokenId], *, max_tokens: int) -> Request
 
 
 def config_of(
-    bench: Bench, *, cache: bool, partial_blocks: bool = False, batch_tokens: int = 2048
+    bench: Bench, *, cache: bool, options: CacheOptions | None = None, batch_tokens: int = 2048
 ) -> EngineConfig:
+    """`options`: of the cache, where it is on."""
     return EngineConfig(
         num_blocks=bench.num_blocks,
         block_size_tokens=BLOCK_TOKENS,
         enable_prefix_caching=cache,
         eos_token_id=NO_TOKEN,
-        cache=CacheOptions(partial_blocks=partial_blocks and cache),
+        cache=(options if cache else None) or CacheOptions(),
         limits=SchedulerLimits(max_num_seqs=64, max_num_batched_tokens=batch_tokens),
     )
 
 
-def engine_of(bench: Bench, *, cache: bool, partial_blocks: bool = False) -> Engine:
-    return Engine(config_of(bench, cache=cache, partial_blocks=partial_blocks), HfRunner(bench.model))
+def engine_of(bench: Bench, *, cache: bool, options: CacheOptions | None = None) -> Engine:
+    return Engine(config_of(bench, cache=cache, options=options), HfRunner(bench.model))
 
 
 @dataclass(frozen=True, slots=True)
