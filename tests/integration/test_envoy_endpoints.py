@@ -48,8 +48,8 @@ async def test_without_endpoints_it_is_503_in_json_and_with_them_again_it_serves
     reply = await bench.client.complete()
     assert reply.status == 503
     assert reply.json()["error"] == {
-        "code": 503,
-        "message": "no healthy upstream",
+        "code": "unavailable",
+        "message": "no model server could take the request; try again later",
         "param": None,
         "type": "service_unavailable",
     }
