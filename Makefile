@@ -116,6 +116,9 @@ load: $(VENV)/.dev ## locust users against the gateway of `make run`; ARGS="shar
 load-compare: $(VENV)/.dev ## the same locust run by round robin and by the default rule, one report; ARGS="replay"
 	@$(BIN)/python -m tests.load compare $(ARGS)
 
+soak: $(VENV)/.dev ## the whole gateway under a mixed load, pickers killed, Redis flushed: flat and without a failure; ARGS="--minutes 30"
+	@$(BIN)/python -m tests.soak $(ARGS)
+
 fuzz: $(VENV)/.dev ## generated input at every entry of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 

@@ -321,6 +321,7 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
+            self._metrics.has_tasks(len(asyncio.all_tasks()))
 
     async def _watch_lag(self) -> None:
         """How late the loop is with what is due."""

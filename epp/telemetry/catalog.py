@@ -153,6 +153,11 @@ LEASE_HELD: Final = Spec(
     "gauge",
     "1 in the process that holds the Lease and writes the status of policies.",
 )
+TASKS: Final = Spec(
+    "epp_tasks",
+    "gauge",
+    "Tasks of the event loop: one for each open stream, scrape and connection, and a few more.",
+)
 LOOP_LAG: Final = Spec(
     "epp_loop_lag_seconds",
     "histogram",
@@ -184,7 +189,7 @@ EVENTS: Final = (
         RELOADS,
         RELOAD_OK,
     ),
-    *(DRY_RUN, FOLLOWED, POLICIES, LEASE_HELD, LOOP_LAG),
+    *(DRY_RUN, FOLLOWED, POLICIES, LEASE_HELD, LOOP_LAG, TASKS),
 )
 """Metrics that are counted when something happens."""
 

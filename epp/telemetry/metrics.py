@@ -65,6 +65,7 @@ class Metrics:
         self._parsed_bytes = counts.number(catalog.PARSED_BYTES)
         self._prompt_tokens = counts.number(catalog.PROMPT_TOKENS)
         self._matched_tokens = counts.number(catalog.MATCHED_TOKENS)
+        self._tasks = counts.number(catalog.TASKS)
         self._loop_lag = counts.distribution(catalog.LOOP_LAG)
         registry.register(counts)
         self._sampled_predicted = _counter(catalog.SAMPLED_PREDICTED, registry)
@@ -141,6 +142,10 @@ class Metrics:
 
     def protocol_error(self, reason: str) -> None:
         self._protocol_errors[reason,].inc()
+
+    def has_tasks(self, count: int) -> None:
+        """So many tasks are on the event loop."""
+        self._tasks.value = count
 
     def lagged(self, seconds: float) -> None:
         """How late the event loop was."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 _DEEP: Final = 1_500
+_MOST_BYTES: Final = 40_000
 Encode = Callable[[object], bytes]
 
 
@@ -77,7 +78,8 @@ def tree_mutants(
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             document = _changed(rng, document)
         try:
-            return encode(document)
+            data = encode(document)
+            return data if len(data) <= _MOST_BYTES else None
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
             return None
 

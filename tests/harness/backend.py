@@ -216,7 +216,7 @@ class Backend:
 def _wants_stream(body: bytes) -> bool:
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("stream") is True
 

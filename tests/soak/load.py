@@ -1,0 +1,105 @@
+"""What clients do to the gateway in a soak run: usual requests, answers left in the middle, and bodies of ill will."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+
+from tests.harness.client import Client
+
+_TIMEOUT_S: Final = 60.0
+_PATHS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
+_HOSTILE: Final = (
+    *(
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'{"model":1}',
+        b'{"prompt":"\\ud800"}',
+        b"\xff" * 5_000,
+        b"[" * 20_000,
+        b'{"a":' * 20_000,
+    ),
+    b'{"model":"m","prompt":[' + b"1e-310," * 3_000 + b"0]}",
+    b'{"model":"m","messages":[' + b'{"type":""},' * 3_000 + b"{}]}",
+    b'{"model":"' + b"m" * 50_000 + b'","prompt":"x"}',
+    b'{"model":"m","cache_salt":"' + b"s" * 50_000 + b'","prompt":"x"}',
+    b'{"model":"m","input":[' + b"[]," * 10_000 + b"[]]}",
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of the requests. `failed`: usual ones without a whole 200; hostile ones answered by a 5xx."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def fail(self, kind: str, why: str) -> None:
+        self.failed[kind] += 1
+        if len(self.examples) < 5:
+            self.examples.append(f"{kind}: {why}")
+
+
+async def user(client: Client, seen: Seen, *, number: int, stop: asyncio.Event, pause_s: float) -> None:
+    """One client, until told to stop."""
+    rng = random.Random(number)
+    kinds = (usual, usual, usual, streamed, left, left, hostile, hostile)
+    while not stop.is_set():
+        kind = rng.choice(kinds)
+        name = kind.__name__
+        seen.sent[name] += 1
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                why = await kind(client, rng)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            seen.fail(name, why)
+        await asyncio.sleep(rng.uniform(0, 2 * pause_s))
+
+
+def prompt(rng: random.Random) -> str:
+    """Of a few conversations, each at some turn."""
+    conversation = rng.randrange(40)
+    return f"conversation {conversation} " + f"said {conversation} and so on " * rng.choice((5, 40, 300))
+
+
+async def usual(client: Client, rng: random.Random) -> str:
+    reply = await client.complete(prompt(rng))
+    return "" if reply.status == 200 and reply.body else f"status {reply.status}: {reply.body[:200]!r}"
+
+
+async def streamed(client: Client, rng: random.Random) -> str:
+    async with client.stream(prompt(rng)) as reply:
+        body = await reply.rest()
+        whole = reply.status == 200 and body.endswith(b"[DONE]\n\n")
+        return "" if whole else f"status {reply.status}, ends in {body[-60:]!r}"
+
+
+async def left(client: Client, rng: random.Random) -> str:
+    """The client goes away after the first piece, or before it."""
+    async with client.stream(prompt(rng)) as reply:
+        if rng.random() < 0.5:
+            await reply.piece()
+        reply.abort()
+        return "" if reply.status == 200 else f"status {reply.status}"
+
+
+async def hostile(client: Client, rng: random.Random) -> str:
+    body = rng.choice(_HOSTILE)
+    if rng.random() < 0.3:
+        document = json.dumps({"model": "m", "prompt": prompt(rng)}).encode()
+        at = rng.randrange(len(document))
+        body = document[:at] + rng.randbytes(3) + document[at + 3 :]
+    path = rng.choice(_PATHS)
+    reply = await client.request("POST", path, body=body, headers={"content-type": "application/json"})
+    return "" if reply.status < 500 else f"{path} {body[:40]!r}: status {reply.status}: {reply.body[:100]!r}"
