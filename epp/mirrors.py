@@ -234,7 +234,7 @@ class Mirrors:
                 self._fill_by_tier(cached, slots, prompt, chunks, block_tokens)
                 continue
             tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
-            block = block_tokens[slots]
+            block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
             cached[slots] = tokens // block * block
         return cached[:-1]
 

@@ -135,13 +135,14 @@ class Columns:
         stale_after_s: float,
         now: float,
     ) -> Snapshot:
-        """Of some slots. adapter_slots: adapters that a server can hold where it does not say."""
+        """Of some slots; nothing changes in it later. adapter_slots: adapters that a server can hold where it does not say."""
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
-        load, waiting, kv_usage = self._load, self._waiting, self._kv_usage
-        if not self._all_fresh(now=now, stale_after_s=stale_after_s):
+        if self._all_fresh(now=now, stale_after_s=stale_after_s):
+            load, waiting, kv_usage = self._load.copy(), self._waiting.copy(), self._kv_usage.copy()
+        else:
             fresh = now - self._scraped_at <= stale_after_s
-            load = np.where(fresh, load, self._known_load)
-            waiting, kv_usage = np.where(fresh, waiting, np.nan), np.where(fresh, kv_usage, np.nan)
+            load = np.where(fresh, self._load, self._known_load)
+            waiting, kv_usage = (np.where(fresh, known, np.nan) for known in (self._waiting, self._kv_usage))
         has_adapter = free_slot = None
         if adapter:
             has_adapter = self._mask(self.holders(adapter))

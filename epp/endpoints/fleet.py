@@ -166,8 +166,11 @@ class Fleet:
         """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
         if model in self._declared:
             return model
+        holders = self._followed().holders(model)
+        if not holders:
+            return ""
         models = self._columns.roster.models
-        return model if any(models[slot] != model for slot in self._followed().holders(model)) else ""
+        return model if any(models[slot] != model for slot in holders) else ""
 
     def serving(self, model: str) -> Sequence[int]:
         """Slots of those that can serve `model`, ready or not: as base model or adapter, where any endpoint says so; else all.

@@ -87,17 +87,17 @@ def hurried_decision(
 class Shown(Sequence[Candidate]):
     """The best candidates, written out when somebody looks: of a thousand decisions, people read a few.
 
-    Until then the few numbers that are shown are kept; the columns themselves change with the next request.
+    Of many candidates only the few that are shown are kept until then.
     """
 
-    __slots__ = ("_addresses", "_excluded", "_made", "_names", "_numbers", "_order", "_spec")
+    __slots__ = ("_columns", "_excluded", "_made", "_order", "_roster", "_slots", "_spec")
 
     def __init__(self, choice: Choice, snapshot: Snapshot, asked: Request, *, spec: PolicySpec) -> None:
         places = choice.places
         self._spec = spec
         self._made: tuple[Candidate, ...] | None = None
-        self._names = [snapshot.name(place) for place in places]
-        self._addresses = [snapshot.address(place) for place in places]
+        self._roster = snapshot.roster
+        self._slots = [snapshot.slots[place] for place in places]
         self._excluded = [choice.excluded(place) for place in places] if choice.left_out else None
         columns: tuple[Floats | None, ...] = (
             asked.cached_tokens,
@@ -116,10 +116,10 @@ class Shown(Sequence[Candidate]):
             index = np.array(places)
             columns = tuple([c.take(index) if c is not None else None for c in columns])
             self._order = range(len(places))
-        self._numbers: list[list[float] | None] = [c.tolist() if c is not None else None for c in columns]
+        self._columns = columns
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._slots)
 
     @overload
     def __getitem__(self, index: int) -> Candidate: ...
@@ -127,18 +127,18 @@ class Shown(Sequence[Candidate]):
     def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
     def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
         if self._made is None:
-            self._made = tuple([self._candidate(rank) for rank in range(len(self._names))])
+            self._made = tuple([self._candidate(rank) for rank in range(len(self._slots))])
         return self._made[index]
 
     def _candidate(self, rank: int) -> Candidate:
         place = self._order[rank]
-        numbers: list[Any] = [column[place] if column is not None else None for column in self._numbers]
+        numbers: list[Any] = [c[place].item() if c is not None else None for c in self._columns]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self._spec.cost)
         parts_s["failing"] = self._spec.failures.cost_seconds * (share or 0.0)
         return Candidate(
-            name=self._names[rank],
-            address=self._addresses[rank],
+            name=self._roster.names[self._slots[rank]],
+            address=self._roster.addresses[self._slots[rank]],
             matched_tokens=int(cached),
             uncached_tokens=int(uncached),
             backlog_tokens=int(undone),

@@ -17,7 +17,7 @@ import xxhash
 from msgspec import Struct
 
 from epp.policy import Cost, PolicySpec, RuleName
-from epp.scheduling.snapshot import Floats, Ints, Snapshot
+from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 
 MOST: int = 10
 """Candidates that are put in order: enough for every fallback list, and for the record of the decision."""
@@ -73,17 +73,27 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
         few, values = list(range(len(key))), key.tolist()
     else:
         edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and not slow where most are equal
-        before, at_edge = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
-        left = MOST - len(before)
-        if rng is not None and len(at_edge) > left:
-            at_edge = at_edge[sorted(rng.sample(range(len(at_edge)), left))]
-        places = np.concatenate((before, at_edge[:left]))
-        places.sort()
+        places = (key <= edge).nonzero()[0]
+        if len(places) > MOST:
+            places = _without_some_equals(places, key[places] == edge, rng)
         few, values = places.tolist(), key[places].tolist()
     chance = rng.random if rng is not None else float
     drawn = [(value, chance(), place) for value, place in zip(values, few, strict=True)]
     drawn.sort()
     return [place for _, _, place in drawn]
+
+
+def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None) -> Ints:
+    """The `MOST` best of some places, where too many share the last rank: those before it, and some of the equals by chance."""
+    equals = at_edge.nonzero()[0]
+    left = MOST - (len(places) - len(equals))
+    kept = rng.sample(range(len(equals)), left) if rng is not None else range(left)
+    if len(equals) < len(places):
+        chosen = np.concatenate((np.logical_not(at_edge).nonzero()[0], equals[list(kept)]))
+    else:
+        chosen = equals[list(kept)]
+    chosen.sort()
+    return places[chosen]
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:

@@ -1,6 +1,6 @@
 """What a rule may know of the endpoints at one moment: columns of numbers, one place for each candidate.
 
-The arrays are the caller's; nothing here or in the rules writes to them. Unknown is NaN. A candidate is named by its place in the
+Nobody writes to the arrays, so a snapshot stays as it was made. Unknown is NaN. A candidate is named by its place in the
 snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`, read by `scheduling.schedule` and the rules.
 """
 

@@ -200,3 +200,16 @@ def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, i
             assert fleet.at(state.endpoint.address) is state
             state.book(Booking(tokens=5, booked_at=0.0), now=0.0)
         fleet.check_integrity()
+
+
+def test_a_snapshot_stays_as_it_was_made() -> None:
+    fleet = a_fleet(endpoint("a"), endpoint("b"))
+    state = fleet.get(EndpointName("a"))
+    assert state is not None
+    state.observe(EndpointMetrics(scraped_at=0.0, running=3, waiting=2, kv_usage=0.5), now=0.0)
+    before = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=0.0)
+    state.book(Booking(tokens=500, booked_at=0.0), now=0.0)
+    state.observe(EndpointMetrics(scraped_at=1.0, running=9, waiting=9, kv_usage=0.9), now=1.0)
+    after = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=1.0)
+    assert (before.in_flight[0], before.waiting[0], before.kv_usage[0]) == (5, 2, 0.5)
+    assert (after.in_flight[0], after.waiting[0], after.kv_usage[0]) == (18, 9, 0.9)
