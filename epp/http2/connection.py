@@ -23,9 +23,8 @@ from epp.http2.headers import (
     Request,
     UnreadableBlockError,
 )
-from epp.http2.limits import Floods, HeldBytes, Limits
+from epp.http2.limits import HeldBytes, Limits
 from epp.http2.messages import (
-    DEADLINE_EXCEEDED,
     INTERNAL,
     OK,
     PREFIX_BYTES,
@@ -35,7 +34,8 @@ from epp.http2.messages import (
 )
 from epp.http2.reading import FrameError, FrameReader
 from epp.http2.sending import Sender
-from epp.http2.streams import AFTER_OUR_END, AFTER_PEERS_END, FRAME_NAMES, RECEIVED, Bad, State, Stream
+from epp.http2.streams import AFTER_PEERS_END, State, Stream
+from epp.http2.table import StreamTable
 from epp.http2.windows import Windows
 
 ALL: Final = 2**31
@@ -55,27 +55,20 @@ class Connection:
     def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
         self._limits = limits
         self._held = held
-        self._now = now
         self._started = now
         self._heard = now
         self._frames = FrameReader(self, limits)
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._sender = Sender()
         self._windows = Windows(limits, self._sender)
-        self._floods = Floods()
-        self._streams: dict[int, Stream] = {}
-        self._timed: dict[int, Stream] = {}
-        self._lingering: dict[int, Stream] = {}
-        self._lately: dict[int, None] = {}
-        """Streams that we reset: what the peer sent before it knew is passed over."""
-        self._last_id = 0
+        self._table = StreamTable(limits, self._sender, self._windows, now=now)
+        self._streams = self._table.streams
         self._settings_acked = False
         self._block_since = now
         self._into: Stream | None = None
         """Whose DATA frame is being read; None: nobody's, it is passed over."""
         self._into_size = 0
         self._into_ends = False
-        self._events: list[Event] = []
         self._asked_at: float | None = None
         self._probed_at: float | None = None
         self._probe_due = now
@@ -113,9 +106,9 @@ class Connection:
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read what came, at most `limit` frames; the rest stays for the next call."""
-        self._events = []
+        self._table.events = []
         if not self._over:
-            self._now = self._heard = now
+            self._table.now = self._heard = now
             try:
                 self._frames.read(data, limit=limit)
             except FrameError as error:
@@ -126,16 +119,13 @@ class Connection:
         """One message of the answer. Nothing happens where the stream is gone."""
         stream = self._streams.get(stream_id)
         if stream is not None and stream.end is None:
-            self._sender.message(stream, message, now=self._now)
+            self._sender.message(stream, message, now=self._table.now)
 
     def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
         """End the call. Nothing happens where the stream is gone."""
         stream = self._streams.get(stream_id)
-        if stream is None or stream.end is not None:
-            return
-        block = headers.trailers(status, details, alone=not stream.answered)
-        if self._sender.end(stream, block, now=self._now):
-            self._we_ended(stream)
+        if stream is not None:
+            self._table.end(stream, status, details)
 
     def probe(self, *, now: float) -> None:
         """Measure how long what the peer sends waits before it is read: by a PING, whose answer stands in the same queue."""
@@ -151,7 +141,7 @@ class Connection:
 
     def leave(self, *, now: float) -> None:
         """First step: ask the peer to open no more streams. The second follows by itself, when what it sent before has come."""
-        self._now = now
+        self._table.now = now
         if not self._leaving and not self._over:
             self._leaving = True
             self._sender.control(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
@@ -159,7 +149,7 @@ class Connection:
 
     def close(self, *, now: float) -> list[Event]:
         """At once: the streams that are open are gone."""
-        self._now, self._events = now, []
+        self._table.now, self._table.events = now, []
         if not self._over:
             self._fail(Code.NO_ERROR, "closed")
         return self._taken()
@@ -170,12 +160,12 @@ class Connection:
 
     def tick(self, *, now: float) -> list[Event]:
         """Look at the clock: some times a second."""
-        self._events = []
+        self._table.events = []
         if not self._over:
-            self._now = now
+            self._table.now = now
             try:
                 self._check_hello(now)
-                self._check_streams(now)
+                self._table.check_time(now)
                 self._check_quiet(now)
             except FrameError as error:
                 self._fail(error.code, error.reason)
@@ -184,20 +174,12 @@ class Connection:
     def check_integrity(self) -> None:
         """For tests."""
         assert self._windows.window <= self._limits.connection_window_bytes
-        for number, stream in self._streams.items():
-            assert number == stream.number <= self._last_id
-            assert stream.state not in (State.IDLE, State.CLOSED)
-            assert 0 <= stream.window <= self._limits.stream_window_bytes
-            assert stream.backlog_bytes == sum(map(len, stream.backlog or ()))
-            assert stream.end is None or stream.backlog or stream.lingers_until is not None
-            assert not stream.owed or stream.backlog_bytes
-        assert self._timed.keys() | self._lingering.keys() <= self._streams.keys()
-        assert len(self._lately) <= _LATELY
+        self._table.check_integrity()
         assert not (self._over and self._streams)
 
     def _taken(self) -> list[Event]:
         """The events, which are not kept: a body must not stay in memory until the next one."""
-        events, self._events = self._events, []
+        events, self._table.events = self._table.events, []
         return events
 
     # -- frames, as `reading` hands them on ----------------------------------------------------------------------------
@@ -206,20 +188,20 @@ class Connection:
         self._windows.take(size)
         stream = self._streams.get(number)
         if stream is None or stream.state is State.ANSWERING:
-            self._unexpected(number, Kind.DATA)
+            self._table.unexpected(number, Kind.DATA)
             stream = None
         elif size > stream.window:
-            self._reset(stream, Code.FLOW_CONTROL_ERROR, "window_overrun")
+            self._table.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overrun")
             stream = None
         else:
             stream.window -= size
             if stream.declared is not None:
                 stream.declared -= size - padding
                 if stream.declared < 0 or (stream.declared and ends):
-                    self._reset(stream, Code.PROTOCOL_ERROR, "content_length")
+                    self._table.reset(stream, Code.PROTOCOL_ERROR, "content_length")
                     stream = None
         if not size and not ends:
-            self._too_many("empty_frame_flood")
+            self._table.too_many("empty_frame_flood")
         self._into, self._into_size, self._into_ends = stream, size, ends
 
     def data_part(self, data: bytes, at: int, end: int) -> None:
@@ -236,7 +218,7 @@ class Connection:
                         start = at + PREFIX_BYTES
                         stop = start + message_bytes(data, at, max_bytes=most)
                         if stop <= end:
-                            self._events.append(Message(stream.number, data[start:stop]))
+                            self._table.events.append(Message(stream.number, data[start:stop]))
                             at = stop
                             continue
                     assembly = stream.assembly = Assembly(self._held)
@@ -244,9 +226,9 @@ class Connection:
                 message = assembly.whole()
                 if message is not None:
                     stream.assembly = None
-                    self._events.append(Message(stream.number, message))
+                    self._table.events.append(Message(stream.number, message))
         except BadMessageError as error:
-            self._give_up(stream, error.status, error.details, reason=error.reason)
+            self._table.give_up(stream, error.status, error.details, reason=error.reason)
 
     def data_ends(self) -> None:
         stream, self._into = self._into, None
@@ -256,13 +238,13 @@ class Connection:
         self._windows.taken_in(None if gone else stream, self._into_size)
 
     def block_begins(self) -> None:
-        self._block_since = self._now
+        self._block_since = self._table.now
 
     def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         if not number % 2:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
         try:
-            if number > self._last_id:
+            if number > self._table.last_id:
                 self._open(number, block, ends=ends, depends_on_itself=depends_on_itself)
             else:
                 self._on_trailers(number, block, ends=ends)
@@ -271,7 +253,7 @@ class Connection:
         except UnreadableBlockError as error:
             raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from error
         except MalformedRequestError:
-            self._stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
+            self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind in _OF_THE_CONNECTION and number:
@@ -294,18 +276,18 @@ class Connection:
             raise FrameError(Code.PROTOCOL_ERROR, "push_promise")
 
     def unknown_frame(self) -> None:
-        self._too_many("unneeded_frame_flood")
+        self._table.too_many("unneeded_frame_flood")
 
     # -- what they do --------------------------------------------------------------------------------------------------
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
-        before, self._last_id = self._last_id, number
+        before, self._table.last_id = self._table.last_id, number
         request = self._headers.request(block)
         if depends_on_itself or (ends and request.declared_bytes):
             raise MalformedRequestError
         if self._left_for_good or len(self._streams) >= self._limits.max_streams:
-            self._last_id = before if self._left_for_good else number
-            self._stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
+            self._table.last_id = before if self._left_for_good else number
+            self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self._streams[number] = Stream(
             number, window=self._limits.stream_window_bytes, peer_window=self._sender.initial_window
@@ -316,74 +298,74 @@ class Connection:
         if request.refuse_status:
             self._refuse(stream, request)
             return
-        self._events.append(Opened(number, request))
+        self._table.events.append(Opened(number, request))
         if request.bad_timeout:
-            self._give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
+            self._table.give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
             return
         if request.timeout_s is not None:
-            stream.deadline = self._now + request.timeout_s
-            self._timed[number] = stream
+            stream.deadline = self._table.now + request.timeout_s
+            self._table.timed[number] = stream
         if ends:
-            self._events.append(HalfClosed(number))
+            self._table.events.append(HalfClosed(number))
 
     def _refuse(self, stream: Stream, request: Request) -> None:
         """Answer what is no gRPC call as HTTP does. It may send its body, which is thrown away."""
-        self._events.append(Fault("no_grpc_call"))
-        stream.lingers_until = self._now + self._limits.linger_s
-        self._lingering[stream.number] = stream
-        if self._sender.refuse(stream, headers.refusal(request.refuse_status), now=self._now):
-            self._we_ended(stream)
+        self._table.events.append(Fault("no_grpc_call"))
+        stream.lingers_until = self._table.now + self._limits.linger_s
+        self._table.lingering[stream.number] = stream
+        if self._sender.refuse(stream, headers.refusal(request.refuse_status), now=self._table.now):
+            self._table.we_ended(stream)
 
     def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
         stream = self._streams.get(number)
         if stream is None or stream.state is State.ANSWERING:
-            self._unexpected(number, Kind.HEADERS)
+            self._table.unexpected(number, Kind.HEADERS)
             self._headers.skip(block)
             return
         self._headers.trailers(block)
         if not ends:
-            self._reset(stream, Code.PROTOCOL_ERROR, "second_headers")
+            self._table.reset(stream, Code.PROTOCOL_ERROR, "second_headers")
         elif stream.declared:
-            self._reset(stream, Code.PROTOCOL_ERROR, "content_length")
+            self._table.reset(stream, Code.PROTOCOL_ERROR, "content_length")
         else:
             self._peer_ended(stream)
 
     def _peer_ended(self, stream: Stream) -> None:
         """END_STREAM has come, and all before it."""
         if stream.assembly is not None:
-            self._give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
+            self._table.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
             return
         stream.state = AFTER_PEERS_END[stream.state]
         if stream.state is State.CLOSED:
-            self._forget(stream)
+            self._table.forget(stream)
         else:
-            self._events.append(HalfClosed(stream.number))
+            self._table.events.append(HalfClosed(stream.number))
 
     def _on_priority(self, number: int, payload: bytes) -> None:
-        self._too_many("unneeded_frame_flood")
+        self._table.too_many("unneeded_frame_flood")
         if not number:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
         if len(payload) != 5:
-            self._stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
+            self._table.stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
         elif frames.read_u32(payload)[0] & 0x7FFFFFFF == number:
-            self._stream_error(number, Code.PROTOCOL_ERROR, "depends_on_itself")
+            self._table.stream_error(number, Code.PROTOCOL_ERROR, "depends_on_itself")
 
     def _on_reset(self, number: int) -> None:
         stream = self._streams.get(number)
         if stream is None:
-            self._unexpected(number, Kind.RST_STREAM)
+            self._table.unexpected(number, Kind.RST_STREAM)
             return
         if not stream.answered:
-            self._too_many("rapid_reset")
+            self._table.too_many("rapid_reset")
         told = stream.lingers_until is None and stream.end is None
-        self._forget(stream)
+        self._table.forget(stream)
         if told:
-            self._events.append(Gone(number, "reset"))
+            self._table.events.append(Gone(number, "reset"))
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & Flag.ACK and payload):
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        self._too_many("settings_flood")
+        self._table.too_many("settings_flood")
         if flags & Flag.ACK:
             self._settings_acked = True
             return
@@ -401,22 +383,22 @@ class Connection:
         more, self._sender.initial_window = window - self._sender.initial_window, window
         if more:
             for stream in list(self._streams.values()):
-                self._widen(stream, more, whole=True)
+                self._table.widen(stream, more, whole=True)
 
     def _on_ping(self, flags: int, payload: bytes) -> None:
-        self._too_many("ping_flood")
+        self._table.too_many("ping_flood")
         if not flags & Flag.ACK:
             self._sender.control(frames.frame(Kind.PING, payload, flags=Flag.ACK))
         elif payload == _PROBE and self._probed_at is not None:
-            self._waited_s, self._probed_at = self._now - self._probed_at, None
+            self._waited_s, self._probed_at = self._table.now - self._probed_at, None
         elif payload == _DRAINING and self._leaving and not self._left_for_good:
             # Second step: streams that the peer opens from now on are refused.
             self._left_for_good = True
-            self._sender.control(frames.goaway(self._last_id, Code.NO_ERROR))
+            self._sender.control(frames.goaway(self._table.last_id, Code.NO_ERROR))
 
     def _on_goaway(self, payload: bytes) -> None:
         """The peer opens no more streams; those that are open go on."""
-        self._too_many("unneeded_frame_flood")
+        self._table.too_many("unneeded_frame_flood")
         if len(payload) < 8:
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
 
@@ -424,11 +406,11 @@ class Connection:
         if number:
             stream = self._streams.get(number)
             if stream is None:
-                self._unexpected(number, Kind.WINDOW_UPDATE)
+                self._table.unexpected(number, Kind.WINDOW_UPDATE)
             elif not more:
-                self._reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
+                self._table.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
             else:
-                self._widen(stream, more, whole=False)
+                self._table.widen(stream, more, whole=False)
             return
         if not more:
             raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
@@ -436,116 +418,23 @@ class Connection:
         if self._sender.window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
         while (stream := self._sender.next_waiting()) is not None:
-            self._pump(stream)
+            self._table.pump(stream)
 
-    def _widen(self, stream: Stream, more: int, *, whole: bool) -> None:
-        """The peer's window of a stream changes. whole: by its settings, so that a mistake is the connection's end."""
-        stream.peer_window += more
-        if stream.peer_window > frames.MAX_WINDOW:
-            if whole:
-                raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-            self._reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
-        elif more > 0 and stream.backlog is not None:
-            self._pump(stream)
-
-    def _unexpected(self, number: int, kind: int) -> None:
-        """A frame on a stream that is not open for it: what the table says."""
-        stream = self._streams.get(number)
-        if stream is not None:
-            state = stream.state
-        else:  # Streams with even numbers are ours to open, and we open none.
-            state = State.CLOSED if number % 2 and number <= self._last_id else State.IDLE
-        verdict = RECEIVED[state, kind]
-        if not isinstance(verdict, Bad) or number in self._lately:
-            return
-        reason = f"{FRAME_NAMES[kind]}_when_{state.name.lower()}"
-        if verdict.whole:
-            raise FrameError(verdict.code, reason)
-        self._stream_error(number, verdict.code, reason)
-
-    # -- ends and faults -----------------------------------------------------------------------------------------------
-
-    def _pump(self, stream: Stream) -> None:
-        finished = self._sender.pump(stream, now=self._now)
-        self._windows.settle(stream, gone=False)
-        if finished:
-            self._we_ended(stream)
-
-    def _we_ended(self, stream: Stream) -> None:
-        """Our answer is sent. A peer that has not ended is asked to stop, or let for a while where it was refused."""
-        stream.state = AFTER_OUR_END[stream.state]
-        if stream.state is State.ANSWERED:
-            if stream.lingers_until is not None:
-                return
-            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
-            self._remember_reset(stream.number)
-        self._forget(stream)
-
-    def _give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
-        """End a call for a reason that its service does not know."""
-        self._too_many("stream_error_flood")
-        self._events.append(Fault(reason))
-        self._events.append(Gone(stream.number, reason))
-        self._drop_assembly(stream)
-        self.end(stream.number, status, details)
-
-    def _stream_error(self, number: int, code: Code, reason: str) -> None:
-        stream = self._streams.get(number)
-        if stream is not None:
-            self._reset(stream, code, reason)
-            return
-        self._too_many("stream_error_flood")
-        self._events.append(Fault(reason))
-        self._sender.control(frames.reset(number, code))
-        self._remember_reset(number)
-
-    def _reset(self, stream: Stream, code: Code, reason: str) -> None:
-        told = stream.lingers_until is None and stream.end is None
-        self._forget(stream)
-        self._stream_error(stream.number, code, reason)
-        if told:
-            self._events.append(Gone(stream.number, reason))
-
-    def _remember_reset(self, number: int) -> None:
-        if len(self._lately) >= _LATELY:
-            del self._lately[next(iter(self._lately))]
-        self._lately[number] = None
-
-    def _forget(self, stream: Stream) -> None:
-        stream.state = State.CLOSED
-        self._streams.pop(stream.number, None)
-        if stream.deadline is not None:
-            self._timed.pop(stream.number, None)
-        if stream.lingers_until is not None:
-            self._lingering.pop(stream.number, None)
-        self._sender.forget(stream)
-        self._drop_assembly(stream)
-        self._windows.settle(stream, gone=True)
-
-    def _drop_assembly(self, stream: Stream) -> None:
-        if stream.assembly is not None:
-            stream.assembly.drop()
-            stream.assembly = None
-
-    def _too_many(self, what: str) -> None:
-        if self._floods.too_many(what, now=self._now):
-            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+    # -- faults and time -----------------------------------------------------------------------------------------------
 
     def _fail(self, code: Code, reason: str) -> None:
         """The connection is over: GOAWAY, and every open stream is gone."""
         self._over = reason
         self._frames.drop()
-        self._sender.control(frames.goaway(self._last_id, code, reason))
+        self._sender.control(frames.goaway(self._table.last_id, code, reason))
         for stream in list(self._streams.values()):
             told = stream.lingers_until is None and stream.end is None
-            self._forget(stream)
+            self._table.forget(stream)
             if told:
-                self._events.append(Gone(stream.number, "connection"))
+                self._table.events.append(Gone(stream.number, "connection"))
         if reason != "closed":
-            self._events.append(Fault(reason))
-        self._events.append(Over(reason))
-
-    # -- time ----------------------------------------------------------------------------------------------------------
+            self._table.events.append(Fault(reason))
+        self._table.events.append(Over(reason))
 
     def _check_hello(self, now: float) -> None:
         limits = self._limits
@@ -556,21 +445,6 @@ class Connection:
             raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
         if self._frames.in_block and now - self._block_since > limits.header_s:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
-
-    def _check_streams(self, now: float) -> None:
-        for stream in [s for s in self._timed.values() if s.deadline is not None and s.deadline <= now]:
-            del self._timed[stream.number]
-            stream.deadline = None
-            if stream.end is None:
-                self._events.append(Gone(stream.number, "deadline"))
-                self.end(stream.number, DEADLINE_EXCEEDED, "the call's time is over")
-        for stream in [s for s in self._lingering.values() if s.lingers_until and s.lingers_until <= now]:
-            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
-            self._remember_reset(stream.number)
-            self._forget(stream)
-        late = now - self._limits.stalled_s
-        for stream in self._sender.stalled(late):
-            self._reset(stream, Code.CANCEL, "window_never_opened")
 
     def _check_quiet(self, now: float) -> None:
         """A peer that is gone without a word would leave its streams open for ever."""

@@ -127,6 +127,19 @@ def test_what_no_connection_survives(what: str) -> None:
     assert (goaway.kind, goaway.code) == (Kind.GOAWAY, code)
 
 
+def test_the_stream_of_the_fault_too_many_is_gone_as_well() -> None:
+    side = CallerSide().opened()
+    gone: list[int] = []
+    for number in range(1, 4001, 2):
+        events = side.feed(headers(number), window_update(number, 0))
+        gone += [e.stream_id for e in events if isinstance(e, Gone)]
+        if side.connection.over:
+            assert side.connection.over == "stream_error_flood"
+            assert gone == list(range(1, number + 1, 2))
+            return
+    pytest.fail("it went on for ever")
+
+
 def test_continuation_frames_without_end_are_cut_off() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, b"", whole=False))

@@ -1,0 +1,168 @@
+"""The open streams of one connection: how each is answered, ends, is given up or reset, and what is remembered afterwards.
+
+Owns the table, the events that wait to be handed on, and the buckets. `connection` calls it for each frame; a stream leaves
+the table in one place, `forget`, which lets go of all that it held. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from epp.http2 import frames, headers
+from epp.http2.events import Event, Fault, Gone
+from epp.http2.frames import Code
+from epp.http2.limits import Floods, Limits
+from epp.http2.messages import DEADLINE_EXCEEDED
+from epp.http2.reading import FrameError
+from epp.http2.sending import Sender
+from epp.http2.streams import AFTER_OUR_END, FRAME_NAMES, RECEIVED, Bad, State, Stream
+from epp.http2.windows import Windows
+
+_LATELY: Final = 1_000
+
+
+class StreamTable:
+    def __init__(self, limits: Limits, sender: Sender, windows: Windows, *, now: float) -> None:
+        self._limits = limits
+        self._sender = sender
+        self._windows = windows
+        self._floods = Floods()
+        self.now = now
+        self.events: list[Event] = []
+        self.streams: dict[int, Stream] = {}
+        """By number."""
+        self.timed: dict[int, Stream] = {}
+        """Those whose caller waits no longer than some time."""
+        self.lingering: dict[int, Stream] = {}
+        """Those that were refused and have not ended."""
+        self.lately: dict[int, None] = {}
+        """Streams that we reset: what the peer sent before it knew is passed over."""
+        self.last_id = 0
+        """The highest number that the peer has used."""
+
+    def end(self, stream: Stream, status: int, details: str) -> None:
+        """Answer with trailers, after all that waits."""
+        if stream.end is None:
+            block = headers.trailers(status, details, alone=not stream.answered)
+            if self._sender.end(stream, block, now=self.now):
+                self.we_ended(stream)
+
+    def check_integrity(self) -> None:
+        """For tests."""
+        for number, stream in self.streams.items():
+            assert number == stream.number <= self.last_id
+            assert stream.state not in (State.IDLE, State.CLOSED)
+            assert 0 <= stream.window <= self._limits.stream_window_bytes
+            assert stream.backlog_bytes == sum(map(len, stream.backlog or ()))
+            assert stream.end is None or stream.backlog or stream.lingers_until is not None
+            assert not stream.owed or stream.backlog_bytes
+        assert self.timed.keys() | self.lingering.keys() <= self.streams.keys()
+        assert len(self.lately) <= _LATELY
+
+    def unexpected(self, number: int, kind: int) -> None:
+        """A frame on a stream that is not open for it: what the table says."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            state = stream.state
+        else:  # Streams with even numbers are ours to open, and we open none.
+            state = State.CLOSED if number % 2 and number <= self.last_id else State.IDLE
+        verdict = RECEIVED[state, kind]
+        if not isinstance(verdict, Bad) or number in self.lately:
+            return
+        reason = f"{FRAME_NAMES[kind]}_when_{state.name.lower()}"
+        if verdict.whole:
+            raise FrameError(verdict.code, reason)
+        self.stream_error(number, verdict.code, reason)
+
+    def widen(self, stream: Stream, more: int, *, whole: bool) -> None:
+        """The peer's window of a stream changes. whole: by its settings, so that a mistake is the connection's end."""
+        stream.peer_window += more
+        if stream.peer_window > frames.MAX_WINDOW:
+            if whole:
+                raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
+            self.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
+        elif more > 0 and stream.backlog is not None:
+            self.pump(stream)
+
+    def pump(self, stream: Stream) -> None:
+        finished = self._sender.pump(stream, now=self.now)
+        self._windows.settle(stream, gone=False)
+        if finished:
+            self.we_ended(stream)
+
+    def we_ended(self, stream: Stream) -> None:
+        """Our answer is sent. A peer that has not ended is asked to stop, or let for a while where it was refused."""
+        stream.state = AFTER_OUR_END[stream.state]
+        if stream.state is State.ANSWERED:
+            if stream.lingers_until is not None:
+                return
+            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
+            self.remember_reset(stream.number)
+        self.forget(stream)
+
+    def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
+        """End a call for a reason that its service does not know."""
+        self.too_many("stream_error_flood")
+        self.events.append(Fault(reason))
+        self.events.append(Gone(stream.number, reason))
+        self._drop_assembly(stream)
+        self.end(stream, status, details)
+
+    def stream_error(self, number: int, code: Code, reason: str) -> None:
+        stream = self.streams.get(number)
+        if stream is not None:
+            self.reset(stream, code, reason)
+            return
+        self.too_many("stream_error_flood")
+        self.events.append(Fault(reason))
+        self._sender.control(frames.reset(number, code))
+        self.remember_reset(number)
+
+    def reset(self, stream: Stream, code: Code, reason: str) -> None:
+        told = stream.lingers_until is None and stream.end is None
+        self.forget(stream)
+        try:
+            self.stream_error(stream.number, code, reason)
+        finally:  # Its owner hears of it even where this was one fault too many.
+            if told:
+                self.events.append(Gone(stream.number, reason))
+
+    def remember_reset(self, number: int) -> None:
+        if len(self.lately) >= _LATELY:
+            del self.lately[next(iter(self.lately))]
+        self.lately[number] = None
+
+    def forget(self, stream: Stream) -> None:
+        stream.state = State.CLOSED
+        self.streams.pop(stream.number, None)
+        if stream.deadline is not None:
+            self.timed.pop(stream.number, None)
+        if stream.lingers_until is not None:
+            self.lingering.pop(stream.number, None)
+        self._sender.forget(stream)
+        self._drop_assembly(stream)
+        self._windows.settle(stream, gone=True)
+
+    def _drop_assembly(self, stream: Stream) -> None:
+        if stream.assembly is not None:
+            stream.assembly.drop()
+            stream.assembly = None
+
+    def too_many(self, what: str) -> None:
+        if self._floods.too_many(what, now=self.now):
+            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+
+    def check_time(self, now: float) -> None:
+        for stream in [s for s in self.timed.values() if s.deadline is not None and s.deadline <= now]:
+            del self.timed[stream.number]
+            stream.deadline = None
+            if stream.end is None:
+                self.events.append(Gone(stream.number, "deadline"))
+                self.end(stream, DEADLINE_EXCEEDED, "the call's time is over")
+        for stream in [s for s in self.lingering.values() if s.lingers_until and s.lingers_until <= now]:
+            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
+            self.remember_reset(stream.number)
+            self.forget(stream)
+        late = now - self._limits.stalled_s
+        for stream in self._sender.stalled(late):
+            self.reset(stream, Code.CANCEL, "window_never_opened")
