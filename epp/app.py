@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from epp.config import AssumedModes, Config, Listen, Tls
 from epp.envoy import sds
@@ -50,6 +51,8 @@ from epp.types import Endpoint
 _log = logging.getLogger("epp")
 _HOUSEKEEPING_S = 1.0
 _LAG_LOOK_S = 0.1
+
+T = TypeVar("T")
 _STOP_GRACE_S = 1.0
 
 
@@ -254,15 +257,29 @@ class App:
         keep("scrape", self._scraper.run)
         keep("housekeeping", self._housekeep)
         keep("housekeeping", self._watch_lag, name="watch of the event loop")
-        watchers = []
+        watchers: list[FileWatcher[Any]] = []
         if self._cluster is None:
             watchers.append(
-                self._watcher("endpoints", config.endpoints_file, inputs.endpoints_text, self._on_endpoints)
+                self._watcher(
+                    "endpoints",
+                    config.endpoints_file,
+                    inputs.endpoints_text,
+                    parse=lambda text: load_endpoints(text, source=config.endpoints_file),
+                    on_change=self._set_endpoints,
+                )
             )
         else:
             keep("kubernetes", self._cluster.run, name="cluster")
         if config.policy_file:
-            watchers.append(self._watcher("policy", config.policy_file, inputs.policy_text, self._on_policy))
+            watchers.append(
+                self._watcher(
+                    "policy",
+                    config.policy_file,
+                    inputs.policy_text,
+                    parse=lambda text: _policy(text, config),
+                    on_change=self._on_policy,
+                )
+            )
         if config.listen.tls is not None:
             keep("file", self._certificate_watch(config.listen.tls).run, name="watch of the certificate")
         for watcher in watchers:
@@ -276,11 +293,18 @@ class App:
         return tasks
 
     def _watcher(
-        self, kind: str, path: str, applied: bytes | None, on_change: Callable[[bytes], None]
-    ) -> FileWatcher:
+        self,
+        kind: str,
+        path: str,
+        applied: bytes | None,
+        *,
+        parse: Callable[[bytes], T],
+        on_change: Callable[[T], None],
+    ) -> FileWatcher[T]:
         self._metrics.watching(kind)
         return FileWatcher(
             Path(path),
+            parse=parse,
             on_change=on_change,
             on_result=lambda ok: self._metrics.reloaded(kind, ok=ok),
             applied=applied,
@@ -389,15 +413,11 @@ class App:
         tried = policy.spec.mode == "DryRun"
         self._use_policies(self._picker.policy if tried else policy, policy if tried else None)
 
-    def _on_policy(self, content: bytes) -> None:
-        policy = _policy(content, self._config)
+    def _on_policy(self, policy: Policy) -> None:
         if self._cluster is not None:
             self._cluster.set_default(policy)
         else:
             self._use_policy(policy)
-
-    def _on_endpoints(self, content: bytes) -> None:
-        self._set_endpoints(load_endpoints(content, source=self._config.endpoints_file))
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will. OSError: not written."""

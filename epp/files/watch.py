@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from epp.errors import ConfigError
 
@@ -23,9 +23,13 @@ logger = logging.getLogger(__name__)
 _POLL_S: Final = 0.25
 _MAX_BYTES: Final = 16 * 2**20
 
+T = TypeVar("T")
 
-class FileWatcher:
-    """Calls `on_change` with each new content of `path`; ConfigError from it refuses that content, OSError puts it off.
+
+class FileWatcher(Generic[T]):
+    """Calls `on_change` with what `parse` makes of each new content of `path`; ConfigError refuses that content, OSError puts it off.
+
+    `parse` runs in a thread: a long YAML file takes seconds, which requests should not wait for.
 
     `applied` is the content already in use; without it the first content is handed over, too. `on_result` hears of
     every attempt: True for a content taken, False for one refused or a file gone unreadable.
@@ -35,12 +39,14 @@ class FileWatcher:
         self,
         path: Path,
         *,
-        on_change: Callable[[bytes], None],
+        parse: Callable[[bytes], T],
+        on_change: Callable[[T], None],
         on_result: Callable[[bool], None] = lambda _: None,
         applied: bytes | None = None,
         poll_s: float = _POLL_S,
     ) -> None:
         self.path = path
+        self._parse = parse
         self._on_change = on_change
         self._on_result = on_result
         self._poll_s = poll_s
@@ -74,7 +80,7 @@ class FileWatcher:
             self._glimpsed = None
         elif content == self._glimpsed:
             self._glimpsed = None
-            self._hand_over(content)
+            await self._hand_over(content)
         else:
             self._glimpsed = content
 
@@ -85,9 +91,9 @@ class FileWatcher:
             raise OSError(27, f"larger than {_MAX_BYTES} bytes")
         return content
 
-    def _hand_over(self, content: bytes) -> None:
+    async def _hand_over(self, content: bytes) -> None:
         try:
-            self._on_change(content)
+            self._on_change(await asyncio.to_thread(self._parse, content))
         except OSError as error:
             reason = error.strerror or type(error).__name__
             if reason != self._put_off:

@@ -127,8 +127,8 @@ def _ready(pod: Pod) -> bool:
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:
-    """Target ports, each once."""
-    return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports))
+    """Target ports, each once; a number that is no port is left out."""
+    return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
 
 
 def label_selector(labels: Mapping[str, str]) -> str:

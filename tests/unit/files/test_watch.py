@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,12 @@ class Follower:
         self.took = asyncio.Event()
         self.trouble: OSError | None = None
         self.watcher = FileWatcher(
-            path, on_change=self._take, on_result=self.results.append, applied=applied, poll_s=0.01
+            path,
+            parse=bytes,
+            on_change=self._take,
+            on_result=self.results.append,
+            applied=applied,
+            poll_s=0.01,
         )
 
     def _take(self, content: bytes) -> None:
@@ -197,3 +203,22 @@ async def test_it_goes_on_looking_by_itself(path: Path) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert follower.taken == [b"one", b"two", b"three"]
+
+
+async def test_a_content_is_parsed_in_a_thread_and_put_to_use_on_the_loop(path: Path) -> None:
+    threads: list[threading.Thread] = []
+
+    def parse(content: bytes) -> str:
+        threads.append(threading.current_thread())
+        return content.decode()
+
+    def use(text: str) -> None:
+        assert text == "one"
+        threads.append(threading.current_thread())
+
+    watcher = FileWatcher(path, parse=parse, on_change=use, poll_s=0.01)
+    await watcher.look()
+    await watcher.look()
+    parsed, used = threads
+    assert parsed is not used
+    assert used is threading.main_thread()
