@@ -87,11 +87,8 @@ def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None
     """The `MOST` best of some places, where too many share the last rank: those before it, and some of the equals by chance."""
     equals = at_edge.nonzero()[0]
     left = MOST - (len(places) - len(equals))
-    kept = rng.sample(range(len(equals)), left) if rng is not None else range(left)
-    if len(equals) < len(places):
-        chosen = np.concatenate((np.logical_not(at_edge).nonzero()[0], equals[list(kept)]))
-    else:
-        chosen = equals[list(kept)]
+    kept = equals[rng.sample(range(len(equals)), left) if rng is not None else slice(left)]
+    chosen = np.concatenate((np.logical_not(at_edge).nonzero()[0], kept))
     chosen.sort()
     return places[chosen]
 
