@@ -19,7 +19,14 @@ from epp.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import data, headers, hello, ping, split, window_update
 from tests.harness.http2_frames import grpc as message
-from tests.integration.test_extproc_server import Exchange, Rig, check, response_headers, serving
+from tests.integration.test_extproc_server import (
+    Exchange,
+    Rig,
+    check,
+    never_overloaded,
+    response_headers,
+    serving,
+)
 from tests.integration.test_extproc_server import headers as request_headers
 
 
@@ -145,6 +152,7 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
         connected(rig) as (_, writer),
         grpc.aio.insecure_channel(rig.target) as channel,
     ):
+        never_overloaded(rig)
         assert await check(channel, "") == 1
         (first, *rest) = await peers(rig.server._transport)
         first_message = message(request_headers(0).SerializeToString())
@@ -174,6 +182,7 @@ async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
 
 async def test_five_thousand_streams_are_held_on_one_connection() -> None:
     async with serving() as rig, connected(rig) as (reader, writer):
+        never_overloaded(rig)
         writer.write(hello(window=2**20) + window_update(0, 2**30))
         first = message(request_headers(0).SerializeToString())
         for start in range(1, 10_001, 200):
