@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.image_env.environment import BuiltImage
 pytest_plugins = ["tests.cluster_env.fixtures", "tests.image_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.timeout(600)]
 
+OTHER = "another-model"
 LOAD = ["--users", "2", "--time", "3"]
 TELLING = """
 import os
@@ -49,6 +51,9 @@ async def test_the_images_carry_requests_by_prefix(
                 "servers", "model-server", engine="simulated", replicas=2, profile__model=MODEL, **one
             ),
             site.upgrade(
+                "others", "model-server", engine="simulated", replicas=1, profile__model=OTHER, **one
+            ),
+            site.upgrade(
                 "gateway",
                 "prefix-gateway",
                 **one,
@@ -59,6 +64,7 @@ async def test_the_images_carry_requests_by_prefix(
         )
         assert "Succeeded" in await site.helm("test", "gateway")
         assert await cached(site, node) > 0
+        assert await answers(site, node) == {200: 48}, "two releases, two models, one pool label, one gateway"
         (pod,) = await site.pods("gateway", component="gateway")
         log = node.log(f"{namespace}/{pod['metadata']['name']}", "picker")
         assert "without a C compiler" not in log, "the picker says when it has none"
@@ -68,13 +74,33 @@ async def test_the_images_carry_requests_by_prefix(
         values = f"--set-json=loadTest={json.dumps(load)}"
         await site.helm("upgrade", "gateway", CHARTS / "prefix-gateway", "--reset-then-reuse-values", values)
         await site.kubectl("wait", "--for=condition=Complete", "job", "--all", "--timeout=240s")
-        await asyncio.gather(site.helm("uninstall", "gateway"), site.helm("uninstall", "servers"))
+        await asyncio.gather(
+            site.helm("uninstall", "gateway"),
+            site.helm("uninstall", "servers"),
+            site.helm("uninstall", "others"),
+        )
+
+
+async def completions_url(site: Installed) -> str:
+    service = await site.get("service", GATEWAY)
+    return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1/completions"
+
+
+async def answers(site: Installed, node: RunningNode) -> Counter[int]:
+    """Statuses of 24 requests for each model, by turns: a server that has another model answers 404."""
+    url, statuses = await completions_url(site), Counter[int]()
+    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+        for n in range(48):
+            body = {"model": (MODEL, OTHER)[n % 2], "prompt": f"{n} {PROMPT}", "max_tokens": 1}
+            async with session.post(url, json=body) as response:
+                statuses[response.status] += 1
+                await response.read()
+    return statuses
 
 
 async def cached(site: Installed, node: RunningNode) -> int:
     """Prompt tokens that the second of two equal requests found in the cache of its server."""
-    service = await site.get("service", GATEWAY)
-    url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1/completions"
+    url = await completions_url(site)
     tokens = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for _ in range(2):
