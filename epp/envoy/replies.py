@@ -24,18 +24,20 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 from envoy_data_plane.google.protobuf import Struct
 
-from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError, PickError
+from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError, PickError, SaturatedError
 
 _INVALID: Final = "invalid_request_error"
 _AWAY: Final = "service_unavailable"
 
 _ERRORS: Final = {
     400: (_INVALID, "malformed_request", "the request is not valid HTTP"),
-    403: (_INVALID, "upgrade_not_supported", "the gateway does not support this upgrade of the connection"),
+    401: (_INVALID, "not_authenticated", "the gateway wants valid credentials with the request"),
+    403: (_INVALID, "not_allowed", "not allowed by this gateway, such as an upgrade that is no websocket"),
     404: (BlockedPathError.error_type, BlockedPathError.reason, "not served by this gateway"),
     408: (_INVALID, "request_timeout", "the request did not come in whole in time; send it again"),
     413: (BodyTooLargeError.error_type, BodyTooLargeError.reason, "the request body is too large; send a shorter one"),
     426: (_INVALID, "http_version", "use HTTP/1.1 or HTTP/2"),
+    429: (SaturatedError.error_type, "rate_limited", "too many requests; try again later"),
     431: (_INVALID, "headers_too_large", "the request has too many header fields, or too large ones; send fewer"),
     501: (_INVALID, "transfer_encoding", "the gateway knows no transfer encoding but chunked"),
     503: (_AWAY, "unavailable", "no model server could take the request; try again later"),

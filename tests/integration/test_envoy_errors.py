@@ -47,7 +47,7 @@ MALFORMED = {
     "an unknown upgrade": (
         b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: foo\r\n\r\n",
         403,
-        "upgrade_not_supported",
+        "not_allowed",
     ),
 }
 

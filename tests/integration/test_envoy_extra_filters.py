@@ -59,7 +59,8 @@ async def test_only_who_has_a_key_comes_in_and_keys_change_without_a_restart(tmp
             return (await status("first"), await status("second")) == (200, 401)
 
         await wait_until(is_so, what="Envoy knows the first key")
-        assert (await gateway.client.complete("hello")).status == 401
+        refused = await gateway.client.complete("hello")
+        assert (refused.status, refused.json()["error"]["code"]) == (401, "not_authenticated")
         assert "authorization" not in gateway.backends[0].prompts[-1].headers, "the key stays at the gateway"
         write_keys(keys, "second")
 
