@@ -28,6 +28,7 @@ from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
 from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
+from epp.gate import Gate
 from epp.hash_secret import hash_secret
 from epp.journal import Journal
 from epp.kube.api import require
@@ -177,11 +178,13 @@ class App:
             config=config,
             policy=lambda: self._picker.policy,
         )
+        self._gate = Gate(self._picker)
         self._room = BodyRoom(config.streams.max_held_body_bytes)
         self._server = ExtProcServer(
             self._picker,
             self._metrics,
             listen=self._listen,
+            gate=self._gate,
             settings=StreamSettings(
                 max_body_bytes=config.envoy.max_body_bytes,
                 room=self._room,
@@ -190,6 +193,7 @@ class App:
                 conformance_headers=config.conformance_headers,
                 scores_metadata=config.scores_metadata,
                 mode_override=config.streams.mode_override,
+                longest_delay_s=config.envoy.max_message_timeout_seconds,
                 assumed_modes=_modes(config.streams.assumed_modes),
             ),
         )
@@ -335,6 +339,7 @@ class App:
             draining=self._draining,
             held_body_bytes=self._room.held_bytes,
             overload_ratio=self._server.overload.share(now=time.monotonic()),
+            flow=self._gate.status(now=time.monotonic()),
             source_failures=self._sources.failures,
             log_counts=self._log_counts,
             now=time.monotonic(),

@@ -164,6 +164,15 @@ class Envoy(_Section, frozen=True):
     message_timeout_seconds: Annotated[
         float, Meta(gt=0, le=60, description="Longest time that Envoy waits for an answer of the picker.")
     ] = 1.0
+    max_message_timeout_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="The longest that the picker may ask Envoy to wait for it: bounds how long flow control holds a request whose "
+            "body is buffered (docs/flow-control.md). 0: no such request is held. Set it to what another data plane allows.",
+        ),
+    ] = 60.0
     stream_idle_timeout_seconds: Annotated[
         float,
         Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),

@@ -96,6 +96,10 @@ class Decision(Struct):
     unread: str = ""
     """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body,
     body_not_seen, no_room."""
+    waited_s: float = 0.0
+    """How long flow control held it."""
+    priority: int = 0
+    """What flow control took its priority to be; 0 where it is off."""
     dry_run: WouldPick | None = None
     """Of the policy that is tried beside, if there is one."""
 

@@ -79,5 +79,13 @@ class NoRoomError(SaturatedError):
         super().__init__(message, retry_after_s=retry_after_s)
 
 
+class FlowRefusedError(SaturatedError):
+    """Flow control will not let it go: its deadline cannot be met, it has waited too long, or too many wait."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
+
+
 class ConfigError(Exception):
     """A configuration, policy or endpoints file that cannot be used; the message names the file and the field."""

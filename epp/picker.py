@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from epp.decision import Decision, Pick, PickRequest
 from epp.dry_run import DryRun
@@ -22,6 +22,7 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
 from epp.endpoints.state import EndpointState
+from epp.errors import NoEndpointError
 from epp.journal import Journal
 from epp.mirrors import Mirrors, Prompt
 from epp.policy import Policy, PolicySpec
@@ -31,14 +32,31 @@ from epp.prefix.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.residency import Finding, RoutedQueue
 from epp.scheduling.record import decision_of, hurried_decision
+from epp.scheduling.schedule import Choice, Scheduler
 from epp.scheduling.schedule import Request as Asked
-from epp.scheduling.schedule import Scheduler
+from epp.scheduling.snapshot import Snapshot
 from epp.ticket import Ticket, own
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 Outcome = Literal["ended", "aborted", "failed"]
 
 _NO_SECRET = HashSecret()
+
+
+class Considered(NamedTuple):
+    """One request beside the servers as they are at one moment, and what was chosen."""
+
+    request: PickRequest
+    prompt: Prompt
+    adapter: str
+    snapshot: Snapshot
+    asked: Asked
+    choice: Choice
+
+    @property
+    def base_model(self) -> str:
+        """Of the server that was chosen."""
+        return self.snapshot.roster.models[self.snapshot.slots[self.choice.places[0]]]
 
 
 class Picker:
@@ -205,29 +223,43 @@ class Picker:
 
     def pick(self, request: PickRequest, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
+        if request.hurried:
+            return self._pick_hurried(request, now=now)
+        return self.commit(self.consider(request, now=now), now=now)
+
+    def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
+        """What `pick` would choose now. Nothing is booked. prompt: as an earlier look at the same request found it.
+
+        Raises NoEndpointError or SaturatedError.
+        """
         inference, fleet, spec = request.inference, self._fleet, self._spec
-        # No await from here to the booking, nor anywhere in this module: the state that is scored is the state booked.
         adapter = fleet.adapter(inference.model) if inference.model else ""
         slots = fleet.candidates(
             inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
         )
-        if request.hurried:
-            return self._pick_hurried(request, slots, adapter=adapter, now=now)
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
-        prompt = self._mirrors.prompt(
-            inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
-        )
+        if prompt is None:
+            prompt = self._mirrors.prompt(
+                inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
+            )
         asked = Asked(
             prompt_tokens=prompt.tokens,
             cached_tokens=snapshot.of(self._mirrors.cached_tokens(prompt, fleet.columns.block_tokens)),
             session=request.session,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
-        tried = self._dry_run
-        if tried is not None:
-            tried.follow(self._rng)
-        choice = self._scheduler.schedule(asked, snapshot)
-        would_pick = None
+        if self._dry_run is not None:
+            self._dry_run.follow(self._rng)
+        return Considered(
+            request, prompt, adapter, snapshot, asked, self._scheduler.schedule(asked, snapshot)
+        )
+
+    def commit(self, considered: Considered, *, now: float) -> Pick:
+        """Book and record what was considered at this very moment: nothing else may have happened in between."""
+        request, prompt, adapter, snapshot, asked, choice = considered
+        inference, fleet, slots = request.inference, self._fleet, snapshot.slots
+        # No await since the candidates were looked at, nor anywhere in this module: the state that is scored is the state booked.
+        tried, would_pick = self._dry_run, None
         if tried is not None:
             as_tried = fleet.snapshot(
                 slots, model=inference.model, adapter=adapter, spec=tried.policy.spec, now=now
@@ -262,11 +294,25 @@ class Picker:
             self._journal.append(("began", now, ticket))
         return ticket
 
-    def _pick_hurried(
-        self, request: PickRequest, slots: Sequence[int], *, adapter: str, now: float
-    ) -> Ticket:
+    def least_wait_s(self, model: str, *, now: float) -> float:
+        """The least time until a server of this base model begins with what it is sent now: the least B/V. 0 where there is none."""
+        try:
+            slots = self._fleet.candidates(
+                model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject
+            )
+        except NoEndpointError:
+            return 0.0
+        snapshot = self._fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
+        return float((snapshot.undone_tokens / snapshot.rate).min())
+
+    def _pick_hurried(self, request: PickRequest, *, now: float) -> Ticket:
         """The less loaded of two by chance, whatever the rule and the prompt: a tenth of the work of a decision."""
-        inference, failures, most = request.inference, self._fleet.failures, self._spec.max_destinations
+        inference, fleet, spec = request.inference, self._fleet, self._spec
+        adapter = fleet.adapter(inference.model) if inference.model else ""
+        slots = fleet.candidates(
+            inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
+        )
+        failures, most = fleet.failures, spec.max_destinations
         few = [self._fleet.in_slot(slot) for slot in self._rng.sample(slots, min(len(slots), most))]
         few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
         few.sort(key=lambda state: round(failures.share(state, now=now), 1))

@@ -36,6 +36,8 @@ _TAKEN_HEADERS: Final = frozenset(
 """The same on every request, or different on each, or written by the gateway: none of them names a session or asks for a decision."""
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
+_Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 
 
 class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -316,6 +318,83 @@ class Sampling(_Spec, frozen=True):
     ] = 262_144
 
 
+class Waiting(_Spec, frozen=True):
+    """How much may wait."""
+
+    max_requests: Annotated[int, Meta(ge=0, le=10**6, description="Requests.")] = 10_000
+    max_bytes: Annotated[int, Meta(ge=0, le=2**40, description="Bytes of the requests' bodies.")] = 2**28
+
+
+class Flow(_Spec, frozen=True):
+    """Which requests go at once, which wait at the gateway, and which are refused. docs/flow-control.md."""
+
+    mode: Annotated[
+        Literal["Direct", "Hold"],
+        Meta(
+            description="Direct: every request is sent at once. Hold: a request that would wait at its server waits at the gateway."
+        ),
+    ] = "Direct"
+    headroom_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="A request goes when its server is predicted to begin with it within this time.",
+        ),
+    ] = 0.1
+    order: Annotated[
+        Literal["Arrival", "Deadline", "Shortest"],
+        Meta(
+            description="Which request of a tenant goes first. Shortest: the one with the least to compute; long ones age."
+        ),
+    ] = "Arrival"
+    deadline_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="The longest time to the first token, for requests without `x-llm-d-slo-ttft-ms`; 0: no deadline.",
+        ),
+    ] = 0.0
+    when_late: Annotated[
+        Literal["Refuse", "Demote"],
+        Meta(
+            description="What becomes of a request that cannot meet its deadline: 429 at once, or the last place of its priority."
+        ),
+    ] = "Refuse"
+    ttl_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="A request that has waited so long is refused.")
+    ] = 30.0
+    in_all: Annotated[Waiting, Meta(description="Bounds of everything that waits.")] = Waiting()
+    per_priority: Annotated[Waiting, Meta(description="Bounds of each priority.")] = Waiting()
+    per_tenant: Annotated[Waiting, Meta(description="Bounds of each tenant, within a priority.")] = Waiting()
+    objectives: Annotated[
+        dict[_Name, _Priority],
+        Meta(
+            max_length=64,
+            description="Priority by the value of `x-llm-d-inference-objective`. The higher goes first; what is not named here is 0.",
+        ),
+    ] = {}
+    models: Annotated[
+        dict[_Name, _Priority],
+        Meta(max_length=64, description="Priority by model or adapter, where the header says none."),
+    ] = {}
+    tenant_header: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z0-9-]+$",
+            max_length=64,
+            description="Header that names the tenant. Clients must not be able to choose it freely.",
+        ),
+    ] = "x-llm-d-inference-fairness-id"
+    max_tenants: Annotated[
+        int, Meta(ge=1, le=10_000, description="Tenants of a priority beyond them share one queue.")
+    ] = 256
+    goal_seconds: Annotated[float, Meta(gt=0, le=3600, description="The wait at which saturation is 1.")] = (
+        2.0
+    )
+
+
 class TargetRef(_Spec, frozen=True):
     """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs none."""
 
@@ -380,6 +459,7 @@ class PolicySpec(_Spec, frozen=True):
     tiers: Tiers = Tiers()
     scrape: Scrape = Scrape()
     sampling: Sampling = Sampling()
+    flow: Flow = Flow()
 
     def __post_init__(self) -> None:
         if self.chunks.later_size_bytes < self.chunks.size_bytes:
@@ -390,7 +470,11 @@ class PolicySpec(_Spec, frozen=True):
             raise ValueError(
                 "scrape.staleAfterSeconds is under scrape.intervalSeconds: metrics would be stale between scrapes"
             )
-        for field, header in (("sessionHeader", self.session_header), ("debugHeader", self.debug_header)):
+        for field, header in (
+            ("sessionHeader", self.session_header),
+            ("debugHeader", self.debug_header),
+            ("flow.tenantHeader", self.flow.tenant_header),
+        ):
             if header in _TAKEN_HEADERS:
                 raise ValueError(
                     f"{field}: `{header}` has another meaning on every request; choose another name"

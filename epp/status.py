@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from epp.endpoints.state import EndpointState
+from epp.gate import FlowStatus
 from epp.kube.live import Live, LiveEndpoint
 from epp.modelserver.scraper import ScrapeAge, Scraper
 from epp.picker import Picker
@@ -34,6 +35,7 @@ def status_of(
     draining: bool,
     held_body_bytes: int,
     overload_ratio: float,
+    flow: Sequence[FlowStatus],
     source_failures: Mapping[str, int],
     log_counts: LogCounts,
     now: float,
@@ -64,6 +66,7 @@ def status_of(
         draining=draining,
         held_body_bytes=held_body_bytes,
         overload_ratio=overload_ratio,
+        flow=tuple(flow),
         source_failures=dict(source_failures),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
         sharing=_sharing(sharing) if sharing is not None else None,

@@ -22,6 +22,7 @@ from epp.extproc.events import (
     Action,
     Answer,
     BodyMode,
+    Delay,
     Echo,
     Event,
     Modes,
@@ -296,6 +297,9 @@ def encode(action: Action) -> bytes:
         head, tail = _around_echo(action.slot, len(action.data), action.end_of_stream)
         return b"".join((head, action.data, tail))
     response = ext_proc.ProcessingResponse()
+    if isinstance(action, Delay):
+        response.override_message_timeout.FromMilliseconds(int(1000 * action.seconds))
+        return bytes(response.SerializeToString())
     immediate = response.immediate_response
     immediate.status.code = action.status
     immediate.body = action.body

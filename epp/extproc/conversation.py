@@ -16,10 +16,12 @@ from typing import Final
 
 from epp.decision import Observer
 from epp.extproc.codec import decode, encode
+from epp.extproc.events import Action
 from epp.extproc.overload import Overload
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.gate import Gate
 from epp.policy import Policy
 
 MESSAGE_SLACK_BYTES: Final = 2**20
@@ -36,8 +38,10 @@ class Streams:
         *,
         settings: StreamSettings,
         clock: Callable[[], float],
+        gate: Gate | None = None,
     ) -> None:
         self.picker = picker
+        self.gate = gate
         self.observer = observer
         self.settings = settings
         self.clock = clock
@@ -46,15 +50,21 @@ class Streams:
         self._policy: Policy | None = None
         self._names: frozenset[str] = frozenset()
         self._untidied = False
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when the gate should be pumped soon."""
 
     @property
     def max_message_bytes(self) -> int:
         """A longer message holds a body that is refused anyway, or nonsense."""
         return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
-    def open(self, let_go: Callable[[], None]) -> Conversation:
-        """A stream began. `let_go`: called when a drain ended it, so that the transport ends it with OK."""
-        conversation = Conversation(self, let_go)
+    def open(self, let_go: Callable[[], None], deliver: Callable[[Sequence[bytes]], None]) -> Conversation:
+        """A stream began.
+
+        let_go: called when a drain ended it, so that the transport ends it with OK. deliver: called with answers that come later than
+        the message they belong to.
+        """
+        conversation = Conversation(self, let_go, deliver)
         self.live.add(conversation)
         return conversation
 
@@ -62,6 +72,8 @@ class Streams:
         """Let go of every stream that has answered response headers, now and from now on."""
         self.settings = dataclasses.replace(self.settings, hold_streams=False)
         now = self.clock()
+        if self.gate is not None:
+            self.gate.drain(now=now)
         for conversation in list(self.live):
             conversation.stream.hold = False
             if conversation.may_end:
@@ -77,12 +89,17 @@ class Streams:
     def picked(self) -> None:
         self._untidied = True
 
+    def room(self) -> None:
+        """A request has ended or begun to wait: others may go, or go at another time."""
+        if self.gate is not None and self.gate.waiting:
+            self.on_room()
+
     def wanted(self) -> frozenset[str]:
         """Names of the request headers to decode; they follow the policy."""
         policy = self.picker.policy
         if policy is not self._policy:
             spec, self._policy = policy.spec, policy
-            self._names = request_names(session_header=spec.session_header, debug_header=spec.debug_header)
+            self._names = request_names(spec)
         return self._names
 
     def check_integrity(self) -> None:
@@ -93,10 +110,13 @@ class Streams:
 class Conversation:
     """One stream. `receive` each message; when `may_end`, `detach` and end it with OK; `close` at the end, whatever happened."""
 
-    __slots__ = ("_names", "_picked", "_streams", "let_go", "stream")
+    __slots__ = ("_deliver", "_names", "_picked", "_streams", "let_go", "stream")
 
-    def __init__(self, streams: Streams, let_go: Callable[[], None]) -> None:
+    def __init__(
+        self, streams: Streams, let_go: Callable[[], None], deliver: Callable[[Sequence[bytes]], None]
+    ) -> None:
         self._streams = streams
+        self._deliver = deliver
         self._names = streams.wanted()
         self._picked = False
         self.let_go = let_go
@@ -107,6 +127,8 @@ class Conversation:
             new_request_id=_new_request_id,
             timer=time.perf_counter,
             unread=streams.overload.skips(now=streams.clock()),
+            gate=streams.gate,
+            deliver=self._later,
         )
 
     def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:
@@ -117,7 +139,16 @@ class Conversation:
         if not self._picked and stream.picked:
             self._picked = True
             self._streams.picked()
+        if stream.waits:
+            self._streams.room()
         return answers
+
+    def _later(self, actions: Sequence[Action]) -> None:
+        """Flow control has decided on a request that waited."""
+        if self.stream.picked:
+            self._picked = True
+            self._streams.picked()
+        self._deliver([encode(action) for action in actions])
 
     @property
     def picked(self) -> bool:
@@ -131,11 +162,13 @@ class Conversation:
     def detach(self, *, now: float) -> None:
         self._streams.live.discard(self)
         self.stream.detach(now=now)
+        self._streams.room()
 
     def close(self, *, now: float, broken: bool = False) -> None:
         """Idempotent. broken: the picker itself failed."""
         self._streams.live.discard(self)
         self.stream.close(now=now, broken=broken)
+        self._streams.room()
 
 
 def _new_request_id() -> str:

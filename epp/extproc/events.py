@@ -125,7 +125,13 @@ class Refuse(Struct, frozen=True):
     reason: str
 
 
-Action = Answer | Echo | Refuse
+class Delay(Struct, frozen=True):
+    """The answer comes later: the data plane shall wait so long for it."""
+
+    seconds: float
+
+
+Action = Answer | Echo | Refuse | Delay
 
 
 class StreamProtocolError(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +72,11 @@ class GrpcioTransport:
         for service in SERVICES:
             await self._servicer.set(service, self._health.status(service))
 
+    def _told(self, task: asyncio.Task[None]) -> None:
+        """A late answer is written, or its stream was gone: then there is nobody to tell."""
+        self._telling.discard(task)
+        _look_at(task)
+
     def _options(self) -> list[tuple[str, int]]:
         return [
             ("grpc.max_receive_message_length", self._streams.max_message_bytes),
@@ -113,8 +119,13 @@ class GrpcioTransport:
             if reading[0]:
                 task.cancel()
 
+        def deliver(answers: Sequence[bytes]) -> None:
+            writing = asyncio.get_running_loop().create_task(_write(context, answers), name="late answer")
+            self._telling.add(writing)
+            writing.add_done_callback(self._told)
+
         streams = self._streams
-        conversation = streams.open(let_go)
+        conversation = streams.open(let_go, deliver)
         broken = False
         try:
             await self._converse(conversation, context, reading)
@@ -150,6 +161,11 @@ class GrpcioTransport:
                 await context.write(answer)
             streams.tidy()
         conversation.detach(now=streams.clock())
+
+
+async def _write(context: grpc.aio.ServicerContext[bytes, bytes], answers: Sequence[bytes]) -> None:
+    for answer in answers:
+        await context.write(answer)
 
 
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:

@@ -9,7 +9,7 @@ import contextlib
 import resource
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +81,7 @@ class _Process(Handler):
     def __init__(self, call: Call, streams: Streams) -> None:
         self._call = call
         self._streams = streams
-        self._conversation = streams.open(self._let_go)
+        self._conversation = streams.open(self._let_go, self._deliver)
 
     def message(self, data: bytes, *, now: float) -> None:
         call, conversation = self._call, self._conversation
@@ -108,6 +108,10 @@ class _Process(Handler):
 
     def _let_go(self) -> None:
         self._call.end(OK)
+
+    def _deliver(self, answers: Sequence[bytes]) -> None:
+        for answer in answers:
+            self._call.send(answer)
 
 
 class _Check(Handler):

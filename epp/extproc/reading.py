@@ -7,14 +7,16 @@ What cannot be read is passed over here and decided on by `stream`: nothing in t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from epp.errors import PickError, SaturatedError
+from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse
+from epp.gate import NO_CLAIM, Claim
+from epp.policy import Flow, PolicySpec
 from epp.request.names import bounded_name
 from epp.types import Address, Endpoint
 
@@ -24,6 +26,11 @@ DECISION: Final = "x-prefix-gateway-decision"
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 
+OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+"""Names an InferenceObjective; the second is the older name."""
+TTFT_MS: Final = "x-llm-d-slo-ttft-ms"
+DROPPED: Final = "x-llm-d-request-dropped-reason"
+
 RESPONSE_NAMES: Final = frozenset((":status", "content-type", "content-encoding"))
 _REQUEST_NAMES: Final = frozenset(
     (":path", REQUEST_ID, "content-length", "content-encoding", DESTINATION, TEST_SELECTION)
@@ -31,9 +38,10 @@ _REQUEST_NAMES: Final = frozenset(
 _MAX_REQUEST_ID_CHARS: Final = 256
 
 
-def request_names(*, session_header: str, debug_header: str) -> frozenset[str]:
+def request_names(spec: PolicySpec) -> frozenset[str]:
     """The request headers that are read at all; a transport may leave out the others."""
-    return _REQUEST_NAMES | {session_header, debug_header} - {""}
+    names = _REQUEST_NAMES | {spec.session_header, spec.debug_header} - {""}
+    return names if spec.flow.mode == "Direct" else names | {spec.flow.tenant_header, TTFT_MS, *OBJECTIVES}
 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -60,13 +68,15 @@ class RequestHead(Struct):
     session: str
     debug: bool
     prescribed: str
+    claim: Claim = NO_CLAIM
 
     def forget(self) -> None:
         """Let go of what only the pick needs: the stream may stay open for long, and clients choose how much this is."""
         self.path = self.session = self.prescribed = ""
+        self.claim = NO_CLAIM
 
 
-def read_head(headers: Sequence[tuple[str, str]], *, session_header: str, debug_header: str) -> RequestHead:
+def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec) -> RequestHead:
     found = collect(headers)
     length = found.get("content-length", "")
     return RequestHead(
@@ -75,9 +85,21 @@ def read_head(headers: Sequence[tuple[str, str]], *, session_header: str, debug_
         declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
         encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
         client_destination=DESTINATION in found,
-        session=bounded_name(found.get(session_header, "")),
-        debug=bool(debug_header) and debug_header in found,
+        session=bounded_name(found.get(spec.session_header, "")),
+        debug=bool(spec.debug_header) and spec.debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
+        claim=NO_CLAIM if spec.flow.mode == "Direct" else _claim(found, spec.flow),
+    )
+
+
+def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
+    """What the headers say of a request's place in a queue; what cannot be read is not said."""
+    milliseconds = found.get(TTFT_MS, "").strip()
+    readable = milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 9
+    return Claim(
+        objective=next((bounded_name(found[name].strip()) for name in OBJECTIVES if name in found), ""),
+        tenant=bounded_name(found.get(flow.tenant_header, "").strip()),
+        ttft_s=int(milliseconds) / 1000 if readable else None,
     )
 
 
@@ -133,6 +155,8 @@ def refusal(error: PickError, head: RequestHead) -> Refuse:
     headers = [("content-type", "application/json")]
     if isinstance(error, SaturatedError):
         headers.append(("retry-after", str(error.retry_after_s)))
+    if isinstance(error, FlowRefusedError):
+        headers.append((DROPPED, error.reason))
     return Refuse(
         status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
     )

@@ -67,6 +67,8 @@ class StreamSettings:
     scores_metadata: bool = False
     mode_override: bool = True
     """The data plane may be asked to stream a sampled answer."""
+    longest_delay_s: float = 0.0
+    """The longest that the data plane can be asked to wait for the answer to a buffered body. 0: it cannot, so none waits."""
     clear_route_cache: bool = True
     """Let the data plane choose the route again, now that the destination header is there."""
     blocked: BlockedPaths = _NOTHING_BLOCKED

@@ -16,7 +16,9 @@ from epp.decision import Observer
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.overload import Overload
+from epp.extproc.pump import Pump
 from epp.extproc.response import PickerPort, StreamSettings
+from epp.gate import Gate
 
 _NOTICE_S: Final = 3.0
 """A data plane that checks health every second has gone elsewhere after this."""
@@ -47,10 +49,15 @@ class ExtProcServer:
         listen: Listen,
         settings: StreamSettings,
         clock: Callable[[], float] = time.monotonic,
+        gate: Gate | None = None,
     ) -> None:
+        """gate: where requests may wait; its timer is here."""
         self._clock = clock
         self._health = Health()
-        self._streams = Streams(picker, observer, settings=settings, clock=clock)
+        self._streams = Streams(picker, observer, settings=settings, clock=clock, gate=gate)
+        self._pump = Pump(gate, clock=clock, after=self._streams.tidy) if gate is not None else None
+        if self._pump is not None:
+            self._streams.on_room = self._pump.soon
         self._transport = _transport(self._streams, self._health, listen)
         self.port = 0
         """The port in use, once started; 0 for a unix socket."""
@@ -89,6 +96,8 @@ class ExtProcServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the socket and cancel what is still in flight after `grace_s`."""
+        if self._pump is not None:
+            self._pump.stop()
         await self._transport.stop(grace_s)
 
     def check_integrity(self) -> None:

@@ -14,6 +14,10 @@ Owns the order of answers in each processing mode, the pick, and its release. Wh
   soon as they are. A prefix cannot be known then: routed by load. Later chunks are answered unread.
 - NONE, and requests without a body: routed by load, from the headers.
 
+Where flow control holds a request, the pick is made later, and its answer delivered then: with full duplex nothing is due until the
+answer to the headers, and with BUFFERED the data plane is first asked to wait (`Delay`). In the other modes no request waits, for
+the data plane would pass it by, or stop reading.
+
 A data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so there.
 What comes out of order but can be let pass is let pass and reported to the observer; StreamProtocolError is for what cannot.
 
@@ -64,6 +68,7 @@ from epp.extproc.reading import (
     refusal,
 )
 from epp.extproc.response import PLAIN, Outcome, PickerPort, ResponseHalf, StreamSettings
+from epp.extproc.waiting import GatePort, Wait, longest_wait_s
 from epp.types import Address, InferenceRequest
 
 
@@ -76,18 +81,22 @@ class _Phase(enum.Enum):
     """Headers not answered, the pick waits for the body."""
     PASSED = enum.auto()
     """Decided, or never to be: the rest goes on as it comes."""
+    WAITING = enum.auto()
+    """The body is there, and flow control holds the request. Nothing is answered until it is decided."""
     REFUSED = enum.auto()
 
 
 class HttpStream:
     """One HTTP request. `receive` each event, carry out the actions in order, and `close` at the end, whatever happened.
 
-    `timer` measures how long parsing and picking took, for the observer; `now` is monotonic time in seconds.
+    `timer` measures how long parsing and picking took, for the observer; `now` is monotonic time in seconds. Where `gate` holds the
+    request, its answers are given to `deliver` later.
     """
 
     __slots__ = (
-        "_body", "_closed", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id", "_observer", "_phase",
-        "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "hold",
+        "_body", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
+        "_observer", "_phase", "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "_wait",
+        "hold",
     )  # fmt: skip
 
     def __init__(
@@ -99,9 +108,13 @@ class HttpStream:
         new_request_id: Callable[[], str],
         timer: Callable[[], float],
         unread: bool = False,
+        gate: GatePort | None = None,
+        deliver: Callable[[Sequence[Action]], None] | None = None,
     ) -> None:
         """unread: the picker has too much to do: route by load, read no more than names the model, and let go at once."""
         self._picker = picker
+        self._wait = Wait(gate)
+        self._deliver = deliver
         self._observer = observer
         self._settings = settings
         self._new_id = new_request_id
@@ -125,6 +138,8 @@ class HttpStream:
         """Take one event. StreamProtocolError: the stream makes no sense any more; close it."""
         if self._closed:
             raise StreamProtocolError("event_after_end")
+        if self._wait.waits and isinstance(event, RequestBody | RequestTrailers):
+            raise StreamProtocolError("request_while_waiting")
         match event:
             case RequestHeaders():
                 return self._on_request_headers(event, now=now)
@@ -147,6 +162,11 @@ class HttpStream:
     @property
     def picked(self) -> bool:
         return self._pick is not None
+
+    @property
+    def waits(self) -> bool:
+        """Flow control holds the request; its answer comes later."""
+        return self._wait.waits
 
     @property
     def closed(self) -> bool:
@@ -173,6 +193,7 @@ class HttpStream:
             return
         self._closed = True
         self._body.drop()
+        self._leave()
         if self._pick is not None:
             self._picker.detach(self._pick, now=now)
             self._observer.ended(self._pick)
@@ -183,6 +204,7 @@ class HttpStream:
             return
         self._closed = True
         self._body.drop()
+        self._leave()
         if self._pick is None:
             return
         self._response.give_feedback(now=now)
@@ -195,6 +217,8 @@ class HttpStream:
         assert len(self._body) <= self._settings.max_body_bytes
         assert not len(self._body) or self._phase in (_Phase.BODY, _Phase.HOLDING)
         assert self._pick is None or self._phase is _Phase.PASSED
+        assert self._wait.waits == (self._phase is _Phase.WAITING)
+        assert not self._wait.after or self._wait.waits
         assert not self._closed or self._pick is None or self._pick.ended
         self._response.check_integrity()
 
@@ -206,7 +230,7 @@ class HttpStream:
         self._learn(event.modes)
         self._request_done = event.end_of_stream
         spec = self._picker.policy.spec
-        head = read_head(event.headers, session_header=spec.session_header, debug_header=spec.debug_header)
+        head = read_head(event.headers, spec)
         if not head.request_id:
             head.request_id, self._made_id = self._new_id(), True
         self._head, self._subset = head, event.subset
@@ -270,6 +294,9 @@ class HttpStream:
             return ()
         if self._phase is _Phase.HOLDING:
             released = self._release(end_of_stream=False, now=now)
+            if self._wait.waits:
+                self._wait.after = (*self._wait.after, *answer)
+                return released
             return released if any(isinstance(a, Refuse) for a in released) else (*released, *answer)
         if self._phase is _Phase.BODY:
             # A body of no bytes, then trailers: only the dynamic metadata can still name the server.
@@ -297,11 +324,15 @@ class HttpStream:
         """The held answers, in order: headers, then the body as the mode wants it."""
         count, body = self._body.pieces, self._body.take()
         first = self._decide(Slot.REQUEST_HEADERS, body, instead=instead, partial=partial, now=now)
-        if isinstance(first[0], Refuse):
+        if first and isinstance(first[0], Refuse):
             return first
-        if self._modes.request_body.echoed:
-            return (*first, *pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream))
-        return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
+        if not self._modes.request_body.echoed:
+            return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
+        echoes = pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream)
+        if self._wait.waits:
+            self._wait.after = echoes
+            return first
+        return (*first, *echoes)
 
     def _decides_unseen(self) -> bool:
         """Whether the pick is made at the headers: no body comes here before it, or there is no time to read one."""
@@ -331,16 +362,53 @@ class HttpStream:
         if self._response.status is not None:
             # The client has its answer already (the data plane's own, perhaps): no server will see this request.
             return self._pass_on(slot)
+        started = self._timer()
         try:
-            self._pick = self._choose(body, instead=instead, partial=partial, now=now)
+            request = self._asked(body, instead=instead, partial=partial)
+            longest_s = longest_wait_s(slot, request, modes=self._modes, settings=self._settings)
+            if self._hurry or longest_s <= 0 or not self._wait.on:
+                picked: Pick | Sequence[Action] = self._picker.pick(request, now=now)
+            else:
+                picked = self._wait.offer(
+                    slot,
+                    request,
+                    self._known_head().claim,
+                    self._on_decided,
+                    longest_s=longest_s,
+                    echoed=self._modes.request_body.echoed,
+                    now=now,
+                )
         except PickError as error:
             return self._refuse(error)
-        self._phase = _Phase.PASSED
-        return (self._routed(slot, self._pick),)
+        if isinstance(picked, Pick):
+            return self._picked(slot, picked, seconds=self._timer() - started)
+        self._phase = _Phase.WAITING
+        return picked
 
-    def _choose(
-        self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, now: float
-    ) -> Pick:
+    def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
+        """Flow control has let the request go, or refused it."""
+        after = self._wait.decided()
+        assert self._deliver is not None, "a stream with a gate can be answered later"
+        if isinstance(decided, PickError):
+            self._deliver(self._refuse(decided))
+        else:
+            self._deliver((*self._picked(self._wait.slot, decided, seconds=0.0), *after))
+
+    def _leave(self) -> None:
+        if self._wait.waits:
+            self._wait.leave()
+            self._phase = _Phase.PASSED
+
+    def _picked(self, slot: Slot, pick: Pick, *, seconds: float) -> Sequence[Action]:
+        self._pick = pick
+        self._phase = _Phase.PASSED
+        self._known_head().forget()
+        self._observer.picked(pick, seconds=seconds)
+        return (self._routed(slot, pick),)
+
+    def _asked(
+        self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool
+    ) -> PickRequest:
         head, settings = self._known_head(), self._settings
         started = self._timer()
         inference = NO_BODY
@@ -352,16 +420,14 @@ class HttpStream:
             read = skim_body if self._hurry else read_body
             inference = read(head.path, body, partial=partial)
             self._kind = inference.kind
-            parsed = self._timer()
-            self._observer.parsed(seconds=parsed - started, size_bytes=len(body))
-            started = parsed
+            self._observer.parsed(seconds=self._timer() - started, size_bytes=len(body))
         prescribed: tuple[Address, ...] = ()
         if settings.conformance_headers and head.prescribed:
             prescribed = read_prescribed(head.prescribed, self._picker.endpoints())
             if not prescribed:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         subset, self._subset = self._subset, None
-        request = PickRequest(
+        return PickRequest(
             request_id=head.request_id,
             inference=inference,
             body_bytes=max(len(body), head.declared_bytes),
@@ -370,10 +436,6 @@ class HttpStream:
             prescribed=prescribed,
             hurried=self._hurry,
         )
-        pick = self._picker.pick(request, now=now)
-        head.forget()
-        self._observer.picked(pick, seconds=self._timer() - started)
-        return pick
 
     def _routed(self, slot: Slot, pick: Pick) -> Answer:
         destination = ",".join(map(str, pick.destinations))
@@ -412,6 +474,7 @@ class HttpStream:
 
     def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
+        self._leave()  # The client has its answer: the data plane's own.
         return self._response.begin(
             event,
             pick=self._pick,

@@ -73,11 +73,12 @@ class FlowControl(Generic[T]):
         tenant: str = "",
         size_bytes: int = 0,
         ttft_s: float | None = None,
+        longest_s: float = inf,
         now: float,
     ) -> tuple[Held[T], Verdict[T] | None]:
         """A newcomer and what is decided at once; None: it waits, and `next` tells.
 
-        ttft_s: its own deadline, from now. A newcomer that waits may have pushed out others: `next` names them.
+        ttft_s: its own deadline, from now. longest_s: the longest that it can wait, whatever the settings say. A newcomer that waits may have pushed out others: `next` names them.
         """
         settings = self._settings
         hopeless = forecast.soonest_s > (settings.ttft_s if ttft_s is None else ttft_s)
@@ -88,6 +89,7 @@ class FlowControl(Generic[T]):
             tenant=tenant,
             size_bytes=size_bytes,
             ttft_s=ttft_s,
+            longest_s=longest_s,
             late=hopeless and settings.when_late == "demote",
             now=now,
         )
@@ -192,6 +194,7 @@ class FlowControl(Generic[T]):
         tenant: str,
         size_bytes: int,
         ttft_s: float | None,
+        longest_s: float,
         late: bool,
         now: float,
     ) -> Held[T]:
@@ -206,7 +209,7 @@ class FlowControl(Generic[T]):
             tokens=max(1, forecast.tokens),
             arrived_at=now,
             deadline=now + (settings.ttft_s if ttft_s is None else ttft_s),
-            expires_at=now + settings.ttl_of(priority),
+            expires_at=now + min(longest_s, settings.ttl_of(priority)),
         )
         held.late = late
         held.key = (self._place(held, own_s=forecast.own_s), held.number)

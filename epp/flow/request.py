@@ -19,7 +19,8 @@ class Forecast(Struct, frozen=True):
     wait_s: float
     """Until the server that the rule chooses begins with it: B/V there."""
     soonest_s: float
-    """Until its first token at the soonest, on whatever server: the least (B + U)/V."""
+    """Until its first token at the soonest, on whatever server: the least (B + U)/V. Where the chosen server meets the deadline, what it
+    takes there will do."""
     own_s: float
     """Its own prefill on the server that the rule chooses: U/V there."""
     tokens: int

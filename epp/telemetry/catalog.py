@@ -43,6 +43,12 @@ PARSE_SECONDS: Final = Spec(
     "epp_parse_seconds", "histogram", "Time to read a request body.", buckets=_FINE_SECONDS
 )
 PARSED_BYTES: Final = Spec("epp_parsed_bytes_total", "counter", "Bytes of request bodies read.")
+FLOW_WAITED: Final = Spec(
+    "epp_flow_waited_seconds",
+    "histogram",
+    "How long requests were held that flow control held and then let go.",
+    buckets=_TTFT_SECONDS,
+)
 UNREAD_BODIES: Final = Spec(
     "epp_unread_bodies_total",
     "counter",
@@ -171,6 +177,7 @@ EVENTS: Final = (
         PICK_SECONDS,
         PARSE_SECONDS,
         PARSED_BYTES,
+        FLOW_WAITED,
         UNREAD_BODIES,
         PICKS,
         ANSWERS,
@@ -209,6 +216,31 @@ OVERLOAD: Final = Spec(
     "epp_overload_ratio",
     "gauge",
     "Share of new requests that are routed by load without reading them, because the picker itself has too much to do.",
+)
+FLOW_WAITING: Final = Spec(
+    "epp_flow_waiting_requests",
+    "gauge",
+    "Requests that flow control holds, by base model and priority.",
+    ("model", "priority"),
+)
+FLOW_WAITING_TOKENS: Final = Spec(
+    "epp_flow_waiting_tokens",
+    "gauge",
+    "Prompt tokens to compute of the requests that flow control holds.",
+    ("model", "priority"),
+)
+FLOW_OLDEST: Final = Spec(
+    "epp_flow_oldest_seconds",
+    "gauge",
+    "How long the oldest of the requests that flow control holds has waited.",
+    ("model",),
+)
+FLOW_SATURATION: Final = Spec(
+    "epp_flow_saturation",
+    "gauge",
+    "0: the servers of the base model are idle. 1: a new request waits as long as flow.goalSeconds says. Above: they are too few. Only "
+    "while flow control is on.",
+    ("model",),
 )
 LOG_LINES_LEFT_OUT: Final = Spec(
     "epp_log_lines_left_out_total",
@@ -472,6 +504,10 @@ STATE: Final = (
         DRAINING,
         HELD_BODIES,
         OVERLOAD,
+        FLOW_WAITING,
+        FLOW_WAITING_TOKENS,
+        FLOW_OLDEST,
+        FLOW_SATURATION,
         SOURCE_FAILURES,
         LOG_LINES_LEFT_OUT,
         TABLE_TOTAL,

@@ -8,7 +8,7 @@ the callable given by the composition root; series of endpoints that are gone go
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from epp.decision import Pick
 from epp.errors import PickError
+from epp.gate import FlowStatus
 from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
 from epp.telemetry.counting import Counts
@@ -66,6 +67,7 @@ class Metrics:
         self._prompt_tokens = counts.number(catalog.PROMPT_TOKENS)
         self._matched_tokens = counts.number(catalog.MATCHED_TOKENS)
         self._tasks = counts.number(catalog.TASKS)
+        self._flow_waited = counts.distribution(catalog.FLOW_WAITED)
         self._loop_lag = counts.distribution(catalog.LOOP_LAG)
         registry.register(counts)
         self._sampled_predicted = _counter(catalog.SAMPLED_PREDICTED, registry)
@@ -96,6 +98,8 @@ class Metrics:
         self._matched_tokens.value += decision.matched_tokens
         key = (decision.chosen, decision.reason)
         self._picks[key] = self._picks.get(key, 0) + 1
+        if decision.waited_s:
+            self._flow_waited.observe(decision.waited_s)
         if decision.unread:
             self._unread[decision.unread,].inc()
         if decision.dry_run is not None:
@@ -201,6 +205,7 @@ class _StateCollector(Collector):
         yield _family(catalog.DRAINING, ((), float(status.draining)))
         yield _family(catalog.HELD_BODIES, ((), float(status.held_body_bytes)))
         yield _family(catalog.OVERLOAD, ((), status.overload_ratio))
+        yield from _flow_families(status.flow)
         failures = (((source,), float(count)) for source, count in status.source_failures.items())
         yield _family(catalog.SOURCE_FAILURES, *failures)
         left_out = (((reason,), float(count)) for reason, count in status.log_lines_left_out.items())
@@ -211,6 +216,15 @@ class _StateCollector(Collector):
             yield from _sharing_families(status.sharing)
         if status.exact is not None:
             yield from _exact_families(status.exact)
+
+
+def _flow_families(flows: Sequence[FlowStatus]) -> Iterator[Metric]:
+    requests = (((f.model, str(p)), float(count)) for f in flows for p, count in f.requests.items())
+    tokens = (((f.model, str(p)), float(count)) for f in flows for p, count in f.tokens.items())
+    yield _family(catalog.FLOW_WAITING, *requests)
+    yield _family(catalog.FLOW_WAITING_TOKENS, *tokens)
+    yield _family(catalog.FLOW_OLDEST, *(((f.model,), f.oldest_s) for f in flows))
+    yield _family(catalog.FLOW_SATURATION, *(((f.model,), f.saturation) for f in flows))
 
 
 _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...] = (

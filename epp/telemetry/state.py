@@ -6,9 +6,10 @@ means that the server does not say, or that nothing fresh is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from epp.gate import FlowStatus
 from epp.types import Address, EndpointName
 
 
@@ -131,6 +132,8 @@ class PickerStatus:
     """Of request bodies that wait for the rest of them."""
     overload_ratio: float = 0.0
     """Share of new requests that are routed by load without reading them."""
+    flow: Sequence[FlowStatus] = ()
+    """What flow control holds, by base model; empty where it is off."""
     source_failures: Mapping[str, int] = field(default_factory=dict)
     """How often each source of news failed and was started again."""
     log_lines_left_out: Mapping[str, int] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class _Path:
         self.picker = a_picker(fleet)
         self._metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
         spec = DEFAULT_POLICY.spec
-        self._names = request_names(session_header=spec.session_header, debug_header=spec.debug_header)
+        self._names = request_names(spec)
         self._settings = StreamSettings(mode_override=False)
 
     def serve(self, messages: Sequence[bytes], *, now: float) -> None:

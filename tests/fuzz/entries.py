@@ -34,7 +34,7 @@ from epp.kvevents.sequence import Deliver, Forget
 from epp.kvevents.sequence import Sequence as Messages
 from epp.modelserver.metrics_page import MetricsError, parse_page
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY, Policy, Table, load_policy
+from epp.policy import DEFAULT_POLICY, Policy, PolicySpec, Table, load_policy
 from epp.sharing.speaker import identity_of
 from epp.sharing.wire import (
     Batch,
@@ -514,7 +514,7 @@ class ExtProcMessages(OfBytes):
         self.seeds: Sequence[bytes] = talk()
         self._picker = small_picker()
         self._seen = _Seen()
-        self._names = request_names(session_header="x-session-id", debug_header="x-why")
+        self._names = request_names(PolicySpec())
         self._now = itertools.count(1.0)
         self._stream = self._new_stream()
         self._messages = 0

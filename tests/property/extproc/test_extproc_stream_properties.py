@@ -251,7 +251,7 @@ def outcome_of(
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"\x22", b"\x2a", b"\x22\x05\x0a\x03abc"]))
 def test_no_bytes_on_the_wire_raise_anything_but_a_protocol_error(data: bytes, prefix: bytes) -> None:
-    names = request_names(session_header="s", debug_header="")
+    names = request_names(PolicySpec(session_header="s"))
     for first in (True, False):
         try:
             decode(prefix + data, names=names, response_names=RESPONSE_NAMES, first=first)

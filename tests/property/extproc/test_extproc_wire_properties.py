@@ -25,8 +25,9 @@ from epp.extproc.events import (
 )
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.wire import read_headers
+from epp.policy import PolicySpec
 
-NAMES = request_names(session_header="x-session", debug_header="x-why")
+NAMES = request_names(PolicySpec(session_header="x-session", debug_header="x-why"))
 WANTED = sorted(NAMES | RESPONSE_NAMES)
 FILTER = "envoy.filters.http.ext_proc"
 KEY = "x-gateway-destination-endpoint"

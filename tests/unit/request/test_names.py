@@ -5,6 +5,7 @@ import json
 import pytest
 
 from epp.extproc.reading import read_head
+from epp.policy import PolicySpec
 from epp.request.names import MAX_NAME_CHARS, bounded_name, is_digest
 from epp.request.parse import parse_request
 
@@ -29,6 +30,6 @@ def test_names_of_bodies_and_headers_are_bounded_at_the_door() -> None:
     body = {"model": LONG * 9, "cache_salt": LONG * 9, "prompt": "hi", "stream": True}
     read = parse_request("/v1/completions", json.dumps(body).encode())
     other = parse_request("/v1/rerank", json.dumps(body).encode())
-    head = read_head([("x-session-id", LONG * 9)], session_header="x-session-id", debug_header="")
+    head = read_head([("x-session-id", LONG * 9)], PolicySpec())
     for name in (read.model, read.cache_salt, other.model, head.session):
         assert is_digest(name)

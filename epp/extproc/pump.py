@@ -1,0 +1,64 @@
+"""The gate's timer: one for all requests that wait, so that none of them needs a task of its own.
+
+It pumps the gate when the gate says that it is due, and soon after each event that may have freed a server. While nothing waits there is
+no timer. A gate that fails to decide is a fault to be seen, and does not end the timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from epp.gate import Gate
+
+_log = logging.getLogger(__name__)
+_SOON_S: Final = 0.002
+"""Events of the same moment are answered together."""
+_LONGEST_S: Final = 1.0
+"""A policy that changes, or a server that comes, is noticed within this."""
+_AFTER_FAULT_S: Final = 0.1
+
+
+class Pump:
+    """`soon` after each event; `stop` at the end. Belongs to the event loop that calls it."""
+
+    def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[[], None]) -> None:
+        """after: called when the gate was pumped."""
+        self._gate = gate
+        self._clock = clock
+        self._after = after
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = inf
+        self._stopped = False
+
+    def soon(self) -> None:
+        self._set(self._clock() + _SOON_S)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, due: float) -> None:
+        if self._stopped or (self._timer is not None and self._due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._due = None, inf
+        now = self._clock()
+        try:
+            self._gate.pump(now=now)
+            due = min(self._gate.due_at, now + _LONGEST_S)
+        except Exception:  # noqa: BLE001 - whatever it is, the others go on waiting and are looked at again
+            _log.exception("flow control failed; the requests that wait are looked at again")
+            due = now + _AFTER_FAULT_S
+        self._after()
+        if self._gate.waiting:
+            self._set(max(due, now + _SOON_S))

@@ -1,0 +1,293 @@
+"""Flow control in front of the picker: a request goes through at once, or waits here until its fate is decided.
+
+Joins `flow`, which knows no servers, to the picker, which knows no queue: the picker's own choice for a request is its forecast, and
+is committed in the same turn. There is one queue for each base model, since servers of one model cannot relieve those of another.
+Synchronous: no task, no clock, no logger. Whoever owns a timer calls `pump` at `due_at`, and after events that may have
+freed a server.
+
+Invariant: a request that waits is decided once, by its `Decided`, or leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from epp.decision import Pick, PickRequest
+from epp.errors import FlowRefusedError, PickError
+from epp.flow.control import FlowControl
+from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
+from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
+from epp.mirrors import Prompt
+from epp.picker import Considered, Picker
+from epp.policy import Flow, Policy, Waiting
+
+Decided = Callable[[Pick | PickError, float], None]
+"""Called once for a request that waited, with its pick or its refusal and the time."""
+
+_ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
+_WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
+_MESSAGES: Mapping[RefusedFor, str] = {
+    "deadline": "the first token would come too late",
+    "ttl": "no model server became free in time",
+    "full": "too many requests wait",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request's headers say of its place."""
+
+    objective: str = ""
+    tenant: str = ""
+    ttft_s: float | None = None
+
+
+NO_CLAIM: Final = Claim()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStatus:
+    """For people and metrics: what waits, for one base model."""
+
+    model: str
+    saturation: float
+    oldest_s: float
+    requests: Mapping[int, int]
+    """By priority."""
+    tokens: Mapping[int, int]
+
+
+class Ticket:
+    """A request that waits, for `leave`."""
+
+    __slots__ = ("decided", "held", "model", "prompt", "request", "since")
+
+    def __init__(
+        self, request: PickRequest, prompt: Prompt, model: str, decided: Decided, *, since: float
+    ) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.model = model
+        self.decided = decided
+        self.since = since
+        self.held: Held[Ticket] | None = None
+
+
+class Gate:
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._policy: Policy | None = None
+        self._flows: dict[str, _ModelFlow] = {}
+        self._draining = False
+
+    @property
+    def on(self) -> bool:
+        """Whether a request may have to wait. Where it may not, nothing here costs anything."""
+        return self._picker.policy.spec.flow.mode == "Hold" and not self._draining
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(flow.control) for flow in self._flows.values())
+
+    @property
+    def due_at(self) -> float:
+        """When to pump at the latest; inf: nothing waits."""
+        return min((flow.control.due_at for flow in self._flows.values()), default=inf)
+
+    def offer(
+        self,
+        request: PickRequest,
+        claim: Claim,
+        decided: Decided,
+        *,
+        size_bytes: int,
+        longest_s: float,
+        now: float,
+    ) -> Pick | Ticket:
+        """A pick at once, or a ticket for a request that waits. PickError: it is refused."""
+        self._follow_policy(now=now)
+        considered = self._picker.consider(request, now=now)
+        flow = self._flow(considered.base_model)
+        ticket = Ticket(request, considered.prompt, considered.base_model, decided, since=now)
+        spec = self._picker.policy.spec.flow
+        left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
+        held, verdict = flow.control.offer(
+            ticket,
+            _forecast_of(considered, left_s=left_s),
+            priority=_priority(spec, claim, request.inference.model),
+            tenant=claim.tenant,
+            size_bytes=size_bytes,
+            ttft_s=claim.ttft_s,
+            longest_s=longest_s,
+            now=now,
+        )
+        ticket.held = held
+        if verdict is None:
+            return ticket
+        if isinstance(verdict, LetGo):
+            pick = self._picker.commit(considered, now=now)
+            _note(pick, held, now=now)
+            return pick
+        raise _refusal(verdict.reason, verdict.retry_after_s)
+
+    def leave(self, ticket: Ticket) -> None:
+        """The client is gone."""
+        flow = self._flows.get(ticket.model)
+        if flow is not None and ticket.held is not None:
+            flow.control.leave(ticket.held)
+
+    def pump(self, *, now: float) -> None:
+        """Decide all that can be decided now."""
+        self._follow_policy(now=now)
+        for flow in list(self._flows.values()):
+            while (verdict := flow.control.next(now=now)) is not None:
+                self._carry_out(flow, verdict, now=now)
+
+    def drain(self, *, now: float) -> None:
+        """The process ends: all that waits goes now, in order, and nothing waits any more."""
+        self._draining = True
+        self._let_all_go(now=now)
+
+    def status(self, *, now: float) -> list[FlowStatus]:
+        told = []
+        for model, flow in self._flows.items():
+            waiting = flow.control.waiting()
+            told.append(
+                FlowStatus(
+                    model=model,
+                    saturation=flow.control.saturation(now=now),
+                    oldest_s=flow.control.oldest_s(now=now),
+                    requests={priority: load.requests for priority, load in waiting.items()},
+                    tokens={priority: load.tokens for priority, load in waiting.items()},
+                )
+            )
+        return told
+
+    def check_integrity(self) -> None:
+        for flow in self._flows.values():
+            flow.control.check_integrity()
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _flow(self, model: str) -> _ModelFlow:
+        flow = self._flows.get(model)
+        if flow is None:
+            flow = self._flows[model] = _ModelFlow(
+                self._picker, model, settings_of(self._picker.policy.spec.flow)
+            )
+        return flow
+
+    def _carry_out(self, flow: _ModelFlow, verdict: Verdict[Ticket], *, now: float) -> None:
+        ticket = verdict.held.payload
+        if not isinstance(verdict, LetGo):
+            ticket.decided(_refusal(verdict.reason, verdict.retry_after_s), now)
+            return
+        try:
+            pick = self._picker.commit(flow.considered(ticket, now=now), now=now)
+        except PickError as error:
+            ticket.decided(error, now)
+            return
+        _note(pick, verdict.held, now=now)
+        ticket.decided(pick, now)
+
+    def _follow_policy(self, *, now: float) -> None:
+        policy = self._picker.policy
+        if policy is self._policy:
+            return
+        self._policy = policy
+        if not self.on:
+            self._let_all_go(now=now)
+            return
+        settings = settings_of(policy.spec.flow)
+        for flow in self._flows.values():
+            flow.control.apply(settings, now=now)
+
+    def _let_all_go(self, *, now: float) -> None:
+        flows, self._flows = self._flows, {}
+        for flow in flows.values():
+            flow.control.drain()
+            while (verdict := flow.control.next(now=now)) is not None:
+                self._carry_out(flow, verdict, now=now)
+
+
+class _ModelFlow:
+    """The queue of one base model, and what the picker foretells for it."""
+
+    def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
+        self._picker = picker
+        self._model = model
+        self._last: tuple[Ticket, Considered] | None = None
+        self.control: FlowControl[Ticket] = FlowControl(settings, self)
+
+    def least_wait_s(self, *, now: float) -> float:
+        return self._picker.least_wait_s(self._model, now=now)
+
+    def forecast(self, payload: Ticket, *, now: float) -> Forecast:
+        try:
+            considered = self._picker.consider(payload.request, prompt=payload.prompt, now=now)
+        except PickError:
+            return Forecast(0.0, 0.0, 0.0, 1)
+        self._last = (payload, considered)
+        left_s = payload.held.deadline - now if payload.held is not None else 0.0
+        return _forecast_of(considered, left_s=left_s)
+
+    def considered(self, ticket: Ticket, *, now: float) -> Considered:
+        """As the forecast by which it was let go a moment ago. PickError: no server can take it any more."""
+        last, self._last = self._last, None
+        if last is not None and last[0] is ticket:
+            return last[1]
+        return self._picker.consider(ticket.request, prompt=ticket.prompt, now=now)
+
+
+def settings_of(spec: Flow) -> FlowSettings:
+    return FlowSettings(
+        headroom_s=spec.headroom_seconds,
+        order=_ORDERS[spec.order],
+        ttft_s=spec.deadline_seconds or inf,
+        when_late=_WHEN_LATE[spec.when_late],
+        ttl_s=spec.ttl_seconds,
+        in_all=_bound(spec.in_all),
+        per_priority=_bound(spec.per_priority),
+        per_tenant=_bound(spec.per_tenant),
+        max_tenants=spec.max_tenants,
+        goal_s=spec.goal_seconds,
+    )
+
+
+def _bound(spec: Waiting) -> Bound:
+    return Bound(requests=spec.max_requests, size_bytes=spec.max_bytes)
+
+
+def _priority(spec: Flow, claim: Claim, model: str) -> int:
+    """The operator says which; a client can only name one of the objectives that are listed."""
+    named = spec.objectives.get(claim.objective) if claim.objective else None
+    return spec.models.get(model, 0) if named is None else named
+
+
+def _forecast_of(considered: Considered, *, left_s: float) -> Forecast:
+    """left_s: time to the deadline. Only where the chosen server would miss it are the others looked at."""
+    snapshot, choice = considered.snapshot, considered.choice
+    place = choice.places[0]
+    rate, tokens = snapshot.rate.item(place), choice.uncached_tokens.item(place)
+    wait_s, own_s = snapshot.undone_tokens.item(place) / rate, tokens / rate
+    soonest_s = wait_s + own_s
+    if soonest_s > left_s:
+        soonest_s = float(((snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate).min())
+    return Forecast(wait_s, soonest_s, own_s, int(tokens))
+
+
+def _note(pick: Pick, held: Held[Ticket], *, now: float) -> None:
+    decision = pick.decision
+    decision.waited_s = now - held.arrived_at
+    decision.priority = held.priority
+
+
+def _refusal(reason: RefusedFor, retry_after_s: int) -> FlowRefusedError:
+    return FlowRefusedError(
+        f"{_MESSAGES[reason]}; try again in {retry_after_s} s",
+        reason=f"flow_{reason}",
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,136 @@
+"""Requests that flow control holds, through the real Envoy, on both transports: they wait longer than Envoy's own patience, and are lost in no way.
+
+The servers compute one token a second, by the policy's belief, so one prompt keeps each busy for a minute; a metrics page without a running
+request says that its server is free after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.backend import Behaviour
+from tests.harness.client import Reply
+from tests.harness.envoy import EXT_PROC
+from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.processes import wait_until
+from tests.harness.transport import both_transports  # noqa: F401 - a fixture
+
+pytest_plugins = ["tests.harness.fixtures"]
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
+
+RUNNING = "vllm:num_requests_running"
+FLOW = {"mode": "Hold", "objectives": {"person": 10}}
+
+
+@asynccontextmanager
+async def busy(directory: Path, flow: dict[str, Any] | None = None, **fields: Any) -> AsyncIterator[Gateway]:
+    """A gateway whose one server has a minute's work."""
+    policy = {
+        "cost": {"prefillTokensPerSecond": 1},
+        "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
+        "flow": {**FLOW, **(flow or {})},
+    }
+    async with running_gateway(directory, backends=1, policy=policy, **fields) as gateway:
+        backend = gateway.backends[0]
+        backend.metrics[RUNNING] = 1
+        held = backend.behaviour.before_last
+        held.shut()
+        async with gateway.client.stream("first " * 40) as first:
+            await held.wait_waiting(1)
+            backend.behaviour = Behaviour()  # the later ones are answered at once
+            yield gateway
+            held.open()
+            await first.rest()
+
+
+async def begin(gateway: Gateway, *names: str, **headers: str) -> list[asyncio.Task[Reply]]:
+    """Requests that wait, one after the other."""
+    tasks = []
+    for name in names:
+        before = await waiting(gateway)
+        tasks.append(asyncio.create_task(gateway.client.complete(f"{name} " * 40, headers=headers)))
+        await wait_for(gateway, before + 1)
+    return tasks
+
+
+async def waiting(gateway: Gateway) -> float:
+    return await gateway.picker.metric("epp_flow_waiting_requests")
+
+
+async def wait_for(gateway: Gateway, count: float) -> None:
+    async def reached() -> bool:
+        return await waiting(gateway) == count
+
+    await wait_until(reached, what=f"{count:g} requests wait")
+
+
+def free(gateway: Gateway) -> None:
+    for backend in gateway.backends:
+        backend.metrics[RUNNING] = 0
+
+
+async def test_a_request_waits_longer_than_envoys_patience_and_is_served_by_the_pick(tmp_path: Path) -> None:
+    async with busy(tmp_path, envoy={"messageTimeoutSeconds": 0.5}) as gateway:
+        [task] = await begin(gateway, "second", **{"x-request-id": "held"})
+        await asyncio.sleep(1.5)  # three times the patience: what is tested is that nothing happens
+        assert not task.done()
+        free(gateway)
+        reply = await task
+        assert reply.status == 200
+        decision = await gateway.picker.decision("held")
+        assert decision is not None
+        assert decision["waited_s"] > 1
+        assert await gateway.envoy.bypassed() == 0
+        assert await gateway.envoy.stat(f"{EXT_PROC}message_timeouts") == 0
+        assert await waiting(gateway) == 0
+
+
+async def test_a_request_that_envoy_will_not_wait_for_any_longer_is_refused_in_time(tmp_path: Path) -> None:
+    async with busy(
+        tmp_path, envoy={"messageTimeoutSeconds": 0.5, "maxMessageTimeoutSeconds": 1.0}
+    ) as gateway:
+        reply = await gateway.client.complete("second " * 40)
+        assert (reply.status, reply.json()["error"]["code"]) == (429, "flow_ttl")
+        assert await gateway.envoy.bypassed() == 0
+
+
+async def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
+    async with busy(tmp_path, {"inAll": {"maxRequests": 1}}) as gateway:
+        [task] = await begin(gateway, "second")
+        full = await gateway.client.complete("third " * 40)
+        assert (full.status, full.json()["error"]["code"]) == (429, "flow_full")
+        task.cancel()
+        await wait_for(gateway, 0)
+        assert await gateway.picker.metric("epp_in_flight") == 1
+        [task] = await begin(gateway, "fourth")
+        free(gateway)
+        assert (await task).status == 200
+
+
+async def test_a_picker_that_drains_lets_all_go(tmp_path: Path) -> None:
+    async with busy(tmp_path) as gateway:
+        tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))
+        gateway.picker.process.signal(signal.SIGTERM)
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [200] * 5
+        assert len(gateway.backends[0].prompts) == 6
+        assert await gateway.picker.process.wait() == 0
+        assert await gateway.envoy.bypassed() == 0
+
+
+async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
+    async with busy(tmp_path) as gateway:
+        tasks = [asyncio.create_task(gateway.client.complete(f"prompt {n} " * 40)) for n in range(20)]
+        await wait_for(gateway, 20)
+        gateway.picker.process.kill()
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [200] * 20
+        assert await gateway.envoy.bypassed() >= 20  # and the stream of the one that is being answered
+        assert len(gateway.backends[0].prompts) == 21

@@ -1,0 +1,96 @@
+"""A request that flow control holds while its body is here: full duplex through the real Envoy, for longer than its patience."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from epp.config import Listen
+from epp.extproc.response import StreamSettings
+from epp.extproc.server import ExtProcServer
+from epp.gate import Gate
+from epp.picker import Picker
+from epp.policy import API_VERSION, KIND, Cost, Flow, Metadata, Policy, PolicySpec, Sampling
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.harness.extproc_rig import (
+    MAX_BODY_BYTES,
+    Rig,
+    Seen,
+    bootstrap,
+    free_port,
+    running_envoy,
+    running_upstreams,
+)
+from tests.harness.processes import wait_until
+from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
+from tests.integration.test_extproc_envoy import completion, post
+
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
+PATIENCE_S = 3.0
+"""Envoy's, in this rig."""
+SERVER = EndpointName("m0")
+
+
+def make_picker(port: int) -> Picker:
+    """Its one server computes a token a second, by the policy's belief."""
+    spec = PolicySpec(
+        flow=Flow(mode="Hold"),
+        cost=Cost(prefill_tokens_per_second=1.0),
+        sampling=Sampling(share=0),
+    )
+    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
+    picker = Picker(policy, rng=random.Random(1))
+    picker.set_endpoints([Endpoint(SERVER, Address("127.0.0.1", port))], now=time.monotonic())
+    return picker
+
+
+def say_running(picker: Picker, running: int) -> None:
+    now = time.monotonic()
+    picker.observe(SERVER, EndpointMetrics(scraped_at=now, running=running), now=now)
+
+
+@pytest.mark.parametrize("mode", ["full_duplex", "full_duplex_request"])
+async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
+    tmp_path: Path, mode: str
+) -> None:
+    async with running_upstreams(1) as upstreams:
+        picker, seen = make_picker(upstreams[0]), Seen()
+        gate = Gate(picker)
+        server = ExtProcServer(
+            picker,
+            seen,
+            listen=Listen(address="127.0.0.1:0", transport=transport()),
+            settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES),
+            gate=gate,
+        )
+        await server.start()
+        ports = {mode: free_port()}
+        config = bootstrap(ports, upstreams, server.port)
+        async with running_envoy(config, tmp_path, port=ports[mode]), aiohttp.ClientSession() as client:
+            rig = Rig(ports, upstreams, server, picker, seen, client)
+            hanging = asyncio.create_task(client.post(rig.url(mode, "/hang"), data=completion(4000, tag="a")))
+            await wait_until(lambda: len(seen.picks) == 1, what="the first request keeps the server busy")
+            say_running(picker, 1)
+            body = completion(150_000, tag="b")
+            task = asyncio.create_task(post(rig, mode, body))
+            await wait_until(lambda: gate.waiting == 1, what="the second waits")
+            await asyncio.sleep(1.3 * PATIENCE_S)  # what is tested is that nothing happens
+            assert not task.done()
+            await asyncio.sleep(0.01)
+            say_running(picker, 0)
+            told = await task
+            assert (told["size"], told["sum"]) == (len(body), sum(body))
+            assert told["port"] == upstreams[0]
+            assert seen.picks[-1].decision.waited_s > PATIENCE_S
+            hanging.cancel()
+            await asyncio.gather(hanging, return_exceptions=True)
+            await rig.settled()
+            server.check_integrity()
+            gate.check_integrity()
+            assert seen.faults == []
+        await server.stop()

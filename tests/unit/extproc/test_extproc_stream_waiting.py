@@ -1,0 +1,240 @@
+"""A request that flow control holds: what the data plane is told meanwhile, and what it gets in the end, in each body mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from epp.extproc.events import (
+    Action,
+    Delay,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestTrailers,
+    ResponseHeaders,
+    Slot,
+    StreamProtocolError,
+)
+from epp.extproc.response import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.gate import Gate
+from epp.policy import Cost, Flow
+from tests.unit.extproc.stream_bench import (
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    EARLY,
+    GRPC,
+    NONE,
+    OK,
+    PARTIAL,
+    STREAMED,
+    Bench,
+    echoed,
+    head,
+    refused,
+    routed,
+    slots,
+)
+
+END = RequestBody(BODY, end_of_stream=True)
+HOLDS = [BUFFERED, PARTIAL, DUPLEX, GRPC]
+
+
+class Held:
+    """Three servers that are busy for long, and a gate in front of them."""
+
+    def __init__(self, *, longest_delay_s: float = 10.0, **flow: object) -> None:
+        spec = Flow(mode="Hold", **flow)  # type: ignore[arg-type]  # any field of it
+        settings = StreamSettings(longest_delay_s=longest_delay_s)
+        self.bench = Bench(settings=settings, flow=spec, cost=Cost(prefill_tokens_per_second=1.0))
+        self.gate = Gate(self.bench.picker)
+        self.later: list[Action] = []
+        for state in self.bench.picker.fleet.states():
+            self.fill(state.endpoint.name)
+
+    def fill(self, name: str) -> None:
+        stream = self.bench.stream()
+        stream.receive(head(BUFFERED), now=0.0)
+        stream.receive(END, now=0.0)
+
+    def stream(self) -> HttpStream:
+        return HttpStream(
+            self.bench.picker,
+            self.bench.seen,
+            settings=self.bench.settings,
+            new_request_id=lambda: "made",
+            timer=lambda: 0.0,
+            gate=self.gate,
+            deliver=self.later.extend,
+        )
+
+    def waits(self, modes: Modes, *extra: tuple[str, str]) -> tuple[HttpStream, Sequence[Action]]:
+        """A stream whose request is held, and what was answered to its body."""
+        stream = self.stream()
+        stream.receive(head(modes, *extra), now=1.0)
+        answered = stream.receive(END, now=1.0)
+        stream.check_integrity()
+        assert stream.waits
+        assert self.gate.waiting == 1
+        return stream, answered
+
+    def free(self) -> None:
+        """All servers are idle a long time later."""
+        self.gate.pump(now=10_000.0)
+        self.gate.check_integrity()
+
+
+@pytest.mark.parametrize("modes", HOLDS)
+def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
+    held = Held(ttl_seconds=3600.0, longest_delay_s=3600.0)
+    stream, answered = held.waits(modes)
+    assert not routed(answered)
+    held.gate.pump(now=2.0)
+    assert held.later == []
+    at = min(600.0, held.gate.due_at + 500.0)
+    held.gate.pump(now=at)
+    stream.check_integrity()
+    assert len(routed(held.later)) == 1
+    assert not stream.waits
+    pick = held.bench.seen.picks[-1]
+    assert pick.decision.waited_s == pytest.approx(at - 1.0)
+    stream.close(now=at)
+    assert pick.ended
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL])
+def test_a_data_plane_that_buffers_is_asked_to_wait_and_gets_the_pick_with_the_body(modes: Modes) -> None:
+    held = Held(longest_delay_s=1000.0, ttl_seconds=900.0)
+    _, answered = held.waits(modes)
+    assert answered == (Delay(1000.0),)
+    held.gate.pump(now=600.0)
+    assert slots(held.later) == [Slot.REQUEST_BODY]
+
+
+@pytest.mark.parametrize("modes", [DUPLEX, GRPC])
+def test_with_full_duplex_nothing_is_said_until_headers_and_body_come_together(modes: Modes) -> None:
+    held = Held(ttl_seconds=900.0)
+    _, answered = held.waits(modes)
+    assert answered == ()
+    held.gate.pump(now=600.0)
+    assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY]
+    assert echoed(held.later) == BODY
+
+
+def test_with_full_duplex_trailers_come_after_the_body() -> None:
+    held = Held(ttl_seconds=900.0)
+    stream = held.stream()
+    stream.receive(head(DUPLEX), now=1.0)
+    stream.receive(RequestBody(BODY, end_of_stream=False), now=1.0)
+    assert stream.receive(RequestTrailers(), now=1.0) == ()
+    held.gate.pump(now=600.0)
+    assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS]
+
+
+@pytest.mark.parametrize("modes", [STREAMED, EARLY, NONE])
+def test_where_the_data_plane_bears_no_wait_the_request_goes_at_once(modes: Modes) -> None:
+    held = Held()
+    stream = held.stream()
+    answered = [*stream.receive(head(modes), now=1.0)]
+    if modes is not NONE:
+        answered += stream.receive(END, now=1.0)
+    assert len(routed(answered)) == 1
+
+
+def test_a_buffered_body_does_not_wait_where_the_data_plane_cannot_be_asked_for_time() -> None:
+    held = Held(longest_delay_s=0.0)
+    stream = held.stream()
+    stream.receive(head(BUFFERED), now=1.0)
+    assert len(routed(stream.receive(END, now=1.0))) == 1
+
+
+def test_a_request_without_a_prompt_never_waits() -> None:
+    held = Held()
+    answered = held.stream().receive(head(DUPLEX, end=True), now=1.0)
+    assert len(routed(answered)) == 1
+
+
+@pytest.mark.parametrize("modes", HOLDS)
+def test_a_request_that_waited_too_long_is_refused_with_the_reason(modes: Modes) -> None:
+    held = Held(ttl_seconds=5.0)
+    stream, _ = held.waits(modes)
+    held.gate.pump(now=6.5)
+    refusal = refused(held.later)
+    assert refusal.status == 429
+    assert dict(refusal.headers)["x-llm-d-request-dropped-reason"] == refusal.reason == "flow_ttl"
+    assert int(dict(refusal.headers)["retry-after"]) >= 1
+    stream.check_integrity()
+    stream.close(now=7.0)
+
+
+def test_a_buffered_request_is_refused_before_the_data_plane_loses_patience() -> None:
+    held = Held(longest_delay_s=10.0, ttl_seconds=3000.0)
+    held.waits(BUFFERED)
+    held.gate.pump(now=10.5)
+    assert isinstance(held.later[0], Refuse)
+
+
+@pytest.mark.parametrize("how", ["closed", "answered"])
+def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
+    held = Held()
+    stream, _ = held.waits(BUFFERED)
+    in_flight = held.bench.in_flight()
+    if how == "closed":
+        stream.close(now=2.0)
+    else:  # the data plane answered it by itself
+        stream.receive(ResponseHeaders(OK), now=2.0)
+    stream.check_integrity()
+    assert held.gate.waiting == 0
+    held.free()
+    assert held.later == []
+    assert held.bench.in_flight() == in_flight
+
+
+def test_more_of_the_request_while_it_waits_makes_no_sense() -> None:
+    held = Held()
+    stream, _ = held.waits(DUPLEX)
+    with pytest.raises(StreamProtocolError):
+        stream.receive(RequestBody(b"x"), now=2.0)
+
+
+def test_the_headers_say_whose_it_is_and_how_urgent() -> None:
+    held = Held(objectives={"person": 7}, ttl_seconds=900.0)
+    held.waits(DUPLEX, ("x-gateway-inference-objective", "person"), ("x-llm-d-inference-fairness-id", "team"))
+    [status] = held.gate.status(now=1.0)
+    assert dict(status.requests) == {7: 1}
+    held.gate.pump(now=600.0)
+    assert held.bench.seen.picks[-1].decision.priority == 7
+
+
+def test_what_clients_say_of_their_priority_counts_only_where_the_policy_knows_it() -> None:
+    held = Held(objectives={"person": 7}, models={"m": -3})
+    held.waits(DUPLEX, ("x-llm-d-inference-objective", "999"))
+    assert dict(held.gate.status(now=1.0)[0].requests) == {-3: 1}
+
+
+def test_a_deadline_in_the_headers_refuses_at_once_what_cannot_meet_it() -> None:
+    held = Held()
+    stream = held.stream()
+    stream.receive(head(BUFFERED, ("x-llm-d-slo-ttft-ms", "1500")), now=1.0)
+    assert refused([*stream.receive(END, now=1.0)]).reason == "flow_deadline"
+
+
+def test_a_drain_lets_all_go_and_holds_nobody_any_more() -> None:
+    held = Held()
+    held.waits(BUFFERED)
+    held.gate.drain(now=2.0)
+    assert len(routed(held.later)) == 1
+    stream = held.stream()
+    stream.receive(head(BUFFERED), now=2.0)
+    assert len(routed(stream.receive(END, now=2.0))) == 1
+
+
+def test_where_no_server_is_left_the_request_is_told_so() -> None:
+    held = Held()
+    held.waits(BUFFERED)
+    held.bench.set_endpoints()
+    held.gate.pump(now=2.0)
+    assert refused(held.later).status == 503
