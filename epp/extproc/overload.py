@@ -18,7 +18,9 @@ _LOOK_S: Final = 0.01
 """Between two changes of the share."""
 _RISE: Final = 0.05
 _FALL: Final = 0.02
-_BUSY: Final = 0.5
+_PATIENCE_S: Final = 0.1
+"""A wait that is over sooner was a burst or a hiccup of the machine, and changes nothing."""
+_BUSY: Final = 0.7
 """Of the time between two looks that this process handled messages. With less, it is the data plane that answers late."""
 _FORGET_S: Final = 0.5
 """Without a measurement for so long there is no queue."""
@@ -30,6 +32,7 @@ class Overload:
         self._owed = 0.0
         self._worked_s = 0.0
         self._looked_at = 0.0
+        self._late_since: float | None = None
 
     def share(self, *, now: float) -> float:
         """The share of new requests that goes by load, 0 to 1."""
@@ -41,14 +44,17 @@ class Overload:
         elapsed_s = now - self._looked_at
         if waited_s is None or elapsed_s < _LOOK_S:
             return
-        busy = self._worked_s >= _BUSY * elapsed_s
+        late = waited_s > TARGET_S and self._worked_s >= _BUSY * elapsed_s
         self._share, self._worked_s, self._looked_at = self.share(now=now), 0.0, now
-        if not busy or waited_s <= TARGET_S:
+        if not late:
+            self._late_since = None
             self._share = max(0.0, self._share - _FALL)
-        elif waited_s >= _ALARM_S:
-            self._share = 1.0
-        else:
-            self._share = min(1.0, self._share + _RISE * waited_s / TARGET_S)
+            return
+        if self._late_since is None or elapsed_s > _FORGET_S:
+            self._late_since = now
+        if self._share or now - self._late_since >= _PATIENCE_S:
+            step = _RISE * waited_s / TARGET_S
+            self._share = min(1.0, self._share + step) if waited_s < _ALARM_S else 1.0
 
     def skips(self, *, now: float) -> bool:
         """Whether the next request goes by load. Evenly: of a share of a third every third one."""
