@@ -203,7 +203,8 @@ class Pinned:
 
 
 @pytest.fixture(scope="module")
-def pinned() -> Pinned:
+def pinned(picker: PickerUnderTest) -> Pinned:
+    """Of each picker: another one has other endpoints."""
     return Pinned()
 
 
