@@ -191,9 +191,12 @@ class Pinned:
 
     def __init__(self) -> None:
         self.home: dict[str, bytes] = {}
+        self._picker: PickerUnderTest | None = None
+        """Who has been sent them: another transport means another picker."""
 
     async def fill(self, picker: PickerUnderTest) -> dict[str, bytes]:
-        if not self.home:
+        if picker is not self._picker:
+            self._picker, self.home = picker, {}
             for n, endpoint in enumerate(picker.endpoints):
                 sentence = f"Prompt {n} \N{SNOWMAN} of a conversation that {endpoint} holds. "
                 body = json.dumps({"model": "m", "prompt": sentence * 60}, ensure_ascii=False).encode()
