@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -312,23 +312,33 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def overload(rig: Rig) -> AsyncIterator[Callable[[], None]]:
-    """Call it, and the picker believes that messages wait for a second before it reads them. It forgets this in half a second."""
-    believed = rig.server.overload
-    yield lambda: believed.turn(worked_s=1e9, waited_s=1.0, now=time.monotonic())
-    while believed.share(now=time.monotonic()):  # noqa: ASYNC110 - time itself is what it waits for
+async def overloaded(rig: Rig) -> AsyncIterator[None]:
+    """The picker believes all the time that messages wait for a second before it reads them."""
+    believed, loop = rig.server.overload, asyncio.get_running_loop()
+
+    async def believe() -> None:
+        while True:
+            believed.turn(worked_s=1e9, waited_s=1.0, now=time.monotonic())
+            await asyncio.sleep(0.02)
+
+    believing = loop.create_task(believe())
+    while believed.share(now=time.monotonic()) < 1.0:  # noqa: ASYNC110 - time itself is what it waits for
+        await asyncio.sleep(0.02)
+    yield
+    believing.cancel()
+    while believed.share(now=time.monotonic()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("size", [1_000, 400_000])
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives_whole(
-    rig: Rig, overload: Callable[[], None], mode: str, size: int
+    rig: Rig, overloaded: None, mode: str, size: int
 ) -> None:
     body = completion(size, tag=f"overload {mode}")
-    overload()
     told = await post(rig, mode, body)
     assert (told["size"], told["sum"]) == (len(body), sum(body))
+    await rig.settled()
     decision = rig.seen.picks[-1].decision
     assert (decision.reason, decision.unread, decision.matched_tokens) == ("overload", "overload", 0)
     assert decision.outcome == ("ended" if mode == "full_duplex" else "detached")
@@ -336,7 +346,7 @@ async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives
 
 
 async def test_a_picker_with_too_much_to_do_still_looks_for_a_server_that_has_the_model(
-    rig: Rig, overload: Callable[[], None]
+    rig: Rig, overloaded: None
 ) -> None:
     before = rig.picker.endpoints()
     differing = [
@@ -346,7 +356,6 @@ async def test_a_picker_with_too_much_to_do_still_looks_for_a_server_that_has_th
     rig.picker.set_endpoints(differing, now=time.monotonic())
     try:
         for n in range(8):
-            overload()
             told = await post(rig, "buffered", completion(2_000, tag=f"models {n}"))
             assert told["port"] == differing[0].address.port, rig.seen.picks[-1].decision
             assert rig.seen.picks[-1].decision.reason == "overload"
