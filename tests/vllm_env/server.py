@@ -238,6 +238,9 @@ class VllmServer:
             "--max-num-seqs",
             "32",
             "--enforce-eager",
+            # Of bfloat16 vLLM makes AMX instructions wherever a CPU announces them, and some machines then refuse to run them.
+            "--dtype",
+            "float32",
         ]
         command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(options.cache_blocks)]
         command += ["--prefix-caching-hash-algo", options.hash_algorithm, "--enable-prompt-tokens-details"]
@@ -274,6 +277,7 @@ def _variables(environment: VllmEnvironment) -> dict[str, str]:
     own = {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CACHE_ROOT": str(environment.folder.parent / "vllm-scratch"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
