@@ -28,7 +28,13 @@ from tests.harness.processes import wait_until
 BODY: Final = b'{"model": "m", "prompt": "hello"}'
 """A completion like any other."""
 
-CALM: Mapping[str, Any] = {"sampling": {"share": 0}, "scrape": {"failuresToEject": 100}}
+UNMARKED: Mapping[str, Any] = {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0}
+"""What one test says of who failed is nothing to the next one."""
+CALM: Mapping[str, Any] = {
+    "sampling": {"share": 0},
+    "scrape": {"failuresToEject": 100},
+    "failures": UNMARKED,
+}
 """A policy that does nothing unasked: no sampled answers, no endpoint leaves while the test's loop is busy elsewhere."""
 
 

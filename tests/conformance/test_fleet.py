@@ -13,7 +13,7 @@ from aiohttp import web
 
 from epp.types import Address
 from tests.conformance.dataplane import BUFFERED, DUPLEX, Mode
-from tests.conformance.picker import OwnPicker, PickerUnderTest, own_picker
+from tests.conformance.picker import CALM, OwnPicker, PickerUnderTest, own_picker
 from tests.harness.backend import Backend
 from tests.harness.ports import free_port
 
@@ -60,7 +60,7 @@ sglang:max_total_num_tokens{model_name="m",tp_rank="0"} 16000.0
 sglang:page_size{model_name="m",tp_rank="0"} 16.0
 """
 PAGES = {"vllm": VLLM, "older_vllm": OLDER_VLLM, "llm-d-inference-sim": SIMULATOR, "sglang": SGLANG}
-FAST = {"sampling": {"share": 0}, "scrape": {"intervalSeconds": 0.1, "failuresToEject": 100}}
+FAST = {**CALM, "scrape": {"intervalSeconds": 0.1, "failuresToEject": 100}}
 
 
 class PagedBackend(Backend):
