@@ -13,7 +13,7 @@ DOCKERFILE = ROOT / "deploy/docker/load.Dockerfile"
 
 
 def copied(to: Path) -> None:
-    for line in re.findall(r"^COPY (.+)$", DOCKERFILE.read_text(), re.MULTILINE):
+    for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE.read_text(), re.MULTILINE):
         *sources, target = line.split()
         for source in sources:
             place = to / target / Path(source).name if target.endswith("/") else to / target
