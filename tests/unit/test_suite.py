@@ -26,7 +26,9 @@ def test_passes(): pass
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build/tests").mkdir(parents=True)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
+    )
     return tmp_path
 
 
@@ -63,3 +65,10 @@ def test_skipped_tests_are_counted(folder: Path) -> None:
 def test_the_table_adds_up() -> None:
     outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
     assert table(outcomes).splitlines()[-1].split() == ["all", "40", "4", "4.0"]
+
+
+def test_tests_may_record_properties(folder: Path) -> None:
+    text = "def test_size(record_property): record_property('bytes', 17)\n"
+    outcome = run_part(_part(text, folder), built=None)
+    assert (outcome.status, outcome.tests) == (0, 1)
+    assert "17" in (folder / "build/tests/one-first.xml").read_text()
