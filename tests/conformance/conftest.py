@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from tests.conformance.picker import OwnPicker, PickerUnderTest, own_picker
 from tests.conformance.rows import ROWS, row_of
-from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
+from tests.harness.transport import transport
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 _OPTIONS = {
     "--picker": "ip:port or unix:/path of a picker that is running; without it ours is started",

@@ -32,7 +32,8 @@ from tests.harness.extproc_rig import (
     running_envoy,
     running_upstreams,
 )
-from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
+from tests.harness.transport import transport
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytestmark = [
     pytest.mark.envoy,

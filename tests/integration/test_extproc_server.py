@@ -29,7 +29,8 @@ from epp.http2.edge import Http2Server
 from epp.picker import Picker
 from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
-from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
+from tests.harness.transport import transport
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("both_transports")
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -17,7 +17,7 @@ from tests.harness.envoy import PICKER, cluster
 from tests.harness.gateway import Gateway, running_gateway, running_picker
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
-from tests.harness.transport import both_transports  # noqa: F401 - a fixture
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]

@@ -20,7 +20,7 @@ from tests.harness.client import Reply
 from tests.harness.envoy import EXT_PROC
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
-from tests.harness.transport import both_transports  # noqa: F401 - a fixture
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]

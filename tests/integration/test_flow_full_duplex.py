@@ -27,7 +27,8 @@ from tests.harness.extproc_rig import (
     running_upstreams,
 )
 from tests.harness.processes import wait_until
-from tests.harness.transport import both_transports, transport  # noqa: F401 - a fixture
+from tests.harness.transport import transport
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_envoy import completion, post
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]

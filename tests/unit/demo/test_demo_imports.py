@@ -1,0 +1,41 @@
+"""`make run` has the packages of requirements/run.txt and no more: nothing that it imports may need the tests' own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+_NAME = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
+_CODE = """
+import sys
+
+missing = set(sys.argv[1:])
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Missing())
+import tests.demo.__main__
+"""
+
+
+def test_the_demo_starts_without_the_packages_of_the_tests() -> None:
+    run, dev = (
+        set(_NAME.findall((ROOT / "requirements" / f"{name}.txt").read_text())) for name in ("run", "dev")
+    )
+    missing = {name.lower().replace("-", "_") for name in dev - run}
+    assert "pytest" in missing
+    ended = subprocess.run(
+        [sys.executable, "-c", _CODE, *missing],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
