@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.charts.rendering import GATEWAY
+from tests.harness.gateway import config_in, running_picker, write_endpoints
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until
 
@@ -106,3 +107,16 @@ async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_a
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         assert await probe(server.sockets[0].getsockname()[1], tmp_path) == 1
         over.set()
+
+
+async def test_the_probe_is_content_with_the_real_picker(tmp_path: Path) -> None:
+    """The picker answers only for hosts that it knows, and the probe asks it as one of them."""
+    config = config_in(tmp_path)
+    write_endpoints(config, [])
+    async with running_picker(config, directory=tmp_path):
+        host, port = config.admin.address.rsplit(":", 1)
+        probe = await asyncio.create_subprocess_exec(
+            "bash", KEEP, "alive", host, port, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await probe.communicate()
+    assert (probe.returncode, said) == (0, b"")

@@ -10,7 +10,7 @@ set -u
 alive() { # HOST PORT
   local line=
   { exec 3<>"/dev/tcp/$1/$2"; } 2>/dev/null || return 0
-  printf 'GET /healthz HTTP/1.1\r\nhost: picker\r\nconnection: close\r\n\r\n' >&3
+  printf 'GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n' >&3
   IFS= read -r -t 3 line <&3
   (($? > 128)) && echo "keep.sh: the picker does not answer" >&2 && return 1
   [[ -z $line || $line == 'HTTP/1.1 200'* ]] # it may have died over it
