@@ -306,7 +306,7 @@ class Picker:
         return float((snapshot.undone_tokens / snapshot.rate).min())
 
     def _pick_hurried(self, request: PickRequest, *, now: float) -> Ticket:
-        """The less loaded of two by chance, whatever the rule and the prompt: a tenth of the work of a decision."""
+        """The less loaded of two by chance, whatever the rule and the prompt. Nobody is scored."""
         inference, fleet, spec = request.inference, self._fleet, self._spec
         adapter = fleet.adapter(inference.model) if inference.model else ""
         slots = fleet.candidates(

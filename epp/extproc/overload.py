@@ -1,9 +1,9 @@
 """Which new requests are routed without being read, so that no request waits long for a picker that has too much to do.
 
 The transport measures how long a data plane's messages wait before they are read: it sends a PING, whose answer stands in the same
-queue as the messages. While that wait is over `TARGET_S`, and it is this process that is busy, a growing share of new requests
-goes by load, from their headers alone. The share falls slowly once the wait is short, so that it settles where the picker
-reads as many bodies as it can. Pure: time is an argument. Owned by `conversation.Streams`.
+queue as the messages. Once that wait has been over `TARGET_S` for `_PATIENCE_S`, and this process is the busy side, a growing share of
+new requests goes by load, from their headers alone. The share falls slowly once the wait is short, so that it settles where
+the picker reads as many bodies as it can. Pure: time is an argument. Owned by `conversation.Streams`.
 """
 
 from __future__ import annotations

@@ -445,7 +445,7 @@ EXACT_MODEL: Final = Spec(
     "epp_exact_model",
     "gauge",
     "Always 1. The label gives the state of exact mode for a base model: waiting (for the first event), checking (whether "
-    "routed prompts appear in the events), on or off. After an unexpected error exact mode is off for every model; the log has the error.",
+    "routed prompts appear in the events), on or off. After an unexpected error exact mode is off for every model until it starts again; the log has the error.",
     ("model", "state"),
 )
 EXACT_PROMPTS: Final = Spec(
