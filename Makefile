@@ -14,7 +14,7 @@ help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up. MODEL=smollm2: real text
-	@$(BIN)/python -m tests.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+	@$(BIN)/python -m bench.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 fetch-model: engine-env
 	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
@@ -70,54 +70,54 @@ conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--p
 	$(PYTEST) tests/conformance $(ARGS)
 
 bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking, the whole path of a request, and scraping: tables, a minute or two
-	@for b in prefix request pick path scrape; do $(BIN)/python -m tests.bench.bench_$$b; done
+	@for b in prefix request pick path scrape; do $(BIN)/python -m bench.bench_$$b; done
 
 bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
-	@for b in hit_rate partial free_queue step_cpu; do $(BIN)/python -m tests.bench.model_server.bench_$$b; done
+	@for b in hit_rate partial free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
 
 bench-engine: engine-env ## the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine $(ARGS)
+	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)
 
 bench-schedulers: engine-env ## naive, offline and online batches of a real model, with kept prompts and without; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.engine.schedulers $(ARGS)
+	@$(BIN)/python -m tests.engine_env run bench.model_server.engine.schedulers $(ARGS)
 
 bench-serving: engine-env vllm-env ## Poisson arrivals at our engine and at vLLM on the CPU, with the cache and without; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.serving $(ARGS)
+	@$(BIN)/python -m tests.engine_env run bench.model_server.serving $(ARGS)
 
 bench-gpu: $(VENV)/.dev ## the rows that need a GPU, under ten minutes, going on where it stopped; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
-	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python -m tests.engine_env run,$(PYTHON) -m) tests.bench.gpu $(ARGS)
+	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python -m tests.engine_env run,$(PYTHON) -m) bench.gpu $(ARGS)
 
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run tests.bench.model_server.peers $(ARGS)
+	@$(BIN)/python -m tests.engine_env run bench.model_server.peers $(ARGS)
 
 bench-routing: $(VENV)/.dev ## the picker against 25 published rules in a simulated fleet; ARGS="--help"
-	@$(BIN)/python -m tests.bench.routing $(or $(ARGS),--quick)
+	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
 bench-live: $(VENV)/.dev ## in small on real processes, beside the simulator on the same requests: some minutes; ARGS="--help"
-	@$(BIN)/python -m tests.bench.routing.live $(or $(ARGS),--quick)
+	@$(BIN)/python -m bench.routing.live $(or $(ARGS),--quick)
 
 bench-exact: $(VENV)/.dev ## what exact mode costs, and what it gains in the simulated fleet; ARGS="--workloads hot --seeds 1"
-	@$(BIN)/python -m tests.bench.bench_exact
-	@$(BIN)/python -m tests.bench.routing.exact_mode $(ARGS)
+	@$(BIN)/python -m bench.bench_exact
+	@$(BIN)/python -m bench.routing.exact_mode $(ARGS)
 
 bench-sharing: $(VENV)/.dev ## bytes and CPU for each request that pickers share, over nothing and over a real Redis
-	@$(BIN)/python -m tests.bench.bench_sharing
+	@$(BIN)/python -m bench.bench_sharing
 
 bench-tiers: engine-env ## prefixes on disk, OPT's shapes: time to first token, bytes, reads; build/bench-tiers.json, .svg; ARGS="--help"
 	@mkdir -p build
-	@$(BIN)/python -m tests.engine_env run tests.bench.tiers --json build/bench-tiers.json --svg build/bench-tiers.svg $(ARGS)
+	@$(BIN)/python -m tests.engine_env run bench.tiers --json build/bench-tiers.json --svg build/bench-tiers.svg $(ARGS)
 
 bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
-	@$(BIN)/python -m tests.bench.dataplane $(ARGS)
+	@$(BIN)/python -m bench.dataplane $(ARGS)
 
 load: $(VENV)/.dev ## locust users against the gateway of `make run`; ARGS="shared --users 50", ARGS="--host http://..."
-	@$(BIN)/python -m tests.load $(ARGS)
+	@$(BIN)/python -m bench.load $(ARGS)
 
 load-compare: $(VENV)/.dev ## the same locust run by round robin and by the default rule, one report; ARGS="replay"
-	@$(BIN)/python -m tests.load compare $(ARGS)
+	@$(BIN)/python -m bench.load compare $(ARGS)
 
 soak: $(VENV)/.dev ## the whole gateway under a mixed load, pickers killed, Redis flushed: flat and without a failure; ARGS="--minutes 30"
-	@$(BIN)/python -m tests.soak $(ARGS)
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 fuzz: $(VENV)/.dev ## generated input at every entry of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from epp.config import AssumedModes, Config, Listen, Tls
+from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
+from epp.config.settings import AssumedModes, Config, Listen, Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
@@ -34,14 +35,13 @@ from epp.journal import Journal
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
 from epp.kvevents import start as exact
-from epp.modelserver.scraper import Scraper
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.request import jsontext
 from epp.request.blocked import BlockedPaths
+from epp.scraping.scraper import Scraper
 from epp.sharing import start as sharing
 from epp.sources import Sources
-from epp.status import live_of, status_of
+from epp.state_report import live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging

@@ -11,7 +11,7 @@ import msgspec
 import uvloop
 
 from epp import preflight, process, reference
-from epp.config import Config, load_config
+from epp.config.settings import Config, load_config
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
 from epp.telemetry.logs import setup_logging

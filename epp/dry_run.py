@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 
+from epp.config.policy import Policy
 from epp.decision import WouldPick
 from epp.errors import SaturatedError
-from epp.policy import Policy
 from epp.scheduling.schedule import Request, Scheduler
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointName

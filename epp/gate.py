@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from epp.cache_beliefs import Prompt
+from epp.config.policy import Flow, Policy, Waiting
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl
 from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
-from epp.mirrors import Prompt
 from epp.picker import Considered, Picker
-from epp.policy import Flow, Policy, Waiting
 
 Decided = Callable[[Pick | PickError, float], None]
 """Called once for a request that waited, with its pick or its refusal and the time."""

@@ -6,9 +6,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from epp.config import Config
+from epp.config.settings import Config
 from epp.errors import ConfigError
-from epp.prefix.secret import KEY_BYTES, HashSecret, derived
+from epp.prefix_index.secret import KEY_BYTES, HashSecret, derived
 
 BESIDE_HUB: Final = "hash-secret"
 """File beside the workers' socket: what the process that started them made for all of them."""

@@ -14,21 +14,21 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from epp.cache_beliefs import Mirrors, Prompt
+from epp.config.policy import Policy, PolicySpec
 from epp.decision import Decision, Pick, PickRequest
 from epp.dry_run import DryRun
-from epp.endpoints.absent import Absent
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
+from epp.endpoints.recently_left import Absent
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.journal import Journal
-from epp.mirrors import Mirrors, Prompt
-from epp.policy import Policy, PolicySpec
-from epp.prefix.hashing import Roots
-from epp.prefix.secret import HashSecret
-from epp.prefix.table import PrefixTable
+from epp.prefix_index.hashing import Roots
+from epp.prefix_index.secret import HashSecret
+from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.residency import Finding, RoutedQueue
 from epp.scheduling.record import decision_of, hurried_decision

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from epp.config import Config
+from epp.config.settings import Config
 from epp.errors import ConfigError
 from epp.files.certificate import check_tls, files_of, to_do
 from epp.hash_secret import hash_secret

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from epp.config import Config
+from epp.config.policy import API_VERSION, KIND, PolicySpec
+from epp.config.settings import Config
 from epp.kube.crd import crd_yaml
 from epp.kube.rbac import rules_yaml
-from epp.policy import API_VERSION, KIND, PolicySpec
 from epp.telemetry.reference import metrics_reference
 
 _CONFIG_INTRO = """\

@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from epp.prefix.hashing import ChunkSchedule
+from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 
 UNDER_WAY_S: Final = 60.0

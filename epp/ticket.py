@@ -5,13 +5,13 @@ Opaque to everybody else: `extproc` carries it as a `Pick`, and the journal name
 
 from __future__ import annotations
 
+from epp.cache_beliefs import Prompt
 from epp.decision import Pick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.failures import Wait
 from epp.endpoints.state import EndpointState
-from epp.mirrors import Prompt
-from epp.prefix.hashing import ChunkSchedule
-from epp.prefix.table import PrefixTable, Recorded
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.table import PrefixTable, Recorded
 from epp.residency import Routed, RoutedQueue
 from epp.types import ChunkHash, InferenceRequest
 

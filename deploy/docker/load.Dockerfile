@@ -17,9 +17,10 @@ LABEL org.opencontainers.image.title="prefix-gateway load generator" org.opencon
 WORKDIR /app
 COPY --from=build /opt/venv /opt/venv
 COPY tests/__init__.py tests/__init__.py
-COPY tests/load tests/load
-COPY tests/demo/__init__.py tests/demo/address.py tests/demo/
+COPY bench/__init__.py bench/__init__.py
+COPY bench/load bench/load
+COPY bench/demo/__init__.py bench/demo/address.py bench/demo/
 COPY tests/harness/__init__.py tests/harness/ports.py tests/harness/
 ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "tests.load"]
+ENTRYPOINT ["python", "-m", "bench.load"]

@@ -24,8 +24,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from epp.config.policy import Failures as Settings
 from epp.endpoints.state import EndpointState
-from epp.policy import Failures as Settings
 from epp.scheduling.snapshot import Snapshot
 
 _STEP: Final = 0.2

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
-from epp.policy import PolicySpec
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointName
 

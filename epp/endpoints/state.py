@@ -11,12 +11,12 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from epp.config.policy import PolicySpec
 from epp.endpoints.backlog import Backlog, Booking
 from epp.endpoints.cache_size import HitWindow
 from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.learning import CounterWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.policy import PolicySpec
 from epp.types import Endpoint, EndpointMetrics
 
 _LOST_BOOKING_S = 600.0

@@ -14,12 +14,12 @@ from betterproto2 import Casing
 from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
 from envoy_data_plane.envoy.config.core.v3 import Node
 
-from epp.envoy import clusters, listener, overload, status
+from epp.envoy import clusters, listener, overload, probe_listener
 from epp.envoy.names import STAT_PREFIX
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from epp.config import Config
+    from epp.config.settings import Config
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
@@ -56,11 +56,11 @@ def message(config: Config) -> Bootstrap:
         admin=Admin(address=clusters.envoy_address(config.envoy.admin), ignore_global_conn_limit=True),
         overload_manager=overload.manager(config.envoy),
         static_resources=BootstrapStaticResources(
-            listeners=[listener.gateway(config), *([status.listener(config)] if watched else [])],
+            listeners=[listener.gateway(config), *([probe_listener.listener(config)] if watched else [])],
             clusters=[
                 clusters.model_servers(config),
                 clusters.picker(config),
-                *([status.admin(config)] if watched else []),
+                *([probe_listener.admin(config)] if watched else []),
             ],
         ),
     )

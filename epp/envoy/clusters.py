@@ -66,7 +66,7 @@ from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, PI
 from epp.types import Address
 
 if TYPE_CHECKING:
-    from epp.config import Config
+    from epp.config.settings import Config
 
 UPSTREAM_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 

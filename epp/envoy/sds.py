@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from epp.envoy.replacing import write_if_changed
 
 if TYPE_CHECKING:
-    from epp.config import Config, Tls
+    from epp.config.settings import Config, Tls
 
 GATEWAY_IDENTITY: Final = "gateway-identity"
 """What the gateway shows its clients."""

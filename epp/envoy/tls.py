@@ -19,7 +19,7 @@ from envoy_data_plane.google.protobuf import Any as AnyMessage
 from epp.envoy import sds
 
 if TYPE_CHECKING:
-    from epp.config import Config
+    from epp.config.settings import Config
 
 
 def downstream(config: Config, *, protocols: list[str]) -> TransportSocket | None:

@@ -1,7 +1,7 @@
 """ext_proc's protobuf messages to events, and actions to messages: the one module that knows the wire.
 
 Only what routing reads is looked at. Body messages are cut out of the wire by hand, since their bytes would otherwise be
-copied twice (once into protobuf's arena, once out of it); header messages are read off it by `wire`, and what stands around
+copied twice (once into protobuf's arena, once out of it); header messages are read off it by `header_decoding`, and what stands around
 their headers repeats, so that its meaning is kept. Whatever has an unusual shape goes the ordinary way. Answers repeat
 (a fleet has few fallback lists), so their bytes are kept. Header values travel as latin-1 text inside the picker.
 """
@@ -35,8 +35,8 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
+from epp.extproc.header_decoding import fields, read_headers, varint
 from epp.extproc.reading import DESTINATION
-from epp.extproc.wire import fields, read_headers, varint
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 

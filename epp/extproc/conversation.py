@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from epp.config.policy import Policy
 from epp.decision import Observer
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import Action
@@ -22,7 +23,6 @@ from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.gate import Gate
-from epp.policy import Policy
 
 MESSAGE_SLACK_BYTES: Final = 2**20
 """Room for what surrounds a body in its message."""

@@ -16,7 +16,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from epp.config import Listen
+from epp.config.settings import Listen
 from epp.extproc.certificates import Certificates, ssl_context
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Streams

@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from epp.config.policy import Flow, PolicySpec
 from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse
 from epp.gate import NO_CLAIM, Claim
-from epp.policy import Flow, PolicySpec
 from epp.request.names import bounded_name
 from epp.types import Address, Endpoint
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from epp.config.policy import Policy
 from epp.decision import Observer, Pick, PickRequest
 from epp.extproc.events import (
     Answer,
@@ -22,7 +23,6 @@ from epp.extproc.events import (
 )
 from epp.extproc.gathering import BodyRoom
 from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
-from epp.policy import Policy
 from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader
 from epp.types import Address, ApiKind, Endpoint

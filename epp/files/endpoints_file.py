@@ -21,9 +21,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
 from epp.types import Address, Endpoint, EndpointName
-from epp.yaml_faults import decode, in_words
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]

@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import Final
 
 from epp.http2 import frames, headers
-from epp.http2.events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.frame_reader import FrameError, FrameReader
 from epp.http2.frames import Code, Flag, Kind, Setting
 from epp.http2.headers import (
     HeaderReader,
@@ -32,7 +33,6 @@ from epp.http2.messages import (
     BadMessageError,
     message_bytes,
 )
-from epp.http2.reading import FrameError, FrameReader
 from epp.http2.sending import Sender
 from epp.http2.streams import AFTER_PEERS_END, State, Stream
 from epp.http2.table import StreamTable

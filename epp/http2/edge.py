@@ -15,8 +15,8 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, cast
 
+from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
-from epp.http2.events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.limits import HeldBytes, Limits
 from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
 

@@ -7,9 +7,9 @@ peer's own window, what the peer sends on that stream opens nothing: so it canno
 from __future__ import annotations
 
 from epp.http2 import frames
+from epp.http2.frame_reader import FrameError
 from epp.http2.frames import Code
 from epp.http2.limits import Limits
-from epp.http2.reading import FrameError
 from epp.http2.sending import Sender
 from epp.http2.streams import State, Stream
 

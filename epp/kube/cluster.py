@@ -18,18 +18,18 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Final
 
-from epp.config import Kubernetes
+from epp.config.policy import Policy
+from epp.config.settings import Kubernetes
 from epp.kube.account import TOKEN_FILE, owner
 from epp.kube.api import Api, namespace_of
 from epp.kube.crd import GROUP, PLURAL, VERSION
-from epp.kube.holding import Holding
+from epp.kube.lease_holder import Holding
 from epp.kube.live import Live
 from epp.kube.objects import PolicyObject
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
 from epp.kube.writing import Place, Writer
-from epp.policy import Policy
 from epp.sources import Keep
 from epp.types import Endpoint
 

@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
 from epp.errors import ConfigError
 from epp.kube.objects import PolicyObject, PolicyStatus
-from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
 
 _NAME_CHARS: Final = 253
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from epp.config.policy import API_VERSION, KIND
 from epp.kube.api import Api, ApiError, read
 from epp.kube.crd import GROUP, PLURAL, VERSION
-from epp.kube.happenings import Happening, Happenings, Watchman, Written
+from epp.kube.event_budget import Happening, Happenings, Watchman, Written
 from epp.kube.live import HitRatio, Live, why_not
 from epp.kube.objects import PolicyObject, PolicyStatus
 from epp.kube.policies import Outcome, Stranger, Verdict
-from epp.kube.status import Unclaimed, WriteTimes, desired, patch, unclaimed
-from epp.policy import API_VERSION, KIND
+from epp.kube.policy_status import Unclaimed, WriteTimes, desired, patch, unclaimed
 
 _log = logging.getLogger(__name__)
 

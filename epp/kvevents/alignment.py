@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from epp.kvevents.conversation import Text
-from epp.prefix.hashing import ChunkSchedule
+from epp.prefix_index.hashing import ChunkSchedule
 
 _MOST_MISSED: Final = 256
 """Texts that are not found again, each at the cost of a look through the whole prompt; what follows is taken in proportion then."""

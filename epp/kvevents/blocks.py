@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from epp.kvevents.events import Cleared, Event, Removed, Stored
-from epp.kvevents.hashing import BlockName
+from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.decoding import Cleared, Event, Removed, Stored
 from epp.residency import Tier
 
 _BITS: Final = 10

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from epp.kvevents.hashing import BlockName
+from epp.kvevents.block_hashes import BlockName
 from epp.types import ChunkHash
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from epp.kvevents.events import Event, MalformedError, Stored, decode
-from epp.kvevents.hashing import ALGORITHMS, Algorithm, BlockHasher, BlockName
+from epp.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
+from epp.kvevents.decoding import Event, MalformedError, Stored, decode
 from epp.kvevents.knowledge import Knowledge, OverfullError
 from epp.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.kvevents.sequence import Deliver, Forget, Step

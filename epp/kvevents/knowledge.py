@@ -17,11 +17,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from epp.kvevents.awaited import Awaited
+from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.blocks import ServerBlocks
 from epp.kvevents.chunks import ChunkTree, Node
-from epp.kvevents.events import Event
-from epp.kvevents.hashing import BlockName
+from epp.kvevents.decoding import Event
+from epp.kvevents.pending_prompts import Awaited
 from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
 from epp.types import ChunkHash, EndpointName
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from epp.kvevents.alignment import aligned_blocks, chunk_ends, whole_blocks
+from epp.kvevents.block_hashes import BlockHasher, BlockName
 from epp.kvevents.conversation import Text, UnreadableError, read_conversation
-from epp.kvevents.hashing import BlockHasher, BlockName
 from epp.kvevents.shaping import Shaping, ShapingError, read_shaping
 from epp.request.names import is_digest
 from epp.residency import Routed

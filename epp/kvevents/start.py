@@ -6,8 +6,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from epp.config.exact import ExactMode, ExactModel
 from epp.errors import ConfigError
-from epp.exact_config import ExactMode, ExactModel
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.picker import Picker
 from epp.residency import RoutedQueue

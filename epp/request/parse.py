@@ -21,7 +21,7 @@ from msgspec import Raw, Struct
 
 from epp.errors import BadRequestError
 from epp.request import canonical
-from epp.request.bodies import (
+from epp.request.api_fields import (
     DECODE_CHAT,
     DECODE_COMPLETIONS,
     DECODE_EMBEDDINGS,

@@ -8,8 +8,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from epp.config.policy import Policy, PolicySpec
 from epp.decision import Candidate, Decision, PickRequest, WouldPick
-from epp.policy import Policy, PolicySpec
 from epp.scheduling.rules import MOST, cost_parts_s
 from epp.scheduling.schedule import Choice, Request
 from epp.scheduling.snapshot import Floats, Snapshot

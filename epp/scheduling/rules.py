@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from msgspec import Struct
 
-from epp.policy import Cost, PolicySpec, RuleName
+from epp.config.policy import Cost, PolicySpec, RuleName
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 
 MOST: int = 10

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import chain as chained
 from typing import Final
 
-from epp.sharing.wire import HASH_BYTES, MOST_NAMES, pack_hashes, unpack_hashes
+from epp.sharing.batches import HASH_BYTES, MOST_NAMES, pack_hashes, unpack_hashes
 
 MOST_HASHES: Final = 32_768
 """Told before the speaker starts anew: about 3 MB on either side."""

@@ -10,10 +10,10 @@ from typing import Final
 
 from epp.journal import Journal
 from epp.picker import Picker
+from epp.sharing.batches import channel_of
 from epp.sharing.listener import Listener
 from epp.sharing.speaker import Speaker
 from epp.sharing.storing import TableWriter
-from epp.sharing.wire import channel_of
 
 LIFE_SIGN_S: Final = 1.0
 """A picker that has nothing to say says so this often."""

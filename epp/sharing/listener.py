@@ -20,10 +20,8 @@ from typing import Final, cast
 from epp.endpoints.backlog import Booking
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker
-from epp.prefix.table import PrefixTable, Recorded
-from epp.sharing.dictionary import Heard
-from epp.sharing.speaker import identity_of
-from epp.sharing.wire import (
+from epp.prefix_index.table import PrefixTable, Recorded
+from epp.sharing.batches import (
     Batch,
     Began,
     Charged,
@@ -39,6 +37,8 @@ from epp.sharing.wire import (
     decode_batch,
     decode_table,
 )
+from epp.sharing.dictionary import Heard
+from epp.sharing.speaker import identity_of
 from epp.types import ChunkHash, EndpointName
 
 _MOST_OPEN: Final = 100_000

@@ -22,8 +22,8 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
+from epp.config.sharing import Redis
 from epp.sharing.link import LinkError, Received
-from epp.sharing_config import Redis
 
 _T = TypeVar("_T")
 _FIELD: Final = b"b"

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from epp.config.sharing import Sharing
+from epp.sharing.batches import Flag, MalformedError
 from epp.sharing.exchange import Exchange
 from epp.sharing.link import Link, LinkError, Received
-from epp.sharing.wire import Flag, MalformedError
-from epp.sharing_config import Sharing
 from epp.sources import Keep
 
 _log = logging.getLogger("epp.sharing")

@@ -18,8 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.state import EndpointState
 from epp.journal import Journal, Work
-from epp.sharing.dictionary import Told
-from epp.sharing.wire import (
+from epp.sharing.batches import (
     HASH_BYTES,
     Batch,
     Began,
@@ -33,6 +32,7 @@ from epp.sharing.wire import (
     age_ms,
     encode,
 )
+from epp.sharing.dictionary import Told
 
 _EVENT_BYTES: Final = 64
 """What an event is counted for beside its hashes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from epp.config.sharing import Redis, Sharing
 from epp.errors import ConfigError
 from epp.journal import Journal
 from epp.picker import Picker
@@ -13,7 +14,6 @@ from epp.sharing.hub_link import HubLink
 from epp.sharing.link import Link
 from epp.sharing.service import SharingService
 from epp.sharing.signed import SignedLink
-from epp.sharing_config import Redis, Sharing
 from epp.sources import Keep
 
 _SPEAKER_BYTES = 8

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from epp.picker import Picker
-from epp.sharing.dictionary import Told
-from epp.sharing.speaker import identity_of
-from epp.sharing.wire import (
+from epp.sharing.batches import (
     MOST_BYTES,
     Batch,
     Charged,
@@ -23,6 +21,8 @@ from epp.sharing.wire import (
     StoredTable,
     encode,
 )
+from epp.sharing.dictionary import Told
+from epp.sharing.speaker import identity_of
 
 _PORTION: Final = 200
 """Chains of one portion: a few milliseconds, to make and to load."""

@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 from multidict import MultiMapping
 
-from epp.config import Config
-from epp.policy import Policy
+from epp.config.policy import Policy
+from epp.config.settings import Config
 from epp.telemetry import page
 from epp.telemetry.bounded import BoundedConnections
 from epp.telemetry.decisions import DecisionRing, as_json, encode

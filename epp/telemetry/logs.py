@@ -13,7 +13,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from epp.config import Log
+from epp.config.settings import Log
 from epp.telemetry.queued import QueuedHandler
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

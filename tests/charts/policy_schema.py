@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.config import Config
+from epp.config.settings import Config
 from epp.kube.crd import crd
 from tests.charts.rendering import GATEWAY
 

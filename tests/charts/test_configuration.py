@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.config import Config, load_config
+from epp.config.policy import load_policy
+from epp.config.settings import Config, load_config
 from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap
 from epp.errors import ConfigError
-from epp.policy import load_policy
 from model_server import serve_flags
 from model_server.cli import _parser
 from model_server.sync.files import read_adapters

@@ -51,9 +51,9 @@ def test_its_arguments_are_ones_that_the_generator_takes(helm: Helm) -> None:
     host = f"http://127.0.0.1:{free_port()}"
     load = {**ON, "host": host, "scenario": "shared", "args": ["--users", "9", "--prefixes", "4"]}
     made = container(job(helm, loadTest=load))
-    assert made["command"] == ["python", "-m", "tests.load"]
+    assert made["command"] == ["python", "-m", "bench.load"]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.load", *made["args"]],
+        [sys.executable, "-m", "bench.load", *made["args"]],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

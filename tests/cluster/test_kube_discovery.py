@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from epp.config import Kubernetes
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Kubernetes
 from epp.decision import PickRequest
 from epp.kube.api import Api, Query
 from epp.kube.objects import Pod
 from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.sources import Sources
 from epp.types import ApiKind, EndpointName, InferenceRequest
 from tests.cluster_env.control_plane import ControlPlane

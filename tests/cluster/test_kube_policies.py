@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from epp.config import Kubernetes
+from epp.config.policy import API_VERSION
+from epp.config.settings import Kubernetes
 from epp.kube.api import Api, ApiError
 from epp.kube.crd import PLURAL
-from epp.policy import API_VERSION
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.conformance.dataplane import BUFFERED, exchange
 from tests.harness.gateway import PickerProcess

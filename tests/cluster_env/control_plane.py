@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from bench.demo.tether import tethered
 from tests.cluster_env.environment import ClusterTools
-from tests.demo.tether import tethered
 from tests.harness.ports import free_ports
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"

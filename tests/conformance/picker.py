@@ -17,7 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.config import Config
+from epp.config.settings import Config
 from tests.conformance import dataplane
 from tests.conformance.dataplane import BUFFERED, Exchange, Mode
 from tests.harness.backend import Backend, running_backend

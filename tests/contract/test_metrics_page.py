@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from epp.modelserver.metrics_page import parse_page
+from epp.scraping.metrics_page import parse_page
 from epp.types import EndpointMetrics
 from tests.contract.recordings import DATA_FOLDER
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.bench.model_server.engine import __main__ as command
-from tests.bench.model_server.engine import schedulers
-from tests.bench.model_server.peers import worker
-from tests.bench.model_server.peers.first_layers import first_layers
-from tests.bench.model_server.peers.side_ours import Ours
-from tests.bench.model_server.peers.side_transformers import Transformers
-from tests.bench.model_server.peers.work import Round
+from bench.model_server.engine import __main__ as command
+from bench.model_server.engine import schedulers
+from bench.model_server.peers import worker
+from bench.model_server.peers.first_layers import first_layers
+from bench.model_server.peers.side_ours import Ours
+from bench.model_server.peers.side_transformers import Transformers
+from bench.model_server.peers.work import Round
 from tests.engine.tiny_models import VOCABULARY, tiny
 
 

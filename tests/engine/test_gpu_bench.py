@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.gpu import __main__ as command
-from tests.bench.gpu import steps
-from tests.bench.gpu.steps import Step
+from bench.gpu import __main__ as command
+from bench.gpu import steps
+from bench.gpu.steps import Step
 
 
 def step(name: str, *, missing: str = "") -> Step:

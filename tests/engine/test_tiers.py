@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
+from bench.tiers.samples import Sequencer, documents
 from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
@@ -28,8 +30,6 @@ from model_server.tiers.similarity import threshold
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.view import MemorySource, SelectiveView
 from model_server.weights.known import SMOLLM2, find
-from tests.bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
-from tests.bench.tiers.samples import Sequencer, documents
 from tests.engine.harness import tokens
 from tests.engine.tiny_models import tiny
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from bench.tiers import __main__ as bench
+from bench.tiers import bench_accuracy, report
+from bench.tiers.disks import DirectDisk
+from bench.tiers.patterns import PROBED_HEADS, Patterns, Recipe, record
+from bench.tiers.shapes import SHAPES, RealCompute
+from bench.tiers.systems import COUNTED, EVERYTHING, FEW_CHUNKS, OURS, PACKED, PROBED, SYSTEMS, TOP_K
 from model_server.tiers.disk import RateLimitedDisk
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.selection import choose
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
-from tests.bench.tiers import __main__ as bench
-from tests.bench.tiers import bench_accuracy, report
-from tests.bench.tiers.disks import DirectDisk
-from tests.bench.tiers.patterns import PROBED_HEADS, Patterns, Recipe, record
-from tests.bench.tiers.shapes import SHAPES, RealCompute
-from tests.bench.tiers.systems import COUNTED, EVERYTHING, FEW_CHUNKS, OURS, PACKED, PROBED, SYSTEMS, TOP_K
 
 
 def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept_on_a_real_model() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec, Table, load_policy
 from epp.decision import Pick, PickRequest
 from epp.errors import ConfigError, PickError
 from epp.extproc.codec import decode, encode
@@ -27,16 +28,14 @@ from epp.kube.discovery import Discovery, pool_ports
 from epp.kube.live import Live
 from epp.kube.objects import Pod, PolicyObject, Pool
 from epp.kube.policies import PolicySet
+from epp.kube.policy_status import desired
 from epp.kube.reflector import Reflector, Source
-from epp.kube.status import desired
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.sequence import Deliver, Forget
 from epp.kvevents.sequence import Sequence as Messages
-from epp.modelserver.metrics_page import MetricsError, parse_page
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY, Policy, PolicySpec, Table, load_policy
-from epp.sharing.speaker import identity_of
-from epp.sharing.wire import (
+from epp.scraping.metrics_page import MetricsError, parse_page
+from epp.sharing.batches import (
     Batch,
     Began,
     Event,
@@ -48,7 +47,8 @@ from epp.sharing.wire import (
     Restarted,
     pack_hashes,
 )
-from epp.sharing.wire import encode as packed
+from epp.sharing.batches import encode as packed
+from epp.sharing.speaker import identity_of
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from tests.fuzz.entry import Entry
 from tests.fuzz.trees import as_json, as_msgpack, as_yaml

@@ -10,14 +10,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from epp.config import Config
-from epp.policy import DEFAULT_POLICY
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Config
+from epp.config.sharing import Redis
+from epp.sharing.batches import MalformedError
 from epp.sharing.hub import Hub, frame
 from epp.sharing.hub_link import HubLink
 from epp.sharing.link import LinkError
 from epp.sharing.redis_link import RedisLink
-from epp.sharing.wire import MalformedError
-from epp.sharing_config import Redis
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics

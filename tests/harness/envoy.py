@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from epp.config import Config
+from epp.config.settings import Config
 from epp.envoy.bootstrap import bootstrap
 from epp.types import Address
 from tests.harness.processes import ManagedProcess, managed_process, wait_until

@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.decision import Pick
 from epp.errors import PickError
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
-from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.types import Address, Endpoint, EndpointName
 
 _EXT = "type.googleapis.com/envoy.extensions"

@@ -8,10 +8,10 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.residency import RoutedQueue
 from epp.types import Endpoint
 

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from epp.config import Config, load_config
+from epp.config.settings import Config, load_config
 from epp.envoy.eds import EdsFile
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.backend import Backend, running_backend

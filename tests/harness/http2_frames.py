@@ -12,8 +12,8 @@ from typing import Final
 
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
+from epp.http2.call_events import Event
 from epp.http2.connection import Connection
-from epp.http2.events import Event
 from epp.http2.frames import PREFACE, Flag, Kind, Setting, frame, settings
 from epp.http2.limits import HeldBytes, Limits
 

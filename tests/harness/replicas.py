@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from epp.config import Config
+from epp.config.settings import Config
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy
 from tests.harness.model_servers import MODEL, ModelServer

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.config.sharing import Redis, Sharing
 from epp.decision import Pick
-from epp.policy import DEFAULT_POLICY, Policy
-from epp.prefix.secret import HashSecret
+from epp.prefix_index.secret import HashSecret
 from epp.sharing.link import Link
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.service import SharingService
-from epp.sharing_config import Redis, Sharing
 from epp.sources import Sources
 from epp.types import Endpoint
 from tests.harness.processes import wait_until

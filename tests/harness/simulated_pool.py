@@ -17,11 +17,11 @@ from typing import Any, Final
 import yaml
 from aiohttp import web
 
-from epp.config import Kubernetes
+from epp.config.policy import API_VERSION, KIND
+from epp.config.settings import Kubernetes
 from epp.kube.api import Api, ApiError
 from epp.kube.crd import PLURAL, crd_yaml
 from epp.kube.rbac import rules
-from epp.policy import API_VERSION, KIND
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until

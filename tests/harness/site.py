@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from epp.config import Config
+from epp.config.settings import Config
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess, config_in, running_picker
 from tests.harness.processes import wait_until

@@ -14,8 +14,8 @@ from typing import Final
 
 import aiohttp
 
+from bench.load.prompts import text
 from tests.cluster.steady_load import Phase, SteadyLoad, ask
-from tests.load.prompts import text
 
 TURNS: Final = 6
 _TURN_TOKENS: Final = 300

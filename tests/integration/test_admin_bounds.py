@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 
-from epp.config import Config
-from epp.policy import DEFAULT_POLICY
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Config
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.bounded import BoundedConnections
 from epp.telemetry.decisions import DecisionRing

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from epp.config import Admin as AdminConfig
-from epp.config import Config, Listen, Tls
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Admin as AdminConfig
+from epp.config.settings import Config, Listen, Tls
 from epp.errors import NoEndpointError
-from epp.policy import DEFAULT_POLICY
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.model_server import bench_calibrated
 from model_server.calibrate.cost_file import cost_document, read_costs
 from model_server.cli import main
 from model_server.runners.cost import CostModel
-from tests.bench.model_server import bench_calibrated
 from tests.integration.test_model_server_process import serving
 
 FLAGS = ("--max-prompt-tokens", "600", "--max-batch", "4", "--repeats", "1")

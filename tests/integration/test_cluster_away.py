@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from epp.config import Config
+from epp.config.settings import Config
 from epp.envoy.eds import EdsFile
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.gateway import PickerProcess, config_in

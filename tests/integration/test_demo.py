@@ -1,4 +1,4 @@
-"""`python -m tests.demo` as a user starts it: the table, the visit, every way to end it, and what it says when it cannot go on."""
+"""`python -m bench.demo` as a user starts it: the table, the visit, every way to end it, and what it says when it cannot go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.demo.address import running as announced_demos
+from bench.demo.address import running as announced_demos
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
@@ -59,7 +59,7 @@ class Demo:
 def demo(*options: str, tmp: Path) -> Iterator[Demo]:
     """Started with `tmp` for its temporary files."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.demo", *options],
+        [sys.executable, "-m", "bench.demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

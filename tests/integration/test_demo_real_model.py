@@ -33,7 +33,7 @@ def test_a_real_model_serves_the_demos_work_and_its_words_come_back(tiny: Path, 
     with tempfile.TemporaryDirectory(prefix="demo-") as short_tmp:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "tests.demo", "--once", "--model", tiny, "--json", file),
+                *(sys.executable, "-m", "bench.demo", "--once", "--model", tiny, "--json", file),
                 *("--rules", "least-cost", "--requests", "9", "--servers", "1"),
             ],
             capture_output=True,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from epp.config import Config, Envoy, Listen, Tls
+from epp.config.settings import Config, Envoy, Listen, Tls
 from epp.envoy import sds
 from epp.types import Address
 from tests.harness.certificate import CERTIFICATE, write_tls

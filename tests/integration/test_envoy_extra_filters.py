@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.config import load_config
+from epp.config.settings import load_config
 from epp.errors import ConfigError
 from tests.harness.gateway import running_gateway
 from tests.harness.processes import wait_until

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import zmq
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.sequence import Step
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.request.parse import parse_request
 from epp.residency import Account, Finding, RoutedQueue
 from epp.sources import Sources

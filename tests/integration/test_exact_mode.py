@@ -15,14 +15,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
-from epp.kvevents.events import decode
+from epp.kvevents.decoding import decode
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
 from epp.kvevents.sequence import Forget, Step
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.request.parse import parse_request
 from epp.residency import RoutedQueue
 from epp.types import Address, Endpoint, EndpointName

@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from epp.config import Listen
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
-from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.extproc_rig import (
     BUFFER_LIMIT_BYTES,

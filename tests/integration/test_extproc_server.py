@@ -20,14 +20,14 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.config import Listen, Tls
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Listen, Tls
 from epp.decision import Pick
 from epp.errors import ConfigError, PickError
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.http2.edge import Http2Server
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from epp.config import Listen
+from epp.config.policy import API_VERSION, KIND, Cost, Flow, Metadata, Policy, PolicySpec, Sampling
+from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.gate import Gate
 from epp.picker import Picker
-from epp.policy import API_VERSION, KIND, Cost, Flow, Metadata, Policy, PolicySpec, Sampling
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from epp.config import Listen
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from tests.harness.extproc_rig import Seen
 from tests.harness.h2spec import h2spec_program, read_report
 

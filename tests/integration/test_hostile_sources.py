@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import redis.asyncio as aredis
 
-from epp.policy import DEFAULT_POLICY
-from epp.prefix.hashing import ChunkSchedule, Roots
-from epp.prefix.secret import derived
-from epp.sharing.wire import channel_of
+from epp.config.policy import DEFAULT_POLICY
+from epp.prefix_index.hashing import ChunkSchedule, Roots
+from epp.prefix_index.secret import derived
+from epp.sharing.batches import channel_of
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
 from tests.harness.processes import wait_until

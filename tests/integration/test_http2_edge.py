@@ -13,7 +13,7 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.config import Listen
+from epp.config.settings import Listen
 from epp.http2 import edge
 from epp.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls

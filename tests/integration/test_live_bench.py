@@ -7,9 +7,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.bench.routing.live import exact
-from tests.bench.routing.live.run import Case, live, settled
-from tests.bench.routing.live.small import server_flags
+from bench.routing.live import exact
+from bench.routing.live.run import Case, live, settled
+from bench.routing.live.small import server_flags
 from tests.harness.model_servers import running_model_servers
 
 pytest_plugins = ["tests.harness.fixtures"]

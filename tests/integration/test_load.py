@@ -16,12 +16,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.demo.counters import ServerCounters, scrape
-from tests.demo.fleet import Fleet, running_fleet
-from tests.demo.serving import made_up
+from bench.demo.counters import ServerCounters, scrape
+from bench.demo.fleet import Fleet, running_fleet
+from bench.demo.serving import made_up
+from bench.load.figures import RunRecord
 from tests.harness.envoy import ENVOY
 from tests.harness.ports import free_port
-from tests.load.figures import RunRecord
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SMALL: Final = ("--prefix-tokens", "200", "--answer-tokens", "12", "--think", "0.05")
@@ -34,9 +34,9 @@ class Ended:
 
 
 async def load(*options: str) -> Ended:
-    """`python -m tests.load` to its end: in a process of its own, as locust patches the one it is in."""
+    """`python -m bench.load` to its end: in a process of its own, as locust patches the one it is in."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.load", *options),
+        *(sys.executable, "-m", "bench.load", *options),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import pytest
 
-from epp.modelserver.scraper import Scraper
-from epp.policy import Scrape
+from epp.config.policy import Scrape
+from epp.scraping.scraper import Scraper
 from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.harness.processes import wait_until
@@ -201,7 +201,7 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
 async def test_a_server_that_comes_back_is_read_again_and_both_turns_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="epp.modelserver.scraper")
+    caplog.set_level(logging.INFO, logger="epp.scraping.scraper")
     async with Watched().running() as watched:
         async with Server(http(PAGE)).running() as server:
             watched.scraper.set_endpoints([endpoint("a", server.address)])

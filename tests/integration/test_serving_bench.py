@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from bench.model_server.serving import client
+from bench.model_server.serving.client import Load, Run, Served
 from model_server.runners.cost import CostModel
-from tests.bench.model_server.serving import client
-from tests.bench.model_server.serving.client import Load, Run, Served
 from tests.harness.http_model_server import Start
 
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.sharing_config import Redis
+from epp.config.sharing import Redis
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import Fault, Kind, RedisServer, faulty, running_redis

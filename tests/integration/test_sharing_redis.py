@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from epp.prefix.secret import HashSecret, derived
+from epp.config.sharing import Redis, RedisTls, Sharing
+from epp.prefix_index.secret import HashSecret, derived
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.signed import SignedLink
-from epp.sharing_config import Redis, RedisTls, Sharing
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import (

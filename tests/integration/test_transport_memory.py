@@ -12,7 +12,7 @@ _STREAMS = 4000
 _SCRIPT = """
 import asyncio, ctypes, gc, sys
 import grpc
-from epp.config import Listen
+from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from tests.harness.extproc_rig import Seen

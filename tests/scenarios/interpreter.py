@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.decision import Candidate, Pick, PickRequest
 from epp.errors import NoEndpointError, SaturatedError
 from epp.picker import Picker
-from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.config import load_config
+from epp.config.settings import load_config
 from epp.errors import ConfigError
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from epp.config.policy import API_VERSION, KIND, Load, Metadata, Policy, PolicySpec
 from epp.decision import PickRequest
 from epp.picker import Picker
-from epp.policy import API_VERSION, KIND, Load, Metadata, Policy, PolicySpec
 from epp.telemetry.decisions import DecisionRing, as_json, encode
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

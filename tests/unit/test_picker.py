@@ -7,15 +7,15 @@ from typing import get_args
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.errors import NoEndpointError, SaturatedError
-from epp.picker import Picker
-from epp.policy import (
+from epp.config.policy import (
     Gain,
     Load,
     PolicySpec,
     RuleName,
 )
+from epp.decision import PickRequest
+from epp.errors import NoEndpointError, SaturatedError
+from epp.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import (

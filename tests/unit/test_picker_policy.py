@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.policy import (
+from epp.config.policy import (
     Chunks,
     PolicySpec,
     Sampling,

@@ -7,13 +7,13 @@ from typing import get_args
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.picker import Outcome
-from epp.policy import (
+from epp.config.policy import (
     PolicySpec,
     Sampling,
     Table,
 )
+from epp.decision import PickRequest
+from epp.picker import Outcome
 from epp.request.response import ResponseFeedback
 from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import (

@@ -12,7 +12,7 @@ import pytest
 
 from epp.app import load_inputs
 from epp.cli import main
-from epp.config import load_config
+from epp.config.settings import load_config
 from epp.errors import ConfigError
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.residency import Account, RoutedQueue, Tier
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 

@@ -15,9 +15,9 @@ from typing import get_args
 
 import pytest
 
+from epp.config.policy import DEFAULT_POLICY, Failures, PolicySpec, RuleName
 from epp.decision import Pick, PickRequest
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY, Failures, PolicySpec, RuleName
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
 

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from epp.config import Config
+from epp.config.settings import Config
 from tests.harness.client import Client, Reply, http_client
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy

@@ -24,8 +24,8 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
+from bench.demo.tether import tethered
 from tests.cluster_env.control_plane import ControlPlane
-from tests.demo.tether import tethered
 from tests.harness.kubelet.images import REPOSITORY, Image
 from tests.harness.kubelet.namespaces import NetworkNamespace
 

@@ -6,13 +6,13 @@ import json
 import random
 from dataclasses import dataclass, field
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.decision import Pick
 from epp.errors import PickError
 from epp.extproc.events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
 
 MUTANTS = 10_000

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.decision import Pick
 from epp.errors import PickError
 from epp.extproc.codec import decode, encode
@@ -33,7 +34,6 @@ from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
-from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.types import Address, Endpoint, EndpointName
 
 

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epp.config.policy import PolicySpec
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import (
     BodyMode,
@@ -23,9 +24,8 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
+from epp.extproc.header_decoding import read_headers
 from epp.extproc.reading import RESPONSE_NAMES, request_names
-from epp.extproc.wire import read_headers
-from epp.policy import PolicySpec
 
 NAMES = request_names(PolicySpec(session_header="x-session", debug_header="x-why"))
 WANTED = sorted(NAMES | RESPONSE_NAMES)

@@ -23,7 +23,8 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.config import Listen
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Listen
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport
@@ -32,7 +33,6 @@ from epp.http2.edge import Peer
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.extproc_rig import Seen
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, headers, hello, ping, reset, window_update

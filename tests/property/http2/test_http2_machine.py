@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from epp.http2.events import Event, Gone, HalfClosed, Message, Opened
+from epp.http2.call_events import Event, Gone, HalfClosed, Message, Opened
 from epp.http2.frames import DEFAULT_WINDOW, Kind, Setting
 from epp.http2.frames import settings as settings_frame
 from epp.http2.limits import HeldBytes, Limits

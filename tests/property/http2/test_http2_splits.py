@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.http2.events import Event
+from epp.http2.call_events import Event
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.http2.limits import Limits

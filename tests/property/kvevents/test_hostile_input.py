@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import BadRequestError
+from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.hashing import BlockHasher
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.sequence import Deliver, Forget, Sequence
-from epp.prefix.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.request.parse import parse_request
 from epp.residency import Routed
 from epp.types import EndpointName

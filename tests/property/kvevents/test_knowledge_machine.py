@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.kvevents.events import Cleared, Removed, Stored
-from epp.kvevents.hashing import BlockName
+from epp.cache_beliefs import Mirrors
+from epp.config.policy import Chunks, PolicySpec, Table
+from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
-from epp.mirrors import Mirrors
-from epp.policy import Chunks, PolicySpec, Table
-from epp.prefix.hashing import hash_chain
-from epp.prefix.secret import HashSecret
+from epp.prefix_index.hashing import hash_chain
+from epp.prefix_index.secret import HashSecret
 from epp.residency import UNDER_WAY_S, Tier
 from epp.types import ChunkHash, EndpointName
 

@@ -15,10 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.decision import Pick, PickRequest
-from epp.errors import NoEndpointError, SaturatedError
-from epp.picker import Outcome, Picker
-from epp.policy import (
+from epp.config.policy import (
     API_VERSION,
     KIND,
     Chunks,
@@ -31,6 +28,9 @@ from epp.policy import (
     Sampling,
     Table,
 )
+from epp.decision import Pick, PickRequest
+from epp.errors import NoEndpointError, SaturatedError
+from epp.picker import Outcome, Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 

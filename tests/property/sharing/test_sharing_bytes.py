@@ -7,7 +7,7 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.sharing.wire import (
+from epp.sharing.batches import (
     Batch,
     Began,
     Charged,

@@ -20,7 +20,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}")
 
 sys.meta_path.insert(0, Missing())
-import tests.demo.__main__
+import bench.demo.__main__
 """
 
 

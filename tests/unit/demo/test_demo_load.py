@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.demo.counters import CpuMeter, read_counters
-from tests.demo.load import Answer, Run, ask, drive, read_events
-from tests.demo.progress import Progress, line
-from tests.demo.workload import Shape, make_workload
+from bench.demo.counters import CpuMeter, read_counters
+from bench.demo.load import Answer, Run, ask, drive, read_events
+from bench.demo.progress import Progress, line
+from bench.demo.workload import Shape, make_workload
 
 EVENTS = (
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'

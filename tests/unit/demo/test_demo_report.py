@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.demo.report import RuleFigures, document, footnotes, percentile, table
+from bench.demo.report import RuleFigures, document, footnotes, percentile, table
 
 BASE = RuleFigures(
     rule="round-robin",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.demo.serving import made_up
-from tests.demo.workload import Shape, Turn, User, Workload, make_workload
+from bench.demo.serving import made_up
+from bench.demo.workload import Shape, Turn, User, Workload, make_workload
 
 SHAPE = Shape.of(servers=4, requests=264)
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from epp import cli as picker
-from epp.config import Config
+from epp.config.policy import PolicySpec, load_policy
+from epp.config.settings import Config
 from epp.files.endpoints_file import load_endpoints
-from epp.policy import PolicySpec, load_policy
 from epp.telemetry import catalog
 from model_server import cli as server
 from model_server.vllm.profile import Profile
@@ -54,7 +54,7 @@ def spoken() -> str:
     """All text of the repository in which a flag may be defined: programs, charts, Makefile."""
     files = [
         path
-        for top in ("epp", "model_server", "tests", "deploy")
+        for top in ("epp", "model_server", "bench", "tests", "deploy")
         for end in ("*.py", "*.yaml", "*.tpl", "*.sh", "*.Dockerfile")
         for path in (REPOSITORY / top).rglob(end)
         if "tests/unit/docs" not in str(path)

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
 from epp.decision import PickRequest
-from epp.endpoints.absent import KEPT_S, Absent
+from epp.endpoints.recently_left import KEPT_S, Absent
 from epp.picker import Picker
-from epp.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 A = EndpointName("a:8000")

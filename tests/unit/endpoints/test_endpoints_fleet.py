@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.config.policy import PolicySpec
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
-from epp.policy import PolicySpec
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 SPEC = PolicySpec()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.config.policy import Lora, PolicySpec
 from epp.endpoints.backlog import Booking
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
-from epp.policy import Lora, PolicySpec
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))

@@ -13,7 +13,7 @@ import yaml
 from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
 from epp.cli import main
-from epp.config import Config, Envoy, Listen, load_config
+from epp.config.settings import Config, Envoy, Listen, load_config
 from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap, message
 from epp.errors import ConfigError

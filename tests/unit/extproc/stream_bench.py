@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.decision import Pick
 from epp.errors import PickError
 from epp.extproc.events import (
@@ -24,7 +25,6 @@ from epp.extproc.events import (
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
-from epp.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
 from epp.types import Address, Endpoint, EndpointName
 
 BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from epp.config.policy import Sampling
 from epp.extproc.events import RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.stream import HttpStream
-from epp.policy import Sampling
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from epp.config.policy import Cost, Load
 from epp.extproc.events import (
     Answer,
     Event,
@@ -16,7 +17,6 @@ from epp.extproc.events import (
     RequestTrailers,
 )
 from epp.extproc.response import StreamSettings
-from epp.policy import Cost, Load
 from epp.types import Address, Endpoint, EndpointName
 from tests.unit.extproc.stream_bench import (
     ALL,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from epp.config.policy import Sampling
 from epp.extproc.events import (
     Answer,
     BodyMode,
@@ -19,7 +20,6 @@ from epp.extproc.events import (
     Slot,
 )
 from epp.extproc.response import StreamSettings
-from epp.policy import Sampling
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from epp.config.policy import Cost, Flow
 from epp.extproc.events import (
     Action,
     Delay,
@@ -20,7 +21,6 @@ from epp.extproc.events import (
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.gate import Gate
-from epp.policy import Cost, Flow
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

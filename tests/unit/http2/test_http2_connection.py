@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.http2.events import Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.call_events import Fault, Gone, HalfClosed, Message, Opened, Over
 from epp.http2.frames import Code, Flag, Kind, Setting, frame, settings
 from epp.http2.limits import HeldBytes, Limits
 from tests.harness.http2_frames import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from epp.config.policy import API_VERSION, KIND
 from epp.kube.objects import Pod, PolicyObject, Pool
-from epp.policy import API_VERSION, KIND
 
 
 def pod(

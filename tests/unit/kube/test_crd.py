@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import yaml
 
+from epp.config.policy import PolicySpec
 from epp.kube.crd import crd, crd_yaml
-from epp.policy import PolicySpec
 
 
 def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

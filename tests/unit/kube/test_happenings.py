@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.kube.happenings import Happening, Happenings, Watchman
+from epp.kube.event_budget import Happening, Happenings, Watchman
 
 NOBODY = Happening("NoEndpoints", "none")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.kube.objects import PolicyObject
 from epp.kube.policies import Outcome, PolicySet
-from epp.policy import DEFAULT_POLICY
 from tests.unit.kube.objects import policy
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"

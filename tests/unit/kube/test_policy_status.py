@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.kube.live import HitRatio, Live, LiveEndpoint
 from epp.kube.objects import PolicyStatus
 from epp.kube.policies import PolicySet, Verdict
-from epp.kube.status import WriteTimes, desired, patch
-from epp.policy import DEFAULT_POLICY
+from epp.kube.policy_status import WriteTimes, desired, patch
 from tests.unit.kube.objects import policy
 
 NOTHING = PolicyStatus()

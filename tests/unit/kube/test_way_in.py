@@ -9,7 +9,7 @@ import pytest
 
 from epp.app import load_inputs
 from epp.cli import main
-from epp.config import Config, Kubernetes, load_config
+from epp.config.settings import Config, Kubernetes, load_config
 from epp.errors import ConfigError
 from epp.kube.api import namespace_of, require
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.kube.api import Api, Query
 from epp.kube.live import Live, LiveEndpoint
 from epp.kube.objects import Condition, PolicyStatus
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.writing import Place, Writer
-from epp.policy import DEFAULT_POLICY
 from tests.unit.kube.objects import policy
 
 LIVE = Live([LiveEndpoint("a:1")])

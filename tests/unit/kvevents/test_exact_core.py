@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from epp.cache_beliefs import Mirrors
+from epp.config.policy import PolicySpec
+from epp.kvevents.block_hashes import Algorithm, BlockHasher
 from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.hashing import Algorithm, BlockHasher
 from epp.kvevents.mapping import Tokens
 from epp.kvevents.sequence import Deliver, Forget
-from epp.mirrors import Mirrors
-from epp.policy import PolicySpec
-from epp.prefix.hashing import ChunkSchedule, hash_chain
-from epp.prefix.secret import HashSecret
+from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.secret import HashSecret
 from epp.residency import Account, Routed
 from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 

@@ -11,11 +11,11 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.kvevents.alignment import aligned_blocks, chunk_ends
+from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.conversation import Text, UnreadableError, read_conversation
-from epp.kvevents.hashing import BlockHasher
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import UnmappedError, UntemplatedError, map_prompt
-from epp.prefix.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.request.parse import parse_request
 from epp.residency import Routed
 from epp.types import EndpointName

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from epp.config import load_config
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import load_config
 from epp.errors import ConfigError
 from epp.files.endpoints_file import load_endpoints
 from epp.kvevents import start
 from epp.kvevents.service import Source
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.types import Address, Endpoint, EndpointName
 from tests.unit.kvevents.a_language import write_language
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.kvevents.events import Cleared, MalformedError, Removed, Stored, decode
+from epp.kvevents.decoding import Cleared, MalformedError, Removed, Stored, decode
 from epp.residency import Tier
 from tests.contract.recordings import read_kv_events
 

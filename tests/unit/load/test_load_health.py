@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tests.load.health import LOOK_S, Health
+from bench.load.health import LOOK_S, Health
 
 
 def calm(seconds: int = 60, *, cpu: float = 0.2, waited: float = 0.01) -> Health:

@@ -27,9 +27,9 @@ def copied(to: Path) -> None:
 def test_the_images_files_run_and_import_nothing_else_of_this_repository(tmp_path: Path) -> None:
     copied(tmp_path)
     code = (
-        "import sys, tests.load.__main__, tests.harness.ports, tests.load.locustfile, tests.load.replay_locustfile;"
+        "import sys, bench.load.__main__, tests.harness.ports, bench.load.locustfile, bench.load.replay_locustfile;"
         "print(*sorted({name.split('.')[0] for name in sys.modules}));"
-        "print(*sorted(m for m in sys.modules if m.startswith('tests.')))"
+        "print(*sorted(m for m in sys.modules if m.startswith(('bench.', 'tests.'))))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
@@ -37,7 +37,7 @@ def test_the_images_files_run_and_import_nothing_else_of_this_repository(tmp_pat
     assert ended.returncode == 0, ended.stderr
     packages, ours = (set(line.split()) for line in ended.stdout.splitlines())
     assert not packages & {"epp", "model_server", "aiohttp", "grpc"}
-    assert {"tests.load.locust_run", "tests.demo.address"} <= ours
+    assert {"bench.load.locust_run", "bench.demo.address"} <= ours
     locked = (tmp_path / "requirements/load.txt").read_text()
     dev = (ROOT / "requirements/dev.txt").read_text()
     for pin in re.findall(r"^\S+==\S+", locked, re.MULTILINE):

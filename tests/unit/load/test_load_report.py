@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.address import Place, announced, running
-from tests.load.figures import Figures, RunRecord, together
-from tests.load.report import cells, curves, page, text
+from bench.demo.address import Place, announced, running
+from bench.load.figures import Figures, RunRecord, together
+from bench.load.report import cells, curves, page, text
 
 
 def figures(ttft_s: float, *, failed: int = 0) -> Figures:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.load.samples import Samples
+from bench.load.samples import Samples
 
 
 def test_quantiles_are_within_half_a_percent_of_the_sorted_values() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.load.health import Health
-from tests.load.schedule import Schedule, share
-from tests.load.trace import Call
+from bench.load.health import Health
+from bench.load.schedule import Schedule, share
+from bench.load.trace import Call
 
 
 def calls(*at_s: float) -> list[Call]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.load.sse import Answer, AnswerError, read_answer
+from bench.load.sse import Answer, AnswerError, read_answer
 
 
 def event(content: str | None, **more: Any) -> bytes:

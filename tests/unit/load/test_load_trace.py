@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.load import prompts, trace
+from bench.load import prompts, trace
 
 MOONCAKE = """\
 {"timestamp": 3000, "input_length": 1100, "output_length": 7, "hash_ids": [5, 6, 7]}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from epp.config.policy import PolicySpec
 from epp.extproc.reading import read_head
-from epp.policy import PolicySpec
 from epp.request.names import MAX_NAME_CHARS, bounded_name, is_digest
 from epp.request.parse import parse_request
 

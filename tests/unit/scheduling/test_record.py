@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from epp.policy import Load, Lora, PolicySpec
+from epp.config.policy import Load, Lora, PolicySpec
 from epp.scheduling.record import Shown
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import Snapshot

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.config.policy import Gain, Load, PolicySpec, RuleName
 from epp.errors import NoEndpointError, SaturatedError
-from epp.policy import Gain, Load, PolicySpec, RuleName
 from epp.scheduling.rules import MOST
 from epp.scheduling.schedule import Choice, Request, Scheduler, over_limits, uncached_tokens
 from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot

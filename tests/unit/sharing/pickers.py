@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import Pick, PickRequest
 from epp.journal import Journal
 from epp.picker import Outcome, Picker
-from epp.policy import DEFAULT_POLICY, Policy
-from epp.prefix.secret import HashSecret
+from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 

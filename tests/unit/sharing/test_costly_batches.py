@@ -8,9 +8,7 @@ from array import array
 import msgspec
 import pytest
 
-from epp.sharing.dictionary import MOST_CHUNKS
-from epp.sharing.speaker import identity_of
-from epp.sharing.wire import (
+from epp.sharing.batches import (
     MOST_EVENTS,
     Batch,
     Began,
@@ -22,6 +20,8 @@ from epp.sharing.wire import (
     encode,
     pack_hashes,
 )
+from epp.sharing.dictionary import MOST_CHUNKS
+from epp.sharing.speaker import identity_of
 from tests.unit.sharing.pickers import Replica
 
 CHAIN = array("Q", range(1, MOST_CHUNKS + 1))

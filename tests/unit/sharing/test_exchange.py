@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from epp.policy import DEFAULT_POLICY, Chunks, Policy
-from epp.sharing.wire import Began, Flag, MalformedError, decode_batch, encode
+from epp.config.policy import DEFAULT_POLICY, Chunks, Policy
+from epp.sharing.batches import Began, Flag, MalformedError, decode_batch, encode
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.journal import Journal
 from epp.picker import Picker
-from epp.policy import DEFAULT_POLICY
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 A, B = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)

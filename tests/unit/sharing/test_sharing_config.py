@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from epp.config import load_config
+from epp.config.settings import load_config
+from epp.config.sharing import RedisTarget
 from epp.errors import ConfigError
-from epp.sharing_config import RedisTarget
 
 
 @pytest.mark.parametrize(

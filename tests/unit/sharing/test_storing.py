@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from epp.sharing.batches import MalformedError
 from epp.sharing.exchange import Exchange
-from epp.sharing.wire import MalformedError
 from epp.types import EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import Replica, endpoints, text
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from epp.policy import DEFAULT_POLICY
+from bench.routing.bench import Setting, plan_of, spec_of
+from bench.routing.exact_mode import ExactRouter, Trial, _name, _TellingFleet
+from bench.routing.workloads import OpenLoop
+from epp.config.policy import DEFAULT_POLICY
 from epp.types import EndpointName
-from tests.bench.routing.bench import Setting, plan_of, spec_of
-from tests.bench.routing.exact_mode import ExactRouter, Trial, _name, _TellingFleet
-from tests.bench.routing.workloads import OpenLoop
 
 
 def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() -> None:

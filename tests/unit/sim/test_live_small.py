@@ -8,16 +8,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from bench.routing.live import exact
+from bench.routing.live.report import agreeing, is_late, kendall, report
+from bench.routing.live.rules import DEFAULTS, Product, product_of
+from bench.routing.live.run import Case, Lateness, Result, load_cov, simulate
+from bench.routing.live.small import WORKLOADS, server_flags
+from bench.routing.live.words import prompt_of
 from model_server.cli import main as model_server
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 from model_server.text.tokenizer import Tokenizer
-from tests.bench.routing.live import exact
-from tests.bench.routing.live.report import agreeing, is_late, kendall, report
-from tests.bench.routing.live.rules import DEFAULTS, Product, product_of
-from tests.bench.routing.live.run import Case, Lateness, Result, load_cov, simulate
-from tests.bench.routing.live.small import WORKLOADS, server_flags
-from tests.bench.routing.live.words import prompt_of
 
 
 def test_a_prompt_has_as_many_tokens_as_its_segments_say_and_equal_beginnings_are_equal_text() -> None:

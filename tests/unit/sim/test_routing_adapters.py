@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from tests.bench.routing.adapters import WORKLOAD, Copies, copies_of, table_of
-from tests.bench.routing.bench import Run, Setting, simulate
+from bench.routing.adapters import WORKLOAD, Copies, copies_of, table_of
+from bench.routing.bench import Run, Setting, simulate
 
 AT_CAPACITY = Run(
     workload=WORKLOAD,

@@ -10,10 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from model_server.sim.fleet import Outcome
-from model_server.sim.prompts import Segment
-from model_server.sim.request import Record, SimRequest
-from tests.bench.routing.bench import (
+from bench.routing.bench import (
     Result,
     Run,
     Setting,
@@ -23,11 +20,14 @@ from tests.bench.routing.bench import (
     run_all,
     simulate,
 )
-from tests.bench.routing.catalog import BY_NAME, CONFIGS
-from tests.bench.routing.measure import row_of
-from tests.bench.routing.report import ablation, cells_of, goals, report, svg
-from tests.bench.routing.store import Store
-from tests.bench.routing.workloads import SPECS
+from bench.routing.catalog import BY_NAME, CONFIGS
+from bench.routing.measure import row_of
+from bench.routing.report import ablation, cells_of, goals, report, svg
+from bench.routing.store import Store
+from bench.routing.workloads import SPECS
+from model_server.sim.fleet import Outcome
+from model_server.sim.prompts import Segment
+from model_server.sim.request import Record, SimRequest
 
 TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from epp.flow.settings import FlowSettings
-from model_server.sim.fleet import Outcome
-from model_server.sim.request import SimRequest
-from tests.bench.routing.bench import Run, Setting, plan_of, simulate, spec_of
-from tests.bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
-from tests.bench.routing.more_workloads import (
+from bench.routing.bench import Run, Setting, plan_of, simulate, spec_of
+from bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
+from bench.routing.more_workloads import (
     INTERACTIVE,
     MORE,
     burst,
@@ -25,7 +22,10 @@ from tests.bench.routing.more_workloads import (
     retrieval,
     two_priorities,
 )
-from tests.bench.routing.workloads import Timed, no_sharing
+from bench.routing.workloads import Timed, no_sharing
+from epp.flow.settings import FlowSettings
+from model_server.sim.fleet import Outcome
+from model_server.sim.request import SimRequest
 
 CAPACITY = (3.0, 0.0)
 """About what two servers do of workload `none`."""

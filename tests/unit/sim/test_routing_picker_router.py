@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from epp.policy import DEFAULT_POLICY
+from bench.routing.bench import shape_of
+from bench.routing.picker_router import PickerRouter
+from bench.routing.workloads import SPECS, OpenLoop
+from epp.config.policy import DEFAULT_POLICY
 from model_server.sim.fleet import Change, Fleet, FleetPlan
-from tests.bench.routing.bench import shape_of
-from tests.bench.routing.picker_router import PickerRouter
-from tests.bench.routing.workloads import SPECS, OpenLoop
 
 
 def a_run(*, replicas: int = 1, changes: tuple[Change, ...] = ()) -> tuple[PickerRouter, Fleet]:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.routing import rules_cost as cost
+from bench.routing import rules_load as load
+from bench.routing import rules_prefix as prefix
+from bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
 from model_server.core.hashing import BlockHash
 from model_server.sim.prompts import Segment, block_names
 from model_server.sim.request import SimRequest
-from tests.bench.routing import rules_cost as cost
-from tests.bench.routing import rules_load as load
-from tests.bench.routing import rules_prefix as prefix
-from tests.bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
 
 BLOCK = 100
 

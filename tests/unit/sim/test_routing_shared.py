@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.routing.bench import Run, Setting, calibrate, simulate
-from tests.bench.routing.measure import Row, mean_row
+from bench.routing.bench import Run, Setting, calibrate, simulate
+from bench.routing.measure import Row, mean_row
 
 SCALE = 0.5
 SEEDS = (1, 2)

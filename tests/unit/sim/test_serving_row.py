@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.model_server.bench_serving import hit_share, serve, tpot_ms, ttft_s
+from bench.model_server.bench_serving import hit_share, serve, tpot_ms, ttft_s
 
 
 @pytest.mark.parametrize("rate_per_s", [4.0, 8.0])

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from epp.config import Log
+from epp.config.settings import Log
 from epp.telemetry.logs import setup_logging
 
 

@@ -98,7 +98,7 @@ def test_a_stream_that_is_gone_and_a_value_without_text_end_nothing(tmp_path: Pa
 
 STALLED = """
 import logging
-from epp.config import Log
+from epp.config.settings import Log
 from epp.telemetry.logs import setup_logging
 setup_logging(Log())
 for n in range(5000):

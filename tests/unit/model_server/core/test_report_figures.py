@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_server.core.cache_options import CacheOptions
-from tests.bench.model_server.bench_hit_rate import (
+from bench.model_server.bench_hit_rate import (
     answers_for_the_reported_rate,
     family,
     figure_1,
@@ -13,7 +12,8 @@ from tests.bench.model_server.bench_hit_rate import (
     policies_on_one_trace,
     sweep_of_the_bound,
 )
-from tests.bench.model_server.report_workload import linear_fit, prompts, run
+from bench.model_server.report_workload import linear_fit, prompts, run
+from model_server.core.cache_options import CacheOptions
 
 
 def test_000_5_the_hit_rate_rises_as_a_line_with_the_share_of_frequent_prompts() -> None:

@@ -1,0 +1,133 @@
+"""What one request costs the picker's own code, without gRPC: the bytes of three messages in, the bytes of the answers out.
+
+`python -m bench.bench_path [--profile]`. One process that does nothing else, so its caches are warm; between Envoy and a client
+the same code takes several times as long (`make bench-dataplane`). Microseconds of CPU, the fifth and the fiftieth percentile of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import random
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from bench.bench_pick import FLEETS, SIZES, a_picker
+from bench.dataplane.load import Prompts
+from epp.config.policy import DEFAULT_POLICY
+from epp.extproc.codec import decode, encode
+from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.response import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+
+_ROUNDS = 60
+_REQUESTS = 20
+"""In a round; a round of one request would measure the clock."""
+_REQUEST = (
+    (":authority", "gateway"),
+    (":path", "/v1/chat/completions"),
+    (":method", "POST"),
+    (":scheme", "http"),
+    ("content-type", "application/json"),
+    ("user-agent", "bench"),
+    ("authorization", "Bearer none"),
+    ("accept", "*/*"),
+    ("x-forwarded-proto", "http"),
+    ("x-forwarded-for", "127.0.0.1"),
+)
+_RESPONSE = (
+    (":status", "200"),
+    ("content-type", "application/json"),
+    ("content-length", "200"),
+    ("x-envoy-upstream-service-time", "1"),
+    ("date", "Mon, 01 Jan 2029 00:00:00 GMT"),
+    ("server", "envoy"),
+)
+
+
+class _Path:
+    """A picker, and everything between it and the wire."""
+
+    def __init__(self, fleet: int) -> None:
+        self.picker = a_picker(fleet)
+        self._metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
+        spec = DEFAULT_POLICY.spec
+        self._names = request_names(spec)
+        self._settings = StreamSettings(mode_override=False)
+
+    def serve(self, messages: Sequence[bytes], *, now: float) -> None:
+        """One HTTP request from its first message to its end."""
+        stream = HttpStream(
+            self.picker,
+            self._metrics,
+            settings=self._settings,
+            new_request_id=str,
+            timer=time.perf_counter,
+        )
+        for data in messages:
+            event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=stream.first)
+            for action in stream.receive(event, now=now):
+                encode(action)
+        self.picker.housekeep(now=now)
+        stream.close(now=now)
+
+
+def _nobody_asks() -> PickerStatus:
+    raise AssertionError("no metrics page is read here")
+
+
+def _messages(prompts: Prompts, *, number: int) -> tuple[bytes, ...]:
+    """As Envoy sends them: request headers, request body, response headers."""
+    _, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
+    head, whole, answer = (ext_proc.ProcessingRequest() for _ in range(3))
+    own = (("content-length", str(len(body))), ("x-request-id", f"6b5c1f0e-0000-4000-8000-{number:012d}"))
+    _set_headers(head.request_headers, (*_REQUEST, *own))
+    head.protocol_config.request_body_mode = 2  # BUFFERED
+    whole.request_body.body = body
+    whole.request_body.end_of_stream = True
+    _set_headers(answer.response_headers, _RESPONSE)
+    return tuple(m.SerializeToString() for m in (head, whole, answer))
+
+
+def _set_headers(part: ext_proc.HttpHeaders, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        part.headers.headers.add(key=name, raw_value=value.encode())
+
+
+def _rounds(path: _Path, size: int) -> list[float]:
+    """Microseconds of CPU a request, of each round. The first is for warming up."""
+    prompts = Prompts(size_bytes=size, chunks=1, kind="cold", seed=random.Random(size).getrandbits(32))
+    took = []
+    for number in range(_ROUNDS + 1):
+        batch = [_messages(prompts, number=number * _REQUESTS + n) for n in range(_REQUESTS)]
+        started = time.process_time_ns()
+        for n, messages in enumerate(batch):
+            path.serve(messages, now=(number * _REQUESTS + n) / 1000)
+        took.append((time.process_time_ns() - started) / _REQUESTS / 1000)
+    return took[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", action="store_true", help="print the hot spots at 1 KB after the table")
+    arguments = parser.parse_args()
+    print(f"{'endpoints':>9} {'prompt':>10} {'us p5':>10} {'us p50':>10}")
+    for fleet in FLEETS:
+        for size in SIZES:
+            cuts = statistics.quantiles(_rounds(_Path(fleet), size), n=20)
+            print(f"{fleet:>9} {size // 1000:>7} KB {cuts[0]:>10.0f} {cuts[9]:>10.0f}")
+    if arguments.profile:
+        profiler = cProfile.Profile()
+        profiler.runcall(_rounds, _Path(FLEETS[0]), SIZES[0])
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
+
+
+if __name__ == "__main__":
+    main()

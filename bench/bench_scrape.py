@@ -1,0 +1,109 @@
+"""What scraping costs: CPU of a scraper with 100 servers, one page of vLLM's size a second from each.
+
+Run with `python -m bench.bench_scrape [servers] [seconds]`. The servers run in another process, so the CPU shown
+is the scraper's alone: fetching, reading and the loop's timers. Prints a table; asserts nothing, since clocks differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import resource
+import sys
+import time
+from multiprocessing.connection import Connection
+from random import Random
+from typing import cast
+
+import uvloop
+
+from epp.config.policy import Scrape
+from epp.scraping.metrics_page import parse_page
+from epp.scraping.scraper import Scraper
+from epp.sources import Sources
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page
+
+
+class _Answers(asyncio.Protocol):
+    """Sends the same page for whatever arrives: the cheapest server there is."""
+
+    def __init__(self, page: bytes) -> None:
+        self._answer = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(page) + page
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, which is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(self._answer)
+
+
+def _serve(servers: int, page: bytes, ports: Connection) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        listening = [await loop.create_server(lambda: _Answers(page), "127.0.0.1", 0) for _ in range(servers)]
+        ports.send([server.sockets[0].getsockname()[1] for server in listening])
+        await loop.create_future()
+
+    uvloop.run(main())
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
+    """(cores used, pages read, scrapes failed) over `seconds`, after a warm-up."""
+    good = failed = 0
+
+    def count(_: EndpointName, metrics: EndpointMetrics | None) -> None:
+        nonlocal good, failed
+        good += metrics is not None
+        failed += metrics is None
+
+    keep = Sources(rng=Random(1)).keep
+    scraper = Scraper(settings=Scrape, on_metrics=count, clock=time.monotonic, keep=keep, rng=Random(1))
+    scraper.set_endpoints([Endpoint(EndpointName(f"s{port}"), Address("127.0.0.1", port)) for port in ports])
+    running = asyncio.create_task(scraper.run())
+    await asyncio.sleep(2.5)
+    good = failed = 0
+    before_s, started = _cpu_s(), time.monotonic()
+    await asyncio.sleep(seconds)
+    cores = (_cpu_s() - before_s) / (time.monotonic() - started)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return cores, good, failed
+
+
+def main() -> None:
+    servers = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 8.0
+    engine = EngineState(
+        running=3, waiting=1, kv_usage=0.4, finished={"stop": 9, "length": 1}, ttft_s=(0.4,), prefill_s=(0.2,)
+    )
+    page = vllm_page([engine], loras=[LoraSeries(at=1.0, running="sql")])
+    started = time.perf_counter()
+    for _ in range(500):
+        parse_page(page, scraped_at=0.0)
+    parse_us = (time.perf_counter() - started) / 500 * 1e6
+    here, there = multiprocessing.Pipe()
+    server = multiprocessing.Process(target=_serve, args=(servers, page, there), daemon=True)
+    server.start()
+    ports: list[int] = here.recv()
+    try:
+        print(f"page {len(page) / 1000:.1f} kB, reading it {parse_us:.0f} us")
+        print(f"{'loop':10} {'servers':>8} {'pages/s':>8} {'failed':>7} {'cores':>7} {'us/page':>8}")
+        for name, run in (("uvloop", uvloop.run), ("asyncio", asyncio.run)):
+            cores, good, failed = run(_scrape(ports, seconds))
+            each_us = cores * seconds / max(1, good) * 1e6
+            print(f"{name:10} {servers:>8} {good / seconds:>8.1f} {failed:>7} {cores:>7.3f} {each_us:>8.0f}")
+    finally:
+        server.terminate()
+        server.join()
+
+
+if __name__ == "__main__":
+    main()

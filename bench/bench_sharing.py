@@ -1,0 +1,151 @@
+"""What sharing costs: bytes and CPU for each request, and how long a joining picker waits for the table.
+
+`python -m bench.bench_sharing`. Four pickers in one process, over an instant channel: CPU is this process's, of gathering and saying
+at the picker that routed, and of hearing at one other. Then the same traffic over a real Redis, whose own counters tell bytes and CPU,
+and a fifth picker that joins. Half of the prompts are turns of conversations over 8 shared system prompts, as in a chat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from epp.config.sharing import Redis, Sharing
+from tests.harness.processes import wait_until
+from tests.harness.redis_server import RedisServer, running_redis
+from tests.harness.sharing import Sharer, met, sharing_over
+from tests.unit.sharing.pickers import Replica, endpoints, meet
+
+REQUESTS = 2000
+SIZES = (1_000, 40_000, 400_000)
+REPLICAS = 4
+POOL = "abcdefgh"
+PER_BATCH = 4
+"""Requests that one picker routes in a flush interval, at 80 a second each."""
+FLUSH_S = Sharing().flush_interval_seconds
+
+
+def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
+    """Turns of conversations, each over one of 8 system prompts of a quarter of the size; a tenth is new with each turn."""
+    rng = random.Random(seed)
+    systems = [rng.randbytes(size // 8).hex().encode() for _ in range(8)]
+    talks: list[bytes] = []
+    made = []
+    for _ in range(count):
+        if not talks or rng.random() < 0.2:
+            talks.append(rng.choice(systems) + rng.randbytes(size // 4).hex().encode())
+        n = rng.randrange(max(0, len(talks) - 40), len(talks))
+        talks[n] += rng.randbytes(size // 20).hex().encode()
+        made.append(talks[n][: 2 * size])
+    return made
+
+
+def over_nothing(size: int) -> None:
+    count = REQUESTS if size < 100_000 else REQUESTS // 8
+    replicas = [Replica(n + 1, on=endpoints(POOL)) for n in range(REPLICAS)]
+    meet(replicas, now=0.0)
+    said_s = heard_s = 0.0
+    said_bytes = 0
+    now = 10.0
+    batch: list[tuple[Replica, bytes]] = []
+    rng = random.Random(5)
+    for prompt in prompts(size, count=count, seed=size):
+        batch.append((rng.choice(replicas), prompt))
+        if len(batch) < PER_BATCH * REPLICAS:
+            continue
+        now += 0.05
+        for replica, text in batch:
+            pick = replica.pick(text, now=now)
+            replica.end(pick, now=now)
+            replica.picker.housekeep(now=now)
+        batch.clear()
+        for replica in replicas:
+            start = time.process_time()
+            said = replica.say(now=now)
+            said_s += time.process_time() - start
+            said_bytes += sum(map(len, said))
+            for other in replicas:
+                if other is not replica:
+                    start = time.process_time()
+                    for data in said:
+                        other.exchange.hear(data, now=now)
+                    heard_s += time.process_time() - start
+                    other.picker.housekeep(now=now)
+    unresolved = sum(r.exchange.listener.counts.unresolved for r in replicas)
+    print(
+        f"| {size // 1000} KB | {said_bytes / count:.0f} | {said_s / count * 1e6:.0f} | "
+        f"{heard_s / count / (REPLICAS - 1) * 1e6:.0f} | {unresolved} |"
+    )
+
+
+async def over_redis(size: int, server: RedisServer) -> None:
+    redis = Redis(url=server.url)
+    async with (
+        sharing_over(redis, pool=f"bench-{size}", flush_interval_seconds=FLUSH_S) as a,
+        sharing_over(redis, pool=f"bench-{size}", flush_interval_seconds=FLUSH_S) as b,
+    ):
+        await met(a, b)
+        before, cpu = await _redis_figures(server), time.process_time()
+        sharers: list[Sharer] = [a, b]
+        picks_s = 0.0
+        count = 400
+        for n, prompt in enumerate(prompts(size, count=count, seed=size)):
+            start = time.process_time()
+            sharers[n % 2].serve(prompt)
+            picks_s += time.process_time() - start
+            if n % PER_BATCH == 0:
+                await asyncio.sleep(0.05)
+        await wait_until(
+            lambda: a.replica.exchange.speaker.waiting + b.replica.exchange.speaker.waiting == 0, what="said"
+        )
+        cpu = time.process_time() - cpu - picks_s
+        after = await _redis_figures(server)
+        into, out, redis_cpu = (x - y for x, y in zip(after, before, strict=True))
+        joined_at = time.monotonic()
+        async with sharing_over(redis, pool=f"bench-{size}", flush_interval_seconds=FLUSH_S) as joined:
+            wanted = 0.9 * len(a.replica.picker.table)
+            await wait_until(
+                lambda: len(joined.replica.picker.table) >= wanted, what="the table", timeout_s=60
+            )
+            joined_s = time.monotonic() - joined_at
+        print(
+            f"| {size // 1000} KB | {into / count:.0f} | {out / count:.0f} | {redis_cpu / count * 1e6:.0f} | "
+            f"{cpu / count * 1e6:.0f} | {len(a.replica.picker.table)} | {joined_s:.2f} |"
+        )
+
+
+async def _redis_figures(server: RedisServer) -> tuple[float, float, float]:
+    stats, cpu = await server.do("INFO", "stats"), await server.do("INFO", "cpu")
+    return (
+        stats["total_net_input_bytes"],
+        stats["total_net_output_bytes"],
+        cpu["used_cpu_user"] + cpu["used_cpu_sys"],
+    )
+
+
+async def _over_redis() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        async with running_redis(Path(directory)) as server:
+            for size in SIZES[:2]:
+                await over_redis(size, server)
+
+
+def main() -> None:
+    print(f"{REPLICAS} pickers, batches of {PER_BATCH} requests\n")
+    print("| prompt | bytes said a request | CPU to say, us | CPU to hear at each other, us | unresolved |")
+    print("| --- | --- | --- | --- | --- |")
+    for size in SIZES:
+        over_nothing(size)
+    print("\nOver Redis: 2 pickers in one process, 80 requests a second\n")
+    print(
+        "| prompt | bytes into Redis | out of it | Redis CPU, us | both pickers' CPU, us | entries | 0.9 of them after, s |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    asyncio.run(_over_redis())
+
+
+if __name__ == "__main__":
+    main()

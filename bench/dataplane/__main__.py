@@ -1,0 +1,156 @@
+"""`python -m bench.dataplane`: what `make bench-dataplane` starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from bench.dataplane import report
+from bench.dataplane.load import BadAnswerError
+from bench.dataplane.measure import Bench, Results
+from bench.dataplane.page import page
+from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan
+from bench.dataplane.rig import running_rig
+
+_ABOUT = """\
+Measure what a request costs on its way through a real Envoy and the picker: CPU of the picker and of
+Envoy for each request, and the time to the first byte of the answer that the way adds.
+"""
+_READING = """\
+how it is done:
+  One client keeps a fixed number of requests in flight over kept HTTP/1.1 connections; the model servers
+  answer with canned bytes. All ways take turns within each round, in an order drawn anew, so that noise
+  of the machine meets each of them; the tables show medians over rounds, ratios within the same round,
+  and half the distance between the quartiles after the ±.
+how to read it:
+  picker ms   CPU of the picker process, all threads, for each request; idle CPU is taken off
+  x floor     the same, as a multiple of a bare grpc.aio server that answers the same messages undecoded
+  Envoy ms    CPU of Envoy for each request
+  messages    ext_proc messages from Envoy for each request
+  TTFT        milliseconds to the first byte of the answer's body while so many requests are in flight;
+              the CPU is busy then, so look at "one request at a time" for what a quiet gateway adds
+examples:
+  make bench-dataplane                            everything, some seven minutes
+  make bench-dataplane ARGS=--quick               under 90 seconds
+  make bench-dataplane ARGS="--json out.json"     every turn of every round too
+  make bench-dataplane ARGS="--against ../old"    this picker beside the one in another checkout
+  make bench-dataplane ARGS="--quick --profile picker.prof" && python -m pstats picker.prof
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="make bench-dataplane",
+        description=_ABOUT,
+        epilog=_READING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer loads and rounds, under 90 seconds")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each load (default 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn's figures here")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page of the docs")
+    parser.add_argument(
+        "--against", type=Path, metavar="DIR", help="compare with the picker of the checkout in DIR"
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="run our picker under cProfile (its figures then mean nothing)",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of prompts and order (default 1)")
+    return parser
+
+
+class _Progress:
+    """One line that changes in place on a terminal; elsewhere a line for each step."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        shown = f"{time.monotonic() - self._started:4.0f} s  {text}"
+        sys.stderr.write(f"\r\x1b[K{shown}" if self._live else f"{shown}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+
+
+async def _measure(plan: Plan, args: argparse.Namespace, progress: _Progress) -> Results:
+    with tempfile.TemporaryDirectory(prefix="dataplane-") as directory:
+        progress("starting Envoy, the pickers, the floor and the model servers")
+        other = args.against.resolve() if args.against else None
+        profile = args.profile.resolve() if args.profile else None
+        async with running_rig(Path(directory), endpoints=4, other=other, profile=profile) as rig:
+            bench = Bench(
+                rig,
+                rounds=args.rounds or plan.rounds,
+                turn_s=plan.turn_s,
+                seed=args.seed,
+                report=progress,
+            )
+            for prompt_kb in plan.alone_kb:
+                await bench.alone(
+                    prompt_kb,
+                    ("direct", "envoy", "floor", "grpcio", "ours", "ours-duplex"),
+                    requests=plan.alone_requests,
+                )
+            for cell in plan.cells:
+                await bench.run(cell)
+            bypassed = await rig.bypassed()
+            if bypassed:
+                raise BadAnswerError(f"{bypassed} requests went on without their picker")
+            return bench.results
+
+
+def _machine() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = names[0].partition(":")[2].strip() if names else platform.machine()
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} x {model}, Linux {platform.release()}, Python {platform.python_version()}, load {load:.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after the tables, 1 when an answer was wrong, 130 after a Ctrl-C."""
+    args = _parser().parse_args(argv)
+    if args.against and not (args.against / "epp").is_dir():
+        print(f"{args.against} holds no checkout: there is no epp/ in it", file=sys.stderr)
+        return 2
+    plan = compare_plan() if args.against else quick_plan() if args.quick else full_plan()
+    progress = _Progress()
+    machine = _machine()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started must be ended then too
+    try:
+        results = uvloop.run(_measure(plan, args, progress))
+    except BadAnswerError as error:
+        progress.close()
+        print(f"the run is void: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        progress.close()
+        return 130
+    progress.close()
+    shown = report.tables(results)
+    print(f"{machine}\n\n{shown}")
+    if args.page:
+        args.page.write_text(page(machine=machine, tables=shown))
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine, **report.document(results)}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

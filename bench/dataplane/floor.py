@@ -1,0 +1,138 @@
+"""The floor: a bare grpc.aio server that answers ext_proc's messages with constants and decodes none of them.
+
+    python -m bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
+
+What any picker in Python on grpc.aio must cost: the same loop (uvloop), the same messages in the same order, on streams that
+are held until the HTTP request ends. It rotates through ADDRESS... as an answer. Bodies of FULL_DUPLEX_STREAMED are
+echoed as they came: the bytes inside a body message are the same in both directions, only what surrounds them differs.
+
+It runs on the defaults of gRPC, allocator and collector. `--tuned`: on the picker's own settings of the last two; those of gRPC
+are in the environment, which whoever starts it sets. The distance between the two is what the settings are worth alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import uvloop
+
+from epp.extproc.codec import SERVICE, encode
+from epp.extproc.events import Answer, Slot
+from epp.extproc.reading import DESTINATION
+from epp.process import tune
+
+_REQUEST_HEADERS: Final = 0x12
+_RESPONSE_HEADERS: Final = 0x1A
+_REQUEST_BODY: Final = 0x22
+_RESPONSE_BODY: Final = 0x2A
+_PLAIN: Final = {
+    _REQUEST_HEADERS: encode(Answer(Slot.REQUEST_HEADERS)),
+    _RESPONSE_HEADERS: encode(Answer(Slot.RESPONSE_HEADERS)),
+    0x32: encode(Answer(Slot.REQUEST_TRAILERS)),
+    0x3A: encode(Answer(Slot.RESPONSE_TRAILERS)),
+}
+_ANSWER_TAG: Final = {_REQUEST_BODY: b"\x1a", _RESPONSE_BODY: b"\x22"}
+
+_END_OF_STREAM: Final = b"\x10\x01"
+
+_FULL_DUPLEX: Final = bytes((0x5A, 4, 0x08, 4, 0x10, 4))
+"""protocol_config (field 11) of a first message whose two body modes are FULL_DUPLEX_STREAMED."""
+
+Call = Callable[[Any, Any], Awaitable[None]]
+
+
+def _destination(slot: Slot, address: str) -> bytes:
+    answer = Answer(slot, set_headers=((DESTINATION, address),), clear_route_cache=True, destination=address)
+    return encode(answer)
+
+
+def handler(addresses: Sequence[str]) -> Call:
+    """The Process method."""
+    on_body = itertools.cycle([_destination(Slot.REQUEST_BODY, a) for a in addresses])
+    on_headers = itertools.cycle([_destination(Slot.REQUEST_HEADERS, a) for a in addresses])
+
+    async def process(_: Any, context: Any) -> None:
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        if first.endswith(_FULL_DUPLEX):
+            await _duplex(context, next(on_headers))
+            return
+        await context.write(_PLAIN[_REQUEST_HEADERS])
+        while (data := await context.read()) is not grpc.aio.EOF:
+            await context.write(next(on_body) if data[0] == _REQUEST_BODY else _PLAIN[data[0]])
+
+    return process
+
+
+async def _duplex(context: Any, picked: bytes) -> None:
+    held: list[bytes] | None = []
+    while (data := await context.read()) is not grpc.aio.EOF:
+        if data[0] not in _ANSWER_TAG:
+            await context.write(_PLAIN[data[0]])
+            continue
+        echo, is_end = _echo(data)
+        if data[0] == _REQUEST_BODY and held is not None:
+            held.append(echo)
+            if is_end:
+                for message in (picked, *held):
+                    await context.write(message)
+                held = None
+        else:
+            await context.write(echo)
+
+
+def _echo(data: bytes) -> tuple[bytes, bool]:
+    """The answer to a body message, and whether it was the last of its body."""
+    size, start = _varint(data, 1)
+    body = data[start : start + size]
+    # response (1) > body_mutation (3) > streamed_response (3), each with the length of what is inside it.
+    streamed = b"\x1a" + _length(len(body))
+    mutation = b"\x1a" + _length(len(streamed) + len(body))
+    common = b"\x0a" + _length(len(mutation) + len(streamed) + len(body))
+    answer = _ANSWER_TAG[data[0]] + _length(len(common) + len(mutation) + len(streamed) + len(body))
+    return b"".join((answer, common, mutation, streamed, body)), body.endswith(_END_OF_STREAM)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _length(size: int) -> bytes:
+    out = bytearray()
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
+
+
+async def _serve(listen: str, addresses: Sequence[str]) -> None:
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", 2**26), ("grpc.max_send_message_length", -1)]
+    )
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Process": grpc.stream_stream_rpc_method_handler(handler(addresses))
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    server.add_insecure_port(listen)
+    await server.start()
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    if given[0] == "--tuned":
+        del given[0]
+        tune()
+    uvloop.run(_serve(given[0], given[1:]))

@@ -1,0 +1,167 @@
+"""Takes turns: in each round every variant serves the same load for a moment, in an order drawn anew.
+
+A cell is one size of prompt and of answer. What a process uses with no request at all (scrapes, health checks) is
+measured first and taken off, so that a slow cell does not look dear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.dataplane.cpu import CpuMeter
+from bench.dataplane.load import Client, PromptKind, Prompts
+from bench.dataplane.rig import VARIANTS, Process, Rig, Variant, VariantName
+
+_WARM_UP_S: Final = 0.15
+_SPREAD_S: Final = 0.4
+"""Streamed answers begin over this time rather than all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load: what is asked, and by which ways it is sent."""
+
+    table: str
+    prompt_kb: int
+    chunks: int
+    variants: tuple[VariantName, ...]
+    kind: PromptKind = "cold"
+    endpoints: int = 4
+    in_flight: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one variant did in one round."""
+
+    requests: int
+    seconds: float
+    cpu_s: Mapping[str, float]
+    """Of each process, what it uses without requests taken off."""
+    first_bytes_s: Sequence[float]
+
+    def each_ms(self, process: Process) -> float:
+        """CPU milliseconds for each request."""
+        return self.cpu_s[process] / self.requests * 1000
+
+
+@dataclass(slots=True)
+class CellResult:
+    cell: Cell
+    turns: dict[VariantName, list[Turn]] = field(default_factory=dict)
+    """By variant, one a round."""
+    messages: dict[VariantName, float] = field(default_factory=dict)
+    """ext_proc messages that Envoy sent for each request."""
+
+
+@dataclass(slots=True)
+class Results:
+    cells: list[CellResult] = field(default_factory=list)
+    alone: dict[int, dict[VariantName, list[float]]] = field(default_factory=dict)
+    """Seconds to the first byte with one request in flight, by size of prompt and variant."""
+    idle_cores: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Share of a core that each process uses without requests, by number of endpoints."""
+
+
+Report = Callable[[str], None]
+
+
+class Bench:
+    """Runs cells on a rig, one after the other."""
+
+    def __init__(self, rig: Rig, *, rounds: int, turn_s: float, seed: int, report: Report) -> None:
+        self._rig = rig
+        self._rounds = rounds
+        self._turn_s = turn_s
+        self._rng = random.Random(seed)
+        self._report = report
+        self._meter = CpuMeter({str(name): pid for name, pid in rig.pids.items()})
+        self._endpoints = 0
+        self.results = Results()
+
+    async def run(self, cell: Cell) -> None:
+        await self._use_endpoints(cell.endpoints)
+        result = CellResult(cell)
+        prompts = self._prompts(cell)
+        variants = [VARIANTS[name] for name in cell.variants]
+        for variant in variants:
+            await self._turn(variant, prompts, cell, seconds=_WARM_UP_S)
+        before = {v.name: await self._rig.messages(v) for v in variants}
+        for number in range(self._rounds):
+            self._report(f"{_describe(cell)}, round {number + 1} of {self._rounds}")
+            for variant in self._rng.sample(variants, len(variants)):
+                turn = await self._turn(variant, prompts, cell, seconds=self._turn_s)
+                result.turns.setdefault(variant.name, []).append(turn)
+        for variant in variants:
+            requests = sum(turn.requests for turn in result.turns[variant.name])
+            sent = await self._rig.messages(variant) - before[variant.name]
+            result.messages[variant.name] = sent / requests
+        self.results.cells.append(result)
+
+    async def alone(self, prompt_kb: int, variants: Sequence[VariantName], *, requests: int) -> None:
+        """One request at a time, the variants in turn: what each adds when nothing waits for anything."""
+        await self._use_endpoints(4)
+        self._report(f"{prompt_kb} KB prompts one at a time")
+        cell = Cell("alone", prompt_kb, 1, tuple(variants))
+        prompts = self._prompts(cell)
+        clients = {name: Client(self._rig.ports[name]) for name in variants}
+        took: dict[VariantName, list[float]] = {name: [] for name in variants}
+        for number in range(requests + 3):
+            for name in self._rng.sample(list(variants), len(variants)):
+                seconds = await clients[name].one(prompts)
+                if number >= 3:
+                    took[name].append(seconds)
+        for client in clients.values():
+            client.close()
+        self.results.alone[prompt_kb] = took
+
+    async def _turn(self, variant: Variant, prompts: Prompts, cell: Cell, *, seconds: float) -> Turn:
+        client = Client(self._rig.ports[variant.name])
+        in_flight = min(cell.in_flight, 4) if variant.duplex else cell.in_flight
+        self._meter.lap()
+        burst = await client.burst(
+            prompts,
+            in_flight=in_flight,
+            seconds=seconds,
+            spread_s=_SPREAD_S if cell.chunks > 1 else 0.0,
+        )
+        client.close()
+        # The ends of streams reach the pickers a moment after the last answer: they belong to these requests.
+        await asyncio.sleep(0.03)
+        idle = self.results.idle_cores[cell.endpoints]
+        used = self._meter.lap()
+        elapsed = burst.seconds + 0.03
+        return Turn(
+            requests=burst.requests,
+            seconds=burst.seconds,
+            cpu_s={name: max(0.0, cpu - idle[name] * elapsed) for name, cpu in used.items()},
+            first_bytes_s=burst.first_bytes_s,
+        )
+
+    async def _use_endpoints(self, count: int) -> None:
+        """Let everything know `count` model servers, and learn what that costs without requests."""
+        if count == self._endpoints:
+            return
+        self._endpoints = count
+        self._report(f"{count} endpoints, no requests")
+        await self._rig.set_endpoints(count)
+        await asyncio.sleep(2.0)
+        self._meter.lap()
+        await asyncio.sleep(3.0)
+        self.results.idle_cores[count] = {name: cpu / 3.0 for name, cpu in self._meter.lap().items()}
+
+    def _prompts(self, cell: Cell) -> Prompts:
+        return Prompts(
+            size_bytes=cell.prompt_kb * 1024,
+            chunks=cell.chunks,
+            kind=cell.kind,
+            seed=self._rng.getrandbits(32),
+        )
+
+
+def _describe(cell: Cell) -> str:
+    return f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks} chunks"

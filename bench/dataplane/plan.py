@@ -1,0 +1,80 @@
+"""Which loads are measured, and how often: the full run of some seven minutes and the quick one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bench.dataplane.measure import Cell
+from bench.dataplane.rig import VariantName
+
+_IN_FLIGHT: Final = {1: 4, 100: 16, 1000: 32}
+"""Long answers overlap, or a turn would hold a handful of requests."""
+
+COLD: Final = "Cold: every prompt differs, 4 endpoints"
+WARM: Final = "Warm: 8 prompts that differ at the end, 4 endpoints"
+MANY: Final = "Cold, 100 endpoints"
+DUPLEX: Final = "FULL_DUPLEX_STREAMED both ways, 4 endpoints"
+SAMPLED: Final = "Every answer sampled, 4 endpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    cells: tuple[Cell, ...]
+    alone_kb: tuple[int, ...]
+    alone_requests: int
+    rounds: int
+    turn_s: float
+
+
+def full_plan() -> Plan:
+    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
+    picker: tuple[VariantName, ...] = ("floor", "ours")
+    duplex: tuple[VariantName, ...] = ("ours", "floor-duplex", "grpcio-duplex", "ours-duplex")
+    tuned: tuple[VariantName, ...] = ("direct", "envoy", "floor", "floor-tuned", "grpcio", "ours")
+    cells = [
+        _cell(COLD, kb, chunks, tuned if chunks == 1 else ways)
+        for kb in (1, 40, 400)
+        for chunks in (1, 100, 1000)
+    ]
+    cells += [_cell(WARM, kb, 1, picker, warm=True) for kb in (1, 40, 400)]
+    cells += [
+        _cell(DUPLEX, kb, chunks, duplex) for kb, chunks in ((1, 1), (40, 1), (400, 1), (1, 100), (1, 1000))
+    ]
+    cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
+    cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
+    return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
+
+
+def quick_plan() -> Plan:
+    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
+    duplex: tuple[VariantName, ...] = ("floor-duplex", "grpcio-duplex", "ours-duplex")
+    cells = [_cell(COLD, kb, 1, ways) for kb in (1, 40, 400)]
+    cells += [_cell(COLD, 1, 100, ways), *(_cell(DUPLEX, 1, chunks, duplex) for chunks in (1, 1000))]
+    return Plan(tuple(cells), alone_kb=(1,), alone_requests=100, rounds=5, turn_s=0.4)
+
+
+def compare_plan() -> Plan:
+    """Two pickers side by side and nothing else."""
+    cells = [_cell(COLD, kb, 1, ("floor", "other", "ours")) for kb in (1, 40, 400)]
+    return Plan(tuple(cells), alone_kb=(), alone_requests=0, rounds=15, turn_s=0.5)
+
+
+def _cell(
+    table: str,
+    prompt_kb: int,
+    chunks: int,
+    variants: tuple[VariantName, ...],
+    *,
+    warm: bool = False,
+    endpoints: int = 4,
+) -> Cell:
+    return Cell(
+        table,
+        prompt_kb,
+        chunks,
+        variants,
+        kind="warm" if warm else "cold",
+        endpoints=endpoints,
+        in_flight=_IN_FLIGHT[chunks],
+    )

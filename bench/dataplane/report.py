@@ -1,0 +1,235 @@
+"""Turns what was measured into tables for people and a document for programs.
+
+Every figure is the median over rounds, ratios are those of the same round, and what stands behind ± is half the distance
+between the quartiles. Pure functions of the results.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from bench.dataplane.measure import CellResult, Results, Turn
+from bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
+
+TARGETS: Final = {(1, 1): 0.75, (1, 100): 0.7, (1, 1000): 0.7, (400, 1): 1.0}
+"""Most that our picker may cost, as a multiple of the floor, by size of prompt in KB and chunks of the answer."""
+
+TARGET_CHUNK_US: Final = 25.0
+"""Most that a chunk may cost it in full duplex."""
+
+TARGET_ADDED_MS: Final = 1.0
+"""Most time to the first byte that the way through Envoy and our picker adds at 1 KB, one request at a time."""
+
+_HEADER: Final = (
+    "prompt", "chunks", "way", "picker ms", "x floor", "Envoy ms", "messages", "TTFT p50", "p99", "added p50", "p99",
+)  # fmt: skip
+
+Row = Sequence[str]
+
+
+def tables(results: Results) -> str:
+    """All tables as Markdown."""
+    parts = [_about_idle(results)]
+    for title in dict.fromkeys(result.cell.table for result in results.cells):
+        cells = [result for result in results.cells if result.cell.table == title]
+        rows = [row for result in cells for row in _cell_rows(result)]
+        parts.append(f"**{title}**\n\n{_markdown(_HEADER, rows)}")
+    if results.alone:
+        header = ("prompt", "way", "TTFT p50", "p99", "added p50", "p99")
+        rows = [row for kb, took in results.alone.items() for row in _alone_rows(kb, took)]
+        parts.append(f"**One request at a time, milliseconds**\n\n{_markdown(header, rows)}")
+    verdicts = _verdicts(results)
+    if verdicts:
+        parts.append("**Against the targets**\n\n" + "\n".join(f"- {line}" for line in verdicts))
+    return "\n\n".join(parts) + "\n"
+
+
+def document(results: Results) -> dict[str, Any]:
+    """Every turn of every cell, for `--json`."""
+    return {
+        "idle_cores": {str(count): shares for count, shares in results.idle_cores.items()},
+        "alone_first_byte_s": {str(kb): took for kb, took in results.alone.items()},
+        "cells": [
+            {
+                "table": result.cell.table,
+                "prompt_kb": result.cell.prompt_kb,
+                "chunks": result.cell.chunks,
+                "prompts": result.cell.kind,
+                "endpoints": result.cell.endpoints,
+                "messages_per_request": result.messages,
+                "turns": {name: list(map(_turn, turns)) for name, turns in result.turns.items()},
+            }
+            for result in results.cells
+        ],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "requests": turn.requests,
+        "seconds": turn.seconds,
+        "cpu_s": dict(turn.cpu_s),
+        "first_byte_p50_s": _percentile(turn.first_bytes_s, 0.5),
+        "first_byte_p99_s": _percentile(turn.first_bytes_s, 0.99),
+    }
+
+
+def _about_idle(results: Results) -> str:
+    lines = []
+    for count, shares in results.idle_cores.items():
+        told = ", ".join(f"{name} {shares[name] * 1000:.1f}" for name in ("ours", "floor", "envoy"))
+        lines.append(
+            f"Without requests, {count} endpoints, milliseconds of CPU a second: {told} (taken off below)."
+        )
+    return "\n".join(lines)
+
+
+def _cell_rows(result: CellResult) -> Iterable[Row]:
+    cell = result.cell
+    direct = result.turns.get("direct")
+    for name in cell.variants:
+        variant, turns = VARIANTS[name], result.turns[name]
+        ttft = _joined(turns)
+        p50, p99 = _percentile(ttft, 0.5) * 1000, _percentile(ttft, 0.99) * 1000
+        added = ("", "")
+        if direct is not None and name != "direct":
+            base = _joined(direct)
+            added = (
+                f"{p50 - _percentile(base, 0.5) * 1000:.2f}",
+                f"{p99 - _percentile(base, 0.99) * 1000:.1f}",
+            )
+        yield (
+            f"{cell.prompt_kb} KB",
+            f"{cell.chunks:,}",
+            variant.label,
+            _each_ms(turns, variant.picker) if variant.picker else "",
+            _ratio_text(result, variant),
+            _each_ms(turns, "envoy") if name != "direct" else "",
+            f"{result.messages[name]:.0f}" if variant.picker else "",
+            f"{p50:.2f}",
+            f"{p99:.1f}",
+            *added,
+        )
+
+
+def _alone_rows(prompt_kb: int, took: dict[VariantName, list[float]]) -> Iterable[Row]:
+    base50, base99 = (_percentile(took["direct"], share) * 1000 for share in (0.5, 0.99))
+    for name, seconds in took.items():
+        p50, p99 = (_percentile(seconds, share) * 1000 for share in (0.5, 0.99))
+        added = ("", "") if name == "direct" else (f"{p50 - base50:.2f}", f"{p99 - base99:.2f}")
+        yield (f"{prompt_kb} KB", VARIANTS[name].label, f"{p50:.2f}", f"{p99:.2f}", *added)
+
+
+def _verdicts(results: Results) -> list[str]:
+    """Each target, and whether it was met in this run."""
+    told = []
+    for result in results.cells:
+        cell = result.cell
+        ratios = _ratios(result, VARIANTS["ours"]) if "ours" in result.turns else []
+        target = TARGETS.get((cell.prompt_kb, cell.chunks))
+        if ratios and target is not None:
+            ratio = statistics.median(ratios)
+            what = f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks:,} chunks, cost x the floor"
+            told.append(f"{what}: {ratio:.2f}, target {target}: {_word(ratio, target)}")
+    told += [*_duplex(results), *_added(results), *_growth(results)]
+    return told
+
+
+def _word(value: float, target: float) -> str:
+    return "met" if value <= target else "MISSED"
+
+
+def _duplex(results: Results) -> Iterable[str]:
+    """What one more chunk costs in full duplex."""
+    cells = [r for r in results.cells if "ours-duplex" in r.turns and r.cell.prompt_kb == 1]
+    if len(cells) < 2:
+        return
+    few, many = min(cells, key=lambda r: r.cell.chunks), max(cells, key=lambda r: r.cell.chunks)
+    more = many.cell.chunks - few.cell.chunks
+    for name in ("ours-duplex", "grpcio-duplex"):
+        picker = VARIANTS[name].picker
+        if picker is None or name not in many.turns or name not in few.turns:
+            continue
+        us = (_median(many.turns[name], picker) - _median(few.turns[name], picker)) / more * 1000
+        verdict = (
+            f", target {TARGET_CHUNK_US:.0f}: {_word(us, TARGET_CHUNK_US)}" if name == "ours-duplex" else ""
+        )
+        yield f"{VARIANTS[name].label}: {us:.0f} us of CPU a chunk{verdict}"
+
+
+def _added(results: Results) -> Iterable[str]:
+    took = results.alone.get(1)
+    if took is not None and {"ours", "direct"} <= took.keys():
+        ms = (_percentile(took["ours"], 0.5) - _percentile(took["direct"], 0.5)) * 1000
+        yield f"1 KB prompts one at a time, milliseconds added: {ms:.2f}, target {TARGET_ADDED_MS}: {_word(ms, TARGET_ADDED_MS)}"
+
+
+def _growth(results: Results) -> Iterable[str]:
+    """Whether the picker's own work, beyond the floor's, grows with the length of the answer."""
+    plain = [r for r in results.cells if {"ours", "floor"} <= r.turns.keys()]
+    for key in dict.fromkeys((r.cell.table, r.cell.prompt_kb) for r in plain):
+        same = [r for r in plain if (r.cell.table, r.cell.prompt_kb) == key]
+        if len(same) > 1:
+            over = ", ".join(f"{_over_floor_ms(r):.2f} at {r.cell.chunks:,}" for r in same)
+            yield f"{key[0]}: {key[1]} KB prompts, ms above the floor by chunks of the answer: {over}"
+    for result in results.cells:
+        if {"ours", "sampling"} <= result.turns.keys():
+            extra = _median(result.turns["sampling"], "sampling") - _median(result.turns["ours"], "ours")
+            yield (
+                f"{result.cell.prompt_kb} KB, {result.cell.chunks:,} chunks: an answer that is sampled costs {extra:.1f} ms "
+                f"more, which is {extra / 100:.2f} ms for each request at the default share of 1 %"
+            )
+
+
+def _over_floor_ms(result: CellResult) -> float:
+    pairs = zip(result.turns["ours"], result.turns["floor"], strict=True)
+    return statistics.median(ours.each_ms("ours") - floor.each_ms("floor") for ours, floor in pairs)
+
+
+def _ratios(result: CellResult, variant: Variant) -> list[float]:
+    """Cost over the floor's, round by round; full duplex against its own floor."""
+    floor = result.turns.get("floor-duplex" if variant.duplex else "floor")
+    if floor is None or variant.picker in (None, "floor"):
+        return []
+    turns = result.turns[variant.name]
+    return [t.each_ms(variant.picker) / f.each_ms("floor") for t, f in zip(turns, floor, strict=True)]
+
+
+def _ratio_text(result: CellResult, variant: Variant) -> str:
+    ratios = _ratios(result, variant)
+    return _spread(ratios) if ratios else ""
+
+
+def _each_ms(turns: Sequence[Turn], process: Process) -> str:
+    return _spread([turn.each_ms(process) for turn in turns])
+
+
+def _median(turns: Sequence[Turn], process: Process) -> float:
+    return statistics.median(turn.each_ms(process) for turn in turns)
+
+
+def _spread(values: Sequence[float]) -> str:
+    half = (_percentile(values, 0.75) - _percentile(values, 0.25)) / 2
+    return f"{statistics.median(values):.2f} ±{half:.2f}"
+
+
+def _joined(turns: Iterable[Turn]) -> list[float]:
+    return [seconds for turn in turns for seconds in turn.first_bytes_s]
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def _markdown(header: Row, rows: Iterable[Row]) -> str:
+    """Aligned, so that it reads as well on a terminal."""
+    lines = [header, *rows]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
+    pad: Callable[[Row], str] = lambda line: (  # noqa: E731 - two uses, three lines
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+    )
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join((pad(header), rule, *map(pad, lines[1:])))

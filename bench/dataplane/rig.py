@@ -1,0 +1,287 @@
+"""Starts what is measured: model servers, pickers, the floor, and one Envoy with a listener for each way through it.
+
+One Envoy process for all variants: the same binary, settings and memory, so that only the filter differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from epp.config.settings import Config
+from epp.process import GRPC_EXPERIMENTS
+from epp.types import Address
+from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
+from tests.harness.gateway import config_in, write_policy
+from tests.harness.ports import free_ports
+from tests.harness.processes import ManagedProcess, connects, managed_process
+
+Process = Literal[
+    "ours", "grpcio", "other", "sampling", "floor", "floor-tuned", "envoy", "upstream", "client"
+]
+VariantName = Literal[
+    "direct",
+    "envoy",
+    "floor",
+    "floor-tuned",
+    "ours",
+    "grpcio",
+    "other",
+    "sampling",
+    "floor-duplex",
+    "ours-duplex",
+    "grpcio-duplex",
+]
+
+MAX_ENDPOINTS: Final = 100
+_FULL_DUPLEX: Final = {
+    "request_body_mode": "FULL_DUPLEX_STREAMED",
+    "response_body_mode": "FULL_DUPLEX_STREAMED",
+    "request_trailer_mode": "SEND",
+    "response_trailer_mode": "SEND",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way from the client to a model server."""
+
+    name: VariantName
+    label: str
+    picker: Process | None = None
+    """Which process answers Envoy's ext_proc messages; None: there is no ext_proc."""
+    duplex: bool = False
+
+
+VARIANTS: Final = {
+    v.name: v
+    for v in (
+        Variant("direct", "client to model server"),
+        Variant("envoy", "Envoy without ext_proc"),
+        Variant("floor", "Envoy, floor", picker="floor"),
+        Variant("floor-tuned", "Envoy, floor with our settings", picker="floor-tuned"),
+        Variant("ours", "Envoy, our picker", picker="ours"),
+        Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
+        Variant("other", "Envoy, the other picker", picker="other"),
+        Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
+        Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
+        Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
+        Variant("grpcio-duplex", "Envoy full duplex, our picker on grpcio", picker="grpcio", duplex=True),
+    )
+}
+
+
+@dataclass(slots=True)
+class Rig:
+    """Everything, running. `ports` says where each variant is reached."""
+
+    envoy: EnvoyProcess
+    pids: dict[Process, int]
+    ports: dict[VariantName, int]
+    _configs: Sequence[Config]
+    _addresses: Sequence[Address]
+
+    async def set_endpoints(self, count: int) -> None:
+        """How many model servers the pickers and Envoy know."""
+        listed = self._addresses[:count]
+        for config in self._configs:
+            _write_endpoints(Path(config.endpoints_file), listed)
+        await self.envoy.wait_endpoints({str(a) for a in listed})
+
+    async def messages(self, variant: Variant) -> int:
+        """ext_proc messages that Envoy has sent for this variant so far."""
+        return await self.envoy.stat(f"http.{variant.name}.ext_proc.stream_msgs_sent")
+
+    async def bypassed(self) -> int:
+        """Requests that went on without their picker; more than none makes the figures worthless."""
+        stats = await self.envoy.stats("http.")
+        return sum(value for name, value in stats.items() if name.endswith("ext_proc.failure_mode_allowed"))
+
+
+@asynccontextmanager
+async def running_rig(
+    directory: Path, *, endpoints: int, other: Path | None = None, profile: Path | None = None
+) -> AsyncIterator[Rig]:
+    """`other`: a second checkout whose picker takes part as a variant; `profile`: cProfile of ours goes to this file."""
+    ports = free_ports(MAX_ENDPOINTS)
+    addresses = [Address("127.0.0.1", port) for port in ports]
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(
+            managed_process(
+                "upstream",
+                [sys.executable, "-m", "bench.dataplane.upstream", *map(str, ports)],
+                directory=directory,
+            )
+        )
+        await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
+        pickers: dict[Process, Config] = {
+            "ours": _config(directory / "ours", addresses[:endpoints], share=0.0),
+            "grpcio": _config(directory / "grpcio", addresses[:endpoints], share=0.0, transport="grpcio"),
+            "sampling": _config(directory / "sampling", addresses[:endpoints], share=1.0),
+        }
+        if other is not None:
+            pickers["other"] = _config(directory / "other", addresses[:endpoints], share=0.0)
+            _forget_transport(directory / "other" / "config.yaml")
+        running: dict[Process, ManagedProcess] = {"upstream": upstream}
+        for name, config in pickers.items():
+            running[name] = await stack.enter_async_context(
+                _picker(
+                    config,
+                    directory=directory / name,
+                    checkout=other if name == "other" else None,
+                    profile=profile if name == "ours" else None,
+                )
+            )
+        sockets = {name: _socket(config) for name, config in pickers.items()}
+        floors: tuple[Process, ...] = ("floor", "floor-tuned")
+        for name in floors:
+            sockets[name] = directory / f"{name}.sock"
+            running[name] = await stack.enter_async_context(
+                _floor(name, sockets[name], addresses[:endpoints], directory=directory)
+            )
+        for name, path in sockets.items():
+            await running[name].wait_ready(path.exists)
+        variants = [v for v in VARIANTS.values() if v.picker is None or v.picker in running]
+        listeners = dict(zip([v.name for v in variants], free_ports(len(variants)), strict=True))
+        document = _document(pickers["ours"], variants, ports=listeners, sockets=sockets)
+        envoy = await stack.enter_async_context(
+            running_envoy(pickers["ours"], directory=directory, document=document)
+        )
+        running["envoy"] = envoy.process
+        pids: dict[Process, int] = {name: process.pid for name, process in running.items()}
+        pids["client"] = os.getpid()
+        rig = Rig(
+            envoy=envoy,
+            pids=pids,
+            ports={**listeners, "direct": ports[0]},
+            _configs=list(pickers.values()),
+            _addresses=addresses,
+        )
+        await rig.set_endpoints(endpoints)
+        try:
+            yield rig
+        finally:
+            if profile is not None:
+                await running["ours"].terminate()
+
+
+def _config(
+    directory: Path, addresses: Iterable[Address], *, share: float, transport: str = "http2"
+) -> Config:
+    directory.mkdir()
+    config = config_in(
+        directory,
+        listen={"transport": transport},
+        policyFile=str(directory / "policy.yaml"),
+        drainSeconds=0,
+        log={"level": "warning"},
+    )
+    write_policy(config, {"sampling": {"share": share}})
+    _write_endpoints(Path(config.endpoints_file), addresses)
+    return config
+
+
+def _forget_transport(path: Path) -> None:
+    """A checkout of before knows none."""
+    document = yaml.safe_load(path.read_text())
+    del document["listen"]["transport"]
+    path.write_text(yaml.safe_dump(document))
+
+
+def _write_endpoints(path: Path, addresses: Iterable[Address]) -> None:
+    listed = [{"name": f"s{n}", "address": str(address)} for n, address in enumerate(addresses)]
+    temporary = path.with_suffix(".new")
+    temporary.write_text(yaml.safe_dump({"endpoints": listed}))
+    temporary.replace(path)
+
+
+def _socket(config: Config) -> Path:
+    return Path(config.listen.address.removeprefix("unix:"))
+
+
+@asynccontextmanager
+async def _picker(
+    config: Config, *, directory: Path, checkout: Path | None, profile: Path | None
+) -> AsyncIterator[ManagedProcess]:
+    """`epp serve`, of this checkout or another one."""
+    profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
+    args: list[str | Path] = [
+        sys.executable,
+        *profiler,
+        "-m",
+        "epp",
+        "serve",
+        "--config",
+        directory / "config.yaml",
+    ]
+    async with managed_process("picker", args, directory=directory, cwd=checkout) as process:
+        eds = Path(config.envoy.eds_file)
+        await process.wait_ready(lambda: _socket(config).exists() and eds.exists())
+        yield process
+
+
+def _floor(
+    name: Process, socket: Path, addresses: Iterable[Address], *, directory: Path
+) -> AbstractAsyncContextManager[ManagedProcess]:
+    tuned = name == "floor-tuned"
+    args = [
+        *(sys.executable, "-m", "bench.dataplane.floor", *(["--tuned"] if tuned else [])),
+        *(f"unix:{socket}", *map(str, addresses)),
+    ]
+    env = {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS} if tuned else None
+    return managed_process(name, args, directory=directory, env=env)
+
+
+def _document(
+    config: Config,
+    variants: Iterable[Variant],
+    *,
+    ports: dict[VariantName, int],
+    sockets: dict[Process, Path],
+) -> dict[str, Any]:
+    """Our own bootstrap with one listener for each variant, and a picker cluster for each picker."""
+    document = bootstrap_document(config)
+    resources = document["static_resources"]
+    original = copy.deepcopy(cluster(document, "picker"))
+    for name, path in sockets.items():
+        if name != "ours":
+            resources["clusters"].append(_picker_cluster(original, name=name, path=path))
+    template = resources["listeners"][0]
+    resources["listeners"] = []
+    for variant in variants:
+        listener = copy.deepcopy(template)
+        listener["name"] = variant.name
+        listener["address"]["socket_address"]["port_value"] = ports[variant.name]
+        manager = connection_manager({"static_resources": {"listeners": [listener]}})
+        manager["stat_prefix"] = variant.name
+        if variant.picker is None:
+            del manager["http_filters"][0]
+        else:
+            settings = manager["http_filters"][0]["typed_config"]
+            picker = "picker" if variant.picker == "ours" else variant.picker
+            settings["grpc_service"]["envoy_grpc"]["cluster_name"] = picker
+            # A slow turn must be slow, not be counted as a picker that went away.
+            settings["message_timeout"] = "20s"
+            if variant.duplex:
+                settings["processing_mode"].update(_FULL_DUPLEX)
+        resources["listeners"].append(listener)
+    return document
+
+
+def _picker_cluster(original: dict[str, Any], *, name: str, path: Path) -> dict[str, Any]:
+    made = copy.deepcopy(original)
+    made["name"] = name
+    made["load_assignment"]["cluster_name"] = name
+    endpoint = made["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+    endpoint["address"] = {"pipe": {"path": str(path)}}
+    if name.startswith("floor"):
+        del made["health_checks"]  # it answers nothing but ext_proc
+    return made

@@ -1,0 +1,85 @@
+"""The bench's own parts: what it sends is what it says, and the floor answers as a picker would."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from bench.dataplane.cpu import CpuMeter
+from bench.dataplane.floor import _echo
+from bench.dataplane.load import PromptKind, Prompts
+from bench.dataplane.measure import Cell, CellResult, Results, Turn
+from bench.dataplane.report import tables
+from epp.extproc.codec import encode
+from epp.extproc.events import Echo, Slot
+
+
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+@pytest.mark.parametrize("size_bytes", [1024, 40 * 1024])
+def test_prompts_are_valid_json_of_the_size_they_declare(kind: PromptKind, size_bytes: int) -> None:
+    prompts = Prompts(size_bytes=size_bytes, chunks=100, kind=kind, seed=1)
+    for _ in range(10):
+        head, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}".encode() in head
+        assert abs(len(body) - size_bytes) < 8
+        assert json.loads(body)["stream"] is True
+
+
+def test_cold_prompts_differ_from_the_start_and_warm_ones_at_the_end() -> None:
+    def shared(kind: PromptKind) -> int:
+        prompts = Prompts(size_bytes=4096, chunks=1, kind=kind, seed=1)
+        made = [b"".join(prompts.next()) for _ in range(9)]  # the ninth is of the first one's family
+        pairs = zip(made[0], made[8], strict=True)
+        return next(place for place, (one, other) in enumerate(pairs) if one != other)
+
+    assert shared("warm") > 4000
+    assert shared("cold") < 600
+
+
+@pytest.mark.parametrize(("number", "slot"), [(4, Slot.REQUEST_BODY), (5, Slot.RESPONSE_BODY)])
+@pytest.mark.parametrize("size_bytes", [0, 1, 127, 128, 70_000])
+@pytest.mark.parametrize("end", ["end", "more"])
+def test_the_floor_echoes_a_body_as_the_picker_does(
+    number: int, slot: Slot, size_bytes: int, end: str
+) -> None:
+    is_end = end == "end"
+    body = random.Random(1).randbytes(size_bytes)
+    part = ext_proc.HttpBody(body=body, end_of_stream=is_end)
+    message = ext_proc.ProcessingRequest(**{slot.value: part}).SerializeToString()
+    assert message[0] == number * 8 + 2
+    echoed, ended = _echo(message)
+    assert ended is is_end
+    ours = ext_proc.ProcessingResponse.FromString(encode(Echo(slot, body, end_of_stream=is_end)))
+    assert ext_proc.ProcessingResponse.FromString(echoed) == ours
+
+
+def test_the_meter_counts_the_cpu_of_this_process() -> None:
+    before, meter = time.process_time(), CpuMeter({"me": os.getpid()})
+    sum(range(200_000))
+    used, most = meter.lap()["me"], time.process_time() - before
+    assert 0 < used <= most
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    def turn(ours_s: float, floor_s: float) -> Turn:
+        cpu = {"ours": ours_s, "floor": floor_s, "envoy": 0.1}
+        return Turn(requests=10, seconds=1.0, cpu_s=cpu, first_bytes_s=[0.001] * 10)
+
+    cell = Cell("loads", 1, 1, ("floor", "ours"))
+    result = CellResult(
+        cell,
+        # The machine was ten times slower in the second round; the picker cost twice the floor in each.
+        turns={
+            "floor": [turn(0, 0.01), turn(0, 0.10), turn(0, 0.01)],
+            "ours": [turn(0.02, 0), turn(0.2, 0), turn(0.02, 0)],
+        },
+        messages={"floor": 3.0, "ours": 3.0},
+    )
+    shown = tables(Results(cells=[result]))
+    assert "2.00 ±0.00" in shown
+    assert "1 KB prompts, 1 chunks, cost x the floor: 2.00, target 0.75: MISSED" in shown

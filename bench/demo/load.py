@@ -1,0 +1,149 @@
+"""Sends a workload to the gateway as its users would, and times the answers.
+
+A closed loop: each user waits for the answer, thinks, and asks again. One connection a request in flight, streamed
+answers read as raw pieces and decoded once at the end: the client shares two cores with everything it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from bench.demo.workload import Turn, User, Workload
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+_DATA: Final = b"data: "
+_DONE: Final = b"[DONE]"
+
+
+class _Delta(msgspec.Struct):
+    content: str = ""
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice]
+
+
+_EVENT: Final = msgspec.json.Decoder(_Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished request."""
+
+    ttft_s: float
+    """From sending to the first piece of the body, which carries the first token: headers come long before."""
+    text: str
+    request_id: str
+    failure: str = ""
+    """Why it counts as failed; empty: it did not."""
+
+
+@dataclass(slots=True)
+class Run:
+    """How far one run of the workload has come."""
+
+    total: int
+    started_at: float
+    sent: int = 0
+    ttfts_s: list[float] = field(default_factory=list)
+    """Of requests that count: answered, and not their user's first."""
+    done: int = 0
+    failures: list[str] = field(default_factory=list)
+    last_request_id: str = ""
+
+    @property
+    def in_flight(self) -> int:
+        return self.sent - self.done
+
+    def note(self, answer: Answer, *, counts: bool) -> None:
+        self.done += 1
+        if answer.failure:
+            self.failures.append(answer.failure)
+            return
+        self.last_request_id = answer.request_id or self.last_request_id
+        if counts:
+            self.ttfts_s.append(answer.ttft_s)
+
+
+async def drive(
+    workload: Workload, run: Run, *, url: str, nonce: str, session: aiohttp.ClientSession
+) -> None:
+    """Send it all; `run` says meanwhile how far it has come."""
+    async with asyncio.TaskGroup() as group:
+        for user in workload.users:
+            group.create_task(_live(workload, user, run, url=url, nonce=nonce, session=session))
+
+
+async def _live(
+    workload: Workload, user: User, run: Run, *, url: str, nonce: str, session: aiohttp.ClientSession
+) -> None:
+    """One user's whole life."""
+    first = True
+    for conversation in user.conversations:
+        said: list[tuple[str, str]] = []
+        for turn in conversation:
+            await asyncio.sleep(turn.think_s)
+            run.sent += 1
+            answer = await ask(
+                session, f"{url}/v1/chat/completions", _ENCODE(workload.body(user, said, turn, nonce=nonce))
+            )
+            run.note(answer, counts=not first)
+            first = False
+            said = _continued(said, turn, answer)
+
+
+def _continued(said: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[tuple[str, str]]:
+    """A turn that failed is left out: the user goes on without it."""
+    return said if answer.failure else [*said, (turn.message, answer.text)]
+
+
+async def ask(session: aiohttp.ClientSession, url: str, body: bytes) -> Answer:
+    """One streamed chat request; never raises for what went wrong on the way."""
+    started = time.monotonic()
+    headers = {"content-type": "application/json"}
+    pieces: list[bytes] = []
+    first_at = started
+    try:
+        async with session.post(url, data=body, headers=headers) as response:
+            request_id = response.headers.get("x-request-id", "")
+            while piece := await response.content.readany():
+                if not pieces:
+                    first_at = time.monotonic()
+                pieces.append(piece)
+            status = response.status
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return Answer(0.0, "", "", failure=f"{type(error).__name__}: {error}")
+    whole = b"".join(pieces)
+    if status != 200:
+        return Answer(0.0, "", request_id, failure=f"status {status}: {whole[:200].decode(errors='replace')}")
+    text, complete = read_events(whole)
+    if not complete:
+        return Answer(0.0, "", request_id, failure="the answer was cut before its end")
+    return Answer(first_at - started, text, request_id)
+
+
+def read_events(stream: bytes) -> tuple[str, bool]:
+    """The text of a whole answer in server-sent events, and whether its end came."""
+    texts: list[str] = []
+    for line in stream.split(b"\n"):
+        if not line.startswith(_DATA):
+            continue
+        data = line[len(_DATA) :]
+        if data == _DONE:
+            return "".join(texts), True
+        try:
+            event = _EVENT.decode(data)
+        except msgspec.MsgspecError:
+            return "".join(texts), False
+        texts += [choice.delta.content for choice in event.choices]
+    return "".join(texts), False

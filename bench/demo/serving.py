@@ -1,0 +1,92 @@
+"""What the demo's model servers are: this repository's without a model, or with a small real one, as processes to start.
+
+The made-up one is a cost model of an 8B model on a GPU, and fits any laptop. A real one computes on the CPU: fewer servers,
+shorter prompts, one thread each, so that a run ends within some minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.demo.workload import MODEL, Shape
+from tests.engine_env import environment
+
+ADAPTERS: Final = ("sql", "legal", "support", "code", "medical", "travel")
+"""LoRA adapters that every made-up server has, two at a time in one batch: for `make load`."""
+
+_BLOCK_TOKENS: Final = 16
+_READY_WITHIN_S: Final = 60.0
+"""The first start after an installation compiles every package it imports."""
+_REAL_READY_WITHIN_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    model: str
+    """Empty: made up."""
+    python: Path
+    flags: Sequence[str]
+    num_blocks: int
+    servers: int
+    requests: int
+    ready_within_s: float
+
+    @property
+    def cache_tokens(self) -> int:
+        """Of one server."""
+        return self.num_blocks * _BLOCK_TOKENS
+
+    def command(self, *, port_file: Path) -> list[str | Path]:
+        """Any free port, written to a file: no other program can take it in between."""
+        cache = ("--num-blocks", str(self.num_blocks), "--block-size", str(_BLOCK_TOKENS))
+        where: list[str | Path] = ["--port", "0", "--port-file", port_file]
+        return [self.python, "-m", "model_server", "serve", *where, *cache, *self.flags]
+
+    def shape(self, *, servers: int, requests: int) -> Shape:
+        """About so many requests, from as many users as keep so many servers busy."""
+        return (Shape.for_real_model if self.model else Shape.of)(servers=servers, requests=requests)
+
+
+def made_up() -> Serving:
+    """All costs are the server's defaults."""
+    return Serving(
+        model="",
+        python=Path(sys.executable),
+        flags=(
+            *("--model", MODEL),
+            *(flag for name in ADAPTERS for flag in ("--lora", name)),
+            *("--max-loras", "2"),
+            *("--stream-interval", "4"),  # a quarter of the events to pass on: the cores are shared
+        ),
+        num_blocks=2048,
+        servers=4,
+        requests=264,
+        ready_within_s=_READY_WITHIN_S,
+    )
+
+
+def real(model: str) -> Serving:
+    return Serving(
+        model=model,
+        python=_python_with_torch(),
+        flags=(
+            *("--runner", "hf", "--model", model, "--served-model-name", MODEL),
+            *("--threads", "1", "--max-num-batched-tokens", "256"),
+        ),
+        num_blocks=112,
+        servers=2,
+        requests=24,
+        ready_within_s=_REAL_READY_WITHIN_S,
+    )
+
+
+def _python_with_torch() -> Path:
+    """This environment's where its owner has installed torch, else that of the tests."""
+    if importlib.util.find_spec("torch") is not None:
+        return Path(sys.executable)
+    return environment.require().python

@@ -1,0 +1,53 @@
+"""What the demo says once the table is out: where everything is, with commands that work when pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any, Final
+
+from bench.demo.fleet import Fleet
+from bench.demo.workload import MODEL
+
+QUESTION: Final = "What is the capital of France?"
+
+
+def chat_body(*, stream: bool = False) -> bytes:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    if stream:
+        body["stream"] = True
+    return json.dumps(body).encode()
+
+
+def curl_line(url: str) -> str:
+    """A chat request, with the answer's headers: they hold the request id."""
+    json_type = shlex.quote("content-type: application/json")
+    return f"curl -i {url}/v1/chat/completions -H {json_type} -d {shlex.quote(chat_body().decode())}"
+
+
+def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
+    """All addresses."""
+    admin = fleet.admin_url
+    places = [
+        ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
+        ("decisions", f"{admin}/  (page: the last picks, the servers as the picker sees them)"),
+        ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
+        ("metrics", f"{admin}/metrics"),
+        ("policy", f"{fleet.config.policy_file}  (change `rule`: used within a second)"),
+        ("Envoy admin", f"{fleet.envoy.admin_url}/"),
+        ("model servers", "  ".join(fleet.server_urls)),
+    ]
+    lines = ["The gateway stays up. Try it:", "", f"  {curl_line(fleet.envoy.url)}", ""]
+    lines += [f"  {name:<14} {where}" for name, where in places]
+    lines += [
+        "",
+        "  In another terminal: make load, make load-compare (locust)",
+        "",
+        "Ctrl-C ends everything.",
+    ]
+    return "\n".join(lines)

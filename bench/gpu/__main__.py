@@ -1,0 +1,134 @@
+"""The documents' rows that need an accelerator, one after the other: `make bench-gpu`, under ten minutes on one data-centre GPU.
+
+Each step is a process of its own. What it measured and printed is kept in a folder (build/bench-gpu), so that a run that was cut off, or had a
+step that failed, goes on there: steps that are done on this device are not run again (`--again` runs all). page.md in that folder tells every step:
+done, failed, out of time, or not possible here and why. The exit status is 0 only where all steps are done or not possible.
+`--tiny` runs the same steps on the CPU at sizes that say nothing but that they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from bench.gpu import steps
+from bench.gpu.steps import Step
+from bench.model_server.tables import write_json
+
+DONE, FAILED, OUT_OF_TIME, NOT_POSSIBLE, LEFT = (
+    "done",
+    "failed",
+    "out of time",
+    "not possible here",
+    "not run",
+)
+Run = Callable[[Step, list[str]], tuple[int | None, str]]
+"""A step's command: its exit status, None where it ran out of time, and what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    name: str
+    rows: str
+    status: str
+    device: str
+    seconds: float
+    told: str
+    """What it printed, or why it did not run."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--tiny", action="store_true", help="on the CPU, at tiny sizes")
+    parser.add_argument("--device", default="cuda", help="(default %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("build/bench-gpu"), help="(default %(default)s)")
+    parser.add_argument("--again", action="store_true", help="forget what is done")
+    parser.add_argument(
+        "--limit-s", type=float, default=600.0, help="start no step after so long (default %(default)s)"
+    )
+    args = parser.parse_args()
+    if not args.tiny and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; --tiny runs the same steps on the CPU")
+    if args.again:
+        shutil.rmtree(args.folder, ignore_errors=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    device = "the CPU, tiny" if args.tiny else torch.cuda.get_device_name(args.device)
+    wanted = steps.tiny() if args.tiny else steps.on_gpu(args.device)
+    found = run_all(wanted, folder=args.folder, device=device, limit_s=args.limit_s, run=_run)
+    print(page(found))
+    return 0 if all(one.status in (DONE, NOT_POSSIBLE) for one in found) else 1
+
+
+def run_all(wanted: Sequence[Step], *, folder: Path, device: str, limit_s: float, run: Run) -> list[Outcome]:
+    """Every step has an outcome. The page and the file are written after each, so that a run may be cut off at any time."""
+    state = folder / "state.json"
+    kept = {one["name"]: Outcome(**one) for one in json.loads(state.read_text())} if state.exists() else {}
+    found = {
+        step.name: kept[step.name]
+        if step.name in kept and (kept[step.name].status, kept[step.name].device) == (DONE, device)
+        else Outcome(step.name, step.rows, LEFT, device, 0.0, "")
+        for step in wanted
+    }
+    started = time.monotonic()
+    for step in wanted:
+        if found[step.name].status == DONE:
+            continue
+        if time.monotonic() - started > limit_s:
+            break
+        found[step.name] = _outcome(step, folder=folder, device=device, run=run)
+        write_json(state, [asdict(one) for one in found.values()])
+        (folder / "page.md").write_text(page(list(found.values())))
+    write_json(state, [asdict(one) for one in found.values()])
+    (folder / "page.md").write_text(page(list(found.values())))
+    return list(found.values())
+
+
+def page(found: Sequence[Outcome]) -> str:
+    lines = ["# Rows on an accelerator", "", "| step | status | device | s |", "| --- | --- | --- | --- |"]
+    lines += [f"| {one.name} | {one.status} | {one.device} | {one.seconds:.0f} |" for one in found]
+    for one in found:
+        if one.told:
+            lines += ["", f"## {one.name}: {one.status}", "", one.told.strip()]
+    return "\n".join(lines) + "\n"
+
+
+def _outcome(step: Step, *, folder: Path, device: str, run: Run) -> Outcome:
+    if step.missing:
+        return Outcome(step.name, step.rows, NOT_POSSIBLE, device, 0.0, step.missing)
+    print(f"--- {step.name}", flush=True)
+    figures = folder / f"{step.name.replace(', ', '-').replace(' ', '-')}.json"
+    # What a step that did not end has left would be counted as repeats of this one.
+    figures.unlink(missing_ok=True)
+    started = time.monotonic()
+    status, told = run(step, step.command(sys.executable, figures.absolute()))
+    word = {None: OUT_OF_TIME, 0: DONE}.get(status, FAILED)
+    if word == DONE and not figures.exists():
+        word, told = FAILED, f"it left no figures in {figures}\n{told}"
+    return Outcome(step.name, step.rows, word, device, time.monotonic() - started, told)
+
+
+def _run(step: Step, command: list[str]) -> tuple[int | None, str]:
+    try:
+        ended = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=step.timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return None, (error.stdout or b"").decode(errors="replace")[-4000:]
+    return ended.returncode, ended.stdout.decode(errors="replace")[-8000:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""`python -m bench.load`: what `make load` and `make load-compare` start."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.demo.address import Place, running
+from bench.load import trace
+from bench.load.compare import Gateway, compare
+from bench.load.probe import LoadError, probe
+from bench.load.report import text
+from bench.load.run import SCENARIOS, Plan, run
+
+_ABOUT = """\
+Load a gateway with locust and say what came of it. Without --host: the gateway of this checkout's `make run`.
+Options that are not listed here go to locust (docs/load-tests.md).
+"""
+_NO_DEMO = """\
+There is no gateway to load. Either
+  - start one: `make run` in another terminal, and come back when it says "The gateway stays up"; or
+  - name one: make load ARGS="--host http://NAME:PORT"
+"""
+_DEFAULT_TIME_S = 60
+_FURTHER = {
+    "--model": "to ask for (default: the first one served)",
+    "--think": "factor of all think times",
+    "--prefixes": "shared beginnings in use",
+    "--prefix-tokens": "of each, about",
+    "--answer-tokens": "of each answer",
+    "--silence": "seconds without a byte that fail a request",
+    "--trace-speed": "replay so many times as fast",
+    "--trace-scale": "factor of all sizes of the trace",
+}
+"""Options that go on to the locust files. Named here, or the value of one would be taken for the scenario."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.load", description=_ABOUT, allow_abbrev=False)
+    parser.add_argument(
+        "scenario",
+        nargs="?",
+        default="conversation",
+        choices=[*SCENARIOS, "compare", "make-trace"],
+        help="what to send (default conversation); `compare SCENARIO`: by two rules; `make-trace FILE`: write a trace",
+    )
+    parser.add_argument(
+        "what", nargs="?", default="", help="of compare: the scenario; of make-trace: the file"
+    )
+    parser.add_argument("--host", default="", help="the gateway, http://NAME:PORT")
+    parser.add_argument("--users", type=_positive, default=24, help="of closed loops (default 24)")
+    parser.add_argument(
+        "--spawn-rate", type=float, default=8.0, help="users that begin each second (default 8)"
+    )
+    parser.add_argument(
+        "--time", type=_positive, default=0, help=f"seconds (default {_DEFAULT_TIME_S}; a replay: to its end)"
+    )
+    parser.add_argument("--requests", type=_positive, default=0, help="end after so many instead")
+    parser.add_argument("--processes", type=_positive, default=1, help="generator processes (default 1)")
+    parser.add_argument(
+        "--out", type=Path, help="directory of the reports (default: a new one under out/load)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of all prompts and of a made-up trace (default 1)"
+    )
+    parser.add_argument("--trace", type=Path, help="of replay: the file (default: one made from the seed)")
+    load = parser.add_argument_group("of the load; the locust files have the defaults")
+    for option, meaning in _FURTHER.items():
+        load.add_argument(option, metavar="X", help=meaning)
+    rules = parser.add_argument_group("compare")
+    rules.add_argument(
+        "--rules", default="round-robin,least-cost", help="in this order (default round-robin,least-cost)"
+    )
+    rules.add_argument("--policy-file", type=Path, help="with --host: the policy file that the picker reads")
+    rules.add_argument(
+        "--admin", default="", help="with --host: the picker's admin address, http://NAME:PORT"
+    )
+    rules.add_argument(
+        "--server", action="append", default=[], help="with --host: a model server, to reset its cache"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 when requests failed, 2 for a mistake in the options, 3 when the load could not run."""
+    parser = _parser()
+    args, further = parser.parse_known_args(argv)
+    for option in _FURTHER:
+        value = getattr(args, option.strip("-").replace("-", "_"))
+        if value is not None:
+            further += [option, value]
+    if args.scenario == "compare" and args.what not in ("", *SCENARIOS):
+        parser.error(f"compare: {args.what!r} is none of {', '.join(SCENARIOS)}")
+    try:
+        if args.scenario == "make-trace":
+            return _make_trace(args, parser)
+        if args.scenario == "compare":
+            return _compare(args, further, parser)
+        return _load(args, further)
+    except (LoadError, trace.TraceError) as error:
+        print(f"\nThe load cannot run: {error}", file=sys.stderr)
+        return 3
+
+
+def _load(args: argparse.Namespace, further: Sequence[str]) -> int:
+    plan = _plan(args, further, scenario=args.scenario, host=args.host or _demo().gateway)
+    how_long = f"{plan.time_s} s" if plan.time_s else "until all of it is through"
+    print(
+        f"{plan.scenario} against {plan.host}, {how_long}; follow it with: tail -f {plan.log_file}",
+        flush=True,
+    )
+    record = run(plan)
+    print(f"\n{text([record])}\n\nReport: {plan.directory / 'report.html'}", flush=True)
+    return 1 if record.figures.failed else 0
+
+
+def _compare(args: argparse.Namespace, further: Sequence[str], parser: argparse.ArgumentParser) -> int:
+    if args.host:
+        if not (args.policy_file and args.admin):
+            parser.error(
+                "compare with --host needs --policy-file and --admin too: it changes the rule and waits for it"
+            )
+        gateway = Gateway(args.host, args.admin.rstrip("/"), args.policy_file, args.server)
+    else:
+        place = _demo()
+        gateway = Gateway(place.gateway, place.admin, Path(place.policy_file), place.servers)
+    plan = _plan(args, further, scenario=args.what or "conversation", host=gateway.url)
+    rules = args.rules.split(",")
+    print(f"{plan.scenario} against {plan.host}, by each of {len(rules)} rules", flush=True)
+    records = compare(plan, gateway, rules=rules)
+    print(f"\n{text(records)}\n\nReport: {plan.directory / 'report.html'}", flush=True)
+    return 1 if any(record.figures.failed for record in records) else 0
+
+
+def _make_trace(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if not args.what:
+        parser.error("make-trace: name the file")
+    calls = trace.generated(args.requests or 300, seed=args.seed)
+    Path(args.what).write_text("".join(f"{line}\n" for line in trace.lines(calls)))
+    print(f"{len(calls)} requests over {calls[-1].at_s:.0f} s: {args.what}")
+    return 0
+
+
+def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, host: str) -> Plan:
+    served = probe(host, model=args.model or "")
+    if scenario == "lora" and not served.adapters:
+        raise LoadError(f"{host} serves no LoRA adapter: start the model servers with some")
+    options = ["--seed", str(args.seed), *further]
+    if args.requests:
+        options += ["--requests", str(args.requests)]
+    if args.trace:
+        trace.read(args.trace)  # a bad file is told of here, not in a log
+        options += ["--trace", str(args.trace.resolve())]
+    by_time = not args.requests and scenario != "replay"
+    directory = args.out or Path("out/load") / time.strftime(f"{scenario}-%Y%m%d-%H%M%S")
+    return Plan(
+        scenario=scenario,
+        host=host,
+        users=args.users,
+        spawn_per_s=args.spawn_rate,
+        time_s=args.time or (_DEFAULT_TIME_S if by_time else 0),
+        processes=args.processes,
+        label=scenario,
+        salt="",
+        directory=directory.resolve(),
+        options=options,
+    )
+
+
+def _demo() -> Place:
+    places = running()
+    if not places:
+        raise LoadError(_NO_DEMO)
+    if len(places) > 1:
+        print(f"{len(places)} demos of this checkout are up: taking the latest, {places[0].gateway}")
+    return places[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

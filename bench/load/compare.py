@@ -1,0 +1,118 @@
+"""The same locust run by one routing rule and then by another, on one gateway that stays up: what an operator would do.
+
+The rule is changed in the picker's policy file, as it is in use; everything else in the file stays, and afterwards the file
+is what it was. Each run starts from cold caches: it has a `cache_salt` of its own, and the model servers are told to
+forget where their addresses are known (vLLM does so in its development mode).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bench.load.figures import RunRecord
+from bench.load.probe import LoadError
+from bench.load.report import page
+from bench.load.run import Plan, run
+
+_IN_USE_WITHIN_S: Final = 30.0
+_LOOK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What a comparison needs to know of a gateway."""
+
+    url: str
+    admin: str
+    """The picker's: it says which rule is in use."""
+    policy_file: Path
+    servers: Sequence[str]
+    """Model servers to tell to forget; none: the salts alone part the runs."""
+
+
+def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRecord]:
+    """`plan` by each rule, in this order, and one report in its directory. LoadError when a rule does not come into use."""
+    records = []
+    with _policy(gateway.policy_file) as document:
+        for rule in rules:
+            _use(gateway, document, rule)
+            _forget(gateway.servers)
+            salt = f"{rule}-{''.join(random.SystemRandom().choices(string.ascii_lowercase, k=8))}"
+            print(f"  {rule} ...", flush=True)
+            records.append(run(replace(plan, label=rule, salt=salt, directory=plan.directory / rule)))
+    links = [(f"{rule}: report", f"{rule}/report.html") for rule in rules]
+    title = f"{plan.scenario}: {' and '.join(rules)}"
+    (plan.directory / "report.html").write_text(page(records, title=title, links=links))
+    return records
+
+
+@contextmanager
+def _policy(file: Path) -> Iterator[dict[str, Any]]:
+    """The policy as it is; written back afterwards."""
+    try:
+        before = file.read_text()
+        document = yaml.safe_load(before)
+        document["spec"]["rule"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise LoadError(f"{file} is no policy file of the picker: {error!r}") from error
+    try:
+        yield document
+    finally:
+        _write(file, before)
+
+
+def _use(gateway: Gateway, document: dict[str, Any], rule: str) -> None:
+    """Rewrite the policy file and wait until the picker says that it routes so."""
+    _write(gateway.policy_file, yaml.safe_dump({**document, "spec": {**document["spec"], "rule": rule}}))
+    deadline = time.monotonic() + _IN_USE_WITHIN_S
+    seen = ""
+    while seen != rule:
+        if time.monotonic() > deadline:
+            raise LoadError(
+                f"the picker at {gateway.admin} goes on with {seen or 'a policy that it does not tell'} instead of {rule}. "
+                f"Does it read {gateway.policy_file}, and does it know this rule? Its log says."
+            )
+        seen = _rule_in_use(gateway.admin)
+        if seen != rule:
+            time.sleep(_LOOK_S)
+
+
+def _rule_in_use(admin: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{admin}/policy", timeout=10) as response:
+            return str(json.loads(response.read())["spec"]["rule"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"the picker's admin address {admin} does not tell its policy: {error}") from error
+
+
+def _forget(servers: Sequence[str]) -> None:
+    for url in servers:
+        request = urllib.request.Request(f"{url}/reset_prefix_cache", method="POST")
+        try:
+            urllib.request.urlopen(request, timeout=30).close()
+        except urllib.error.HTTPError as error:
+            raise LoadError(
+                f"{url} does not reset its prefix cache (status {error.code}): vLLM does with VLLM_SERVER_DEV_MODE=1. "
+                "Or leave --server out: each run's cache_salt parts it from the others anyway"
+            ) from error
+        except OSError as error:
+            raise LoadError(f"{url} does not answer: {error}") from error
+
+
+def _write(file: Path, text: str) -> None:
+    """By rename: the picker never reads half of it."""
+    fresh = file.with_suffix(".load")
+    fresh.write_text(text)
+    fresh.replace(file)

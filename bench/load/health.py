@@ -1,0 +1,145 @@
+"""Whether the generator itself was the bottleneck. Pure: it is told CPU times, late wake-ups and late requests, and judges.
+
+A time in a load test's report is the server's only as far as the generator was there to see it. Three things say that it was
+not: its process had no CPU time left (one core is all that a Python process has), its event loop woke up late, and, where
+requests have due moments, they went out late. `recorder` tells it; the report and the console show `verdict`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.load.samples import Samples
+
+LOOK_S: Final = 0.05
+"""The loop is asked to wake up so often."""
+_FULL_CORE: Final = 0.9
+_BUSY_SHARE: Final = 0.1
+_LEAST_TOLERANCE_S: Final = 0.020
+_TOLERANCE_OF_TTFT: Final = 0.05
+_LITTLE_CPU: Final = 0.5
+
+
+@dataclass(slots=True)
+class Health:
+    """Of one process of the generator, or of several together."""
+
+    windows: int = 0
+    full_windows: int = 0
+    """Seconds in which it used more than nine tenths of a core."""
+    cpu_s: float = 0.0
+    waited_s: float = 0.0
+    """Time that it was ready to run and another program had the core."""
+    wall_s: float = 0.0
+    lag_s: Samples = field(default_factory=Samples)
+    lateness_s: Samples = field(default_factory=Samples)
+    """From a request's due moment to its sending; of open loops only."""
+
+    def note_window(self, *, wall_s: float, cpu_s: float, waited_s: float) -> None:
+        """About a second of the process's life."""
+        self.windows += 1
+        self.full_windows += cpu_s > _FULL_CORE * wall_s
+        self.cpu_s += cpu_s
+        self.waited_s += waited_s
+        self.wall_s += wall_s
+
+    def note_wake(self, *, late_s: float) -> None:
+        """A look that came so late. While the loop stood still the looks it missed would have been late too: they count."""
+        while late_s > 0:
+            self.lag_s.add(late_s)
+            late_s -= LOOK_S
+            if late_s <= 0:
+                return
+        self.lag_s.add(0.0)
+
+    def note_sent(self, *, due_at: float, sent_at: float) -> None:
+        self.lateness_s.add(max(0.0, sent_at - due_at))
+
+    def merge(self, other: Health) -> None:
+        self.windows += other.windows
+        self.full_windows += other.full_windows
+        self.cpu_s += other.cpu_s
+        self.waited_s += other.waited_s
+        self.wall_s += other.wall_s
+        self.lag_s.merge(other.lag_s)
+        self.lateness_s.merge(other.lateness_s)
+
+    def verdict(self, *, median_ttft_s: float) -> list[str]:
+        """Why the figures are not the server's alone; empty: they are. nan: no answer came."""
+        tolerance_s = _LEAST_TOLERANCE_S
+        if not math.isnan(median_ttft_s):
+            tolerance_s = max(tolerance_s, _TOLERANCE_OF_TTFT * median_ttft_s)
+        found = []
+        if self.windows and self.full_windows > _BUSY_SHARE * self.windows:
+            found.append(
+                f"it used a whole core in {self.full_windows} of {self.windows} seconds: "
+                "spread it with --processes N, or ask for less"
+            )
+        if self.lag_s.quantile(0.99) > tolerance_s:
+            found.append(
+                f"its event loop woke up late (p99 {_ms(self.lag_s.quantile(0.99))}, most {_ms(self.lag_s.most)}): "
+                f"times can be that much too long; {self._whose_fault()}"
+            )
+        if self.lateness_s.quantile(0.99) > tolerance_s:
+            found.append(
+                f"it sent requests after their due moments (p99 {_ms(self.lateness_s.quantile(0.99))}, "
+                f"most {_ms(self.lateness_s.most)}): that time is in every figure, and is not the server's"
+            )
+        return found
+
+    def _whose_fault(self) -> str:
+        if self.cpu_s < _LITTLE_CPU * self.wall_s:
+            waited = self.waited_s / self.wall_s
+            return (
+                f"it had little to do itself, and waited {waited:.0%} of the time for a core that others had: "
+                "run it on a machine of its own"
+            )
+        return "spread it with --processes N, or ask for less"
+
+    def summary(self) -> str:
+        """One line of figures, whatever they say."""
+        if not self.wall_s:
+            return "not watched: the run was too short"
+        parts = [
+            f"CPU {self.cpu_s / self.wall_s:.0%} of a core",
+            f"waited for a core {self.waited_s / self.wall_s:.0%} of the time",
+            f"loop late p99 {_ms(self.lag_s.quantile(0.99))}",
+        ]
+        if self.lateness_s.count:
+            parts.append(f"sent late p99 {_ms(self.lateness_s.quantile(0.99))}")
+        return ", ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "windows": self.windows,
+            "full_windows": self.full_windows,
+            "cpu_s": self.cpu_s,
+            "waited_s": self.waited_s,
+            "wall_s": self.wall_s,
+            "lag_s": self.lag_s.document(),
+            "lateness_s": self.lateness_s.document(),
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Health:
+        return cls(
+            windows=document["windows"],
+            full_windows=document["full_windows"],
+            cpu_s=document["cpu_s"],
+            waited_s=document["waited_s"],
+            wall_s=document["wall_s"],
+            lag_s=Samples.of(document["lag_s"]),
+            lateness_s=Samples.of(document["lateness_s"]),
+        )
+
+    def check_integrity(self) -> None:
+        assert 0 <= self.full_windows <= self.windows
+        self.lag_s.check_integrity()
+        self.lateness_s.check_integrity()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms"

@@ -1,0 +1,116 @@
+"""Closed-loop users: each waits for its answer, thinks, and asks again. `python -m bench.load SCENARIO` runs one of them.
+
+    chat           every prompt is new: nothing to share
+    shared         one of some long beginnings, a few of them far more often, and a question of its own
+    conversation   turns that begin with all that was said before, with think time between them
+    lora           adapters by a power law, each with a beginning of its own
+
+By hand: `locust -f bench/load/locustfile.py ConversationUser --host http://127.0.0.1:8080`, from the repository's root.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import ClassVar
+
+from locust import task
+from locust.env import Environment
+
+from bench.load import prompts
+from bench.load.locust_run import LoadUser
+from bench.load.sse import Answer
+
+
+class _ClosedLoop(LoadUser):
+    abstract = True
+    think_s: ClassVar[tuple[float, float]] = (0.5, 1.5)
+    scenario: ClassVar[str]
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        options = self.load.options
+        self.seed = f"{options.seed} {self.scenario}"
+        number = self.load.worker * 1_000_000 + next(self._numbers)
+        self.name = f"{self.seed} user {number}"
+        self.rng = random.Random(self.name)
+        self.asked = 0
+
+    def wait_time(self) -> float:
+        return self.rng.uniform(*self.think_s) * float(self.load.options.think)
+
+    def fresh(self, tokens: int) -> str:
+        """Text that nobody has sent before."""
+        self.asked += 1
+        return prompts.text(f"{self.name} {self.asked}", tokens)
+
+    def chat(self, messages: list[prompts.Message], *, model: str = "") -> Answer | None:
+        options = self.load.options
+        body = prompts.chat(
+            model or self.load.served.model, messages, answer_tokens=options.answer_tokens, salt=options.salt
+        )
+        return self.load.ask(self.scenario, body)
+
+
+class ChatUser(_ClosedLoop):
+    scenario = "chat"
+
+    @task
+    def ask(self) -> None:
+        tokens = int(min(6000, 100 + self.rng.lognormvariate(6.0, 0.8)))
+        self.chat([{"role": "user", "content": self.fresh(tokens)}])
+
+
+class SharedPrefixUser(_ClosedLoop):
+    scenario = "shared"
+
+    @task
+    def ask(self) -> None:
+        options = self.load.options
+        which = prompts.zipf(self.rng, options.prefixes)
+        beginning = prompts.shared_text(f"{self.seed} prefix {which}", options.prefix_tokens)
+        question = self.fresh(self.rng.randint(30, 150))
+        self.chat([{"role": "system", "content": beginning}, {"role": "user", "content": question}])
+
+
+class ConversationUser(_ClosedLoop):
+    """Belongs to one of some tenants, whose system prompt all of its conversations begin with."""
+
+    scenario = "conversation"
+    think_s = (1.0, 4.0)
+
+    def on_start(self) -> None:
+        options = self.load.options
+        tenant = prompts.zipf(self.rng, max(1, options.prefixes // 4))
+        self.system = prompts.shared_text(f"{self.seed} tenant {tenant}", options.prefix_tokens)
+        self.said: list[prompts.Message] = []
+        self.turns_left = self.rng.randint(1, 6)  # the first is under way: users are not in step
+
+    @task
+    def turn(self) -> None:
+        tokens = self.rng.randint(40, 160) if self.said else self.rng.randint(400, 1500)
+        question: prompts.Message = {"role": "user", "content": self.fresh(tokens)}
+        answer = self.chat([{"role": "system", "content": self.system}, *self.said, question])
+        self.turns_left -= 1
+        if answer is not None:  # a turn that failed is left out: the user goes on without it
+            self.said += [question, {"role": "assistant", "content": answer.text}]
+        if self.turns_left <= 0:
+            self.said = []
+            self.turns_left = self.rng.randint(3, 6)
+
+
+class LoraUser(_ClosedLoop):
+    """Where no adapter is served it asks for the base model: `python -m bench.load lora` refuses that first."""
+
+    scenario = "lora"
+
+    @task
+    def ask(self) -> None:
+        adapters = self.load.served.adapters or (self.load.served.model,)
+        adapter = adapters[prompts.zipf(self.rng, len(adapters))]
+        beginning = prompts.shared_text(f"{self.seed} {adapter}", self.load.options.prefix_tokens)
+        question = self.fresh(self.rng.randint(30, 150))
+        messages = [{"role": "system", "content": beginning}, {"role": "user", "content": question}]
+        self.chat(messages, model=adapter)

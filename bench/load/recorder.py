@@ -1,0 +1,89 @@
+"""Turns answers into rows of locust's statistics and into figures. One for each process of the generator.
+
+Requests are events of locust's own (`ANSWER` rows), so its totals count answers. The other measures are rows beside them and
+stay out of the totals: a time to first token added to a number of tokens a second would be neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from locust.env import Environment
+
+from bench.load.figures import Figures
+from bench.load.sse import Answer, AnswerError
+
+_LOG = logging.getLogger(__name__)
+ROWS: Final = {
+    "ttft_s": ("TTFT", 1000.0),
+    "inter_token_s": ("INTER-TOKEN", 1000.0),
+    "longest_gap_s": ("LONGEST-GAP", 1000.0),
+    "tokens_per_s": ("TOKENS/S", 1.0),
+}
+"""Row of each measure, and what locust shows as milliseconds: times as such, tokens a second as they are."""
+
+
+class Recorder:
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.figures = Figures()
+
+    def ask(self) -> None:
+        self.figures.asked += 1
+        self.figures.first_at = min(self.figures.first_at, time.monotonic())
+
+    def answer(self, name: str, answer: Answer, *, began_at: float, ended_at: float, size_bytes: int) -> None:
+        """A whole answer. `began_at`: when it was sent, or due."""
+        figures = self.figures
+        figures.answered += 1
+        figures.last_at = max(figures.last_at, time.monotonic())
+        figures.prompt_tokens += answer.prompt_tokens
+        figures.cached_tokens += answer.cached_tokens
+        figures.output_tokens += answer.output_tokens
+        figures.uncounted += not answer.tokens_counted
+        answer_s = ended_at - began_at
+        figures.measures["answer_s"].add(answer_s)
+        self._environment.events.request.fire(
+            request_type="ANSWER",
+            name=name,
+            response_time=answer_s * 1000,
+            response_length=size_bytes,
+            exception=None,
+            context={},
+        )
+        values = {
+            "ttft_s": answer.first_token_at - began_at,
+            "inter_token_s": answer.inter_token_s,
+            "longest_gap_s": answer.longest_gap_s,
+            "tokens_per_s": answer.output_tokens / answer_s if answer_s > 0 else None,
+        }
+        for measure, value in values.items():
+            if value is not None:
+                figures.measures[measure].add(value)
+                row, unit = ROWS[measure]
+                self._row(row, name, value * unit, tokens=answer.output_tokens)
+
+    def failure(self, name: str, error: AnswerError, *, began_at: float, ended_at: float) -> None:
+        if error.kind not in self.figures.failures:
+            _LOG.warning("the first failure of its kind: %s", error)
+        self.figures.fail(error.kind, str(error))
+        self.figures.last_at = max(self.figures.last_at, time.monotonic())
+        self._environment.events.request.fire(
+            request_type="ANSWER",
+            name=name,
+            response_time=(ended_at - began_at) * 1000,
+            response_length=0,
+            exception=AnswerError(error.kind),
+            context={},
+        )
+
+    def sent(self, name: str, *, due_at: float, sent_at: float) -> None:
+        """A request of an open loop."""
+        self.figures.health.note_sent(due_at=due_at, sent_at=sent_at)
+        self._row("SENT-LATE", name, max(0.0, sent_at - due_at) * 1000, tokens=0)
+
+    def _row(self, row: str, name: str, value: float, *, tokens: int) -> None:
+        # locust's annotation says int; it keeps fractions, and buckets them itself.
+        self._environment.stats.entries[(name, row)].log(value, tokens)  # type: ignore[arg-type]

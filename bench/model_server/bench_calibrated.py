@@ -1,0 +1,128 @@
+"""How well a calibrated cost model foretells the server that it was fitted to, on requests that were not in the fit.
+
+Give it the running server (`--url`) and the file that `model-server calibrate` made of it (`--cost`): it starts a server of the
+cost model with that file and puts the same requests to both, in turns. Prompts are random tokens, so nothing is found in a
+cache. Lengths, batches and arrivals are none that a calibration asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import aiohttp
+
+from bench.model_server.tables import Cell, show, write_json
+from model_server.calibrate.client import ServerUnderTest, find_model
+from model_server.calibrate.probes import Trace
+from tests.harness.model_servers import running_model_servers
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, `at_s` after the first of its scenario."""
+
+    at_s: float
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def scenarios(*, requests_per_s: float) -> dict[str, list[Asked]]:
+    rng = random.Random("held out")
+    load: list[Asked] = []
+    at_s = 0.0
+    for _ in range(10):
+        load.append(Asked(at_s, rng.randrange(48, 400), rng.randrange(8, 32)))
+        at_s += rng.expovariate(requests_per_s)
+    return {
+        "one prompt of 300 tokens": [Asked(0, 300, 24)],
+        "4 at once of 70, 150, 230, 310": [Asked(0, 70 + 80 * n, 24) for n in range(4)],
+        "3 of 100, a fourth of 350 among them": [*(Asked(0, 100, 40) for _ in range(3)), Asked(1.5, 350, 8)],
+        f"10 of 48 to 400, {requests_per_s:g} a second": load,
+    }
+
+
+async def served(server: ServerUnderTest, asked: Sequence[Asked]) -> dict[str, float]:
+    """Means over the requests, in seconds: to the first token, and a further token."""
+
+    async def one(request: Asked) -> Trace:
+        await asyncio.sleep(request.at_s)
+        return await server.ask(request.prompt_tokens, answer_tokens=request.answer_tokens)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(request)) for request in asked]
+    traces = [task.result() for task in running]
+    return {
+        "ttft": fmean(trace.token_s[0] - trace.sent_s for trace in traces),
+        "tpot": fmean((trace.token_s[-1] - trace.token_s[0]) / (len(trace.token_s) - 1) for trace in traces),
+    }
+
+
+Measured = dict[str, dict[str, list[dict[str, float]]]]
+"""By scenario and side: a dict of figures for each repeat."""
+
+
+async def measure(args: argparse.Namespace) -> Measured:
+    asked = scenarios(requests_per_s=args.requests_per_s)
+    measured: Measured = {name: {"real": [], "modelled": []} for name in asked}
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            running_model_servers(Path(folder), count=1, flags=("--cost", str(args.cost))) as [modelled],
+            aiohttp.ClientSession(args.url.rstrip("/") + "/") as real_http,
+            aiohttp.ClientSession(modelled.url + "/") as modelled_http,
+        ):
+            sides = {
+                name: ServerUnderTest(http, model=(await find_model(http, None))[0], rng=random.Random(7))
+                for name, http in (("real", real_http), ("modelled", modelled_http))
+            }
+            for repeat in range(args.repeats):
+                for name, requests in asked.items():
+                    for side in list(sides)[:: -1 if repeat % 2 else 1]:
+                        measured[name][side].append(await served(sides[side], requests))
+    return measured
+
+
+def lines(measured: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]) -> list[list[Cell]]:
+    """Medians of the repeats; each ratio is the median of the repeats' own."""
+    rows: list[list[Cell]] = []
+    for name, sides in measured.items():
+        row: list[Cell] = [name]
+        for figure in ("ttft", "tpot"):
+            real, modelled = ([1e3 * one[figure] for one in sides[side]] for side in ("real", "modelled"))
+            ratio = median(m / r for m, r in zip(modelled, real, strict=True))
+            row += [median(real), median(modelled), ratio]
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.model_server.bench_calibrated",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--url", required=True, help="the server that was calibrated, still running")
+    parser.add_argument("--cost", type=Path, required=True, help="what `model-server calibrate` wrote of it")
+    parser.add_argument(
+        "--requests-per-s", type=float, default=0.5, help="of the last scenario (default %(default)s)"
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="keep every figure in this file")
+    args = parser.parse_args()
+    measured = asyncio.run(measure(args))
+    write_json(args.json, measured)
+    show(
+        f"{args.repeats} repeats, the two servers in turns",
+        ["requests", "TTFT ms", "modelled", "ratio", "TPOT ms", "modelled", "ratio"],
+        lines(measured),
+    )
+
+
+if __name__ == "__main__":
+    main()

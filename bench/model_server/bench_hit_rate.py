@@ -1,0 +1,203 @@
+"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, of its bound K, and of three policies.
+
+Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, two minutes. Counts, not times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.model_server.report_workload import (
+    NUM_REQUESTS,
+    PROMPT_TOKENS,
+    expected_rate,
+    linear_fit,
+    mixed_trace,
+    prompts,
+    run,
+)
+from bench.model_server.tables import bars, show, write_json
+from model_server.core.cache_options import CacheOptions
+from model_server.core.eviction import EVICTION_NAMES
+
+REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=2000)
+ANSWER_TOKENS = (30, 90)
+PLENTY = 20_000
+BOUNDS = (5, 10, 20, 40, 80, 120, 160, 320, 2000)
+FAMILY = (20, 80, 160, 320, 640, 2000)
+REPORTED_RATE = 0.0814
+REPORTED_PROMPTS = {
+    "5, as GPT-2's and SmolLM2's tokenizers cut it": 5,
+    "6, with a BOS token, as OPT's and Llama's": 6,
+}
+POOLS = (400, 600, 800, 1200, 1600, 2400)
+
+
+def figure_1(answer_tokens: tuple[int, int] = ANSWER_TOKENS) -> list[tuple[float, float, float]]:
+    """(p, share of prompts found, share of prompt tokens found) for p from 0.1 to 1."""
+    points = []
+    for tenth in range(1, 11):
+        found = run(
+            prompts(tenth / 10, seed=tenth), num_blocks=PLENTY, options=REPORT, answer_tokens=answer_tokens
+        )
+        points.append((tenth / 10, found.prompt_rate, found.token_rate))
+    return points
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Of one bound K: for each p the share of prompts found, and the one that is expected."""
+
+    bound: int
+    points: list[tuple[float, float, float]]
+
+    @property
+    def r_squared(self) -> float:
+        return linear_fit([(p, rate) for p, rate, _ in self.points])[2]
+
+
+def family(
+    *,
+    bounds: Sequence[int] = FAMILY,
+    tenths: Sequence[int] = range(1, 11),
+    answer_tokens: tuple[int, int] = ANSWER_TOKENS,
+) -> list[Curve]:
+    """Row 000-5 at several K."""
+    curves = []
+    for bound in bounds:
+        options = replace(REPORT, max_unused_blocks=bound, hash_algorithm="xxh3")
+        points = []
+        for tenth in tenths:
+            p = tenth / 10
+            found = run(
+                prompts(p, seed=tenth), num_blocks=PLENTY, options=options, answer_tokens=answer_tokens
+            )
+            expected = expected_rate(p, bound=bound, answer_tokens=answer_tokens)
+            points.append((p, found.prompt_rate, expected))
+        curves.append(Curve(bound, points))
+    return curves
+
+
+def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
+    """Tokens of an answer, on the average, with which 8.14 % of all tokens are those of a prompt seen before, and the rate seen there.
+
+    A prompt is found 999 of 1,000 times: rate = 0.999 n / (n + answer).
+    """
+    answer = prompt_tokens * ((NUM_REQUESTS - 1) / NUM_REQUESTS / REPORTED_RATE - 1)
+    longest = round(2 * answer) - 1
+    rates = identical_prompts(prompt_tokens=prompt_tokens, answer_tokens=(1, longest))
+    return answer, rates["prompt tokens covered, of whole sequences"]
+
+
+def identical_prompts(
+    *, prompt_tokens: int = 6, answer_tokens: tuple[int, int] = (64, 64)
+) -> dict[str, float]:
+    """Row 000-6: "What is your name?", 1,000 times."""
+    found = run(
+        ([100 + i for i in range(prompt_tokens)] for _ in range(NUM_REQUESTS)),
+        num_blocks=PLENTY,
+        options=REPORT,
+        answer_tokens=answer_tokens,
+    )
+    total = prompt_tokens + sum(answer_tokens) / 2
+    return {
+        "prompts found": found.prompt_rate,
+        "prompt tokens covered, of whole sequences": found.whole_sequence_rate,
+        "expected": (NUM_REQUESTS - 1) / NUM_REQUESTS * prompt_tokens / total,
+        "prompt tokens not computed, of whole sequences": found.whole_sequence_hit_rate,
+        "expected for those": (NUM_REQUESTS - 1) / NUM_REQUESTS * (prompt_tokens - 1) / total,
+    }
+
+
+def sweep_of_the_bound(p: float = 0.8, *, bounds: tuple[int, ...] = BOUNDS) -> list[tuple[int, float]]:
+    """(K, share of prompts found)."""
+    rates = []
+    for bound in bounds:
+        options = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=bound)
+        found = run(prompts(p, seed=8), num_blocks=PLENTY, options=options, answer_tokens=ANSWER_TOKENS)
+        rates.append((bound, found.prompt_rate))
+    return rates
+
+
+def policies_on_one_trace(
+    *, num_requests: int = 2000, pools: tuple[int, ...] = POOLS, drift_every: int | None = None
+) -> list[list[float]]:
+    """For each number of blocks, the prefill tokens saved by each of the policies, as a share of all."""
+    rows = []
+    for num_blocks in pools:
+        row: list[float] = [num_blocks]
+        for name in EVICTION_NAMES:
+            found = run(
+                mixed_trace(seed=4, num_requests=num_requests, drift_every=drift_every),
+                num_blocks=num_blocks,
+                options=CacheOptions(eviction=name, hash_algorithm="xxh3"),
+                answer_tokens=(5, 30),
+                concurrency=8,
+            )
+            row.append(found.token_rate)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.model_server.bench_hit_rate",
+        description=(__doc__ or "").partition("\n\n")[0],
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    args = parser.parse_args()
+
+    points = figure_1()
+    slope, intercept, r_squared = linear_fit([(p, rate) for p, rate, _ in points])
+    show(
+        f"000-5: {NUM_REQUESTS} requests of {PROMPT_TOKENS} tokens, hit rate against p",
+        ("p", "prompts found", "prompt tokens found"),
+        points,
+    )
+    bars("000-5: prompts found", [(f"p={p}", rate) for p, rate, _ in points])
+    print(f"\n000-5: rate = {slope:.3f} p {intercept:+.3f}, R squared {r_squared:.4f}")
+
+    identical = identical_prompts()
+    show(
+        "000-6: one prompt of 6 tokens, 64 answered, 1,000 times", ("rate", "value"), list(identical.items())
+    )
+    reported = [(name, *answers_for_the_reported_rate(tokens)) for name, tokens in REPORTED_PROMPTS.items()]
+    show(
+        "000-6: answers that make the report's 8.14 %",
+        ("prompt tokens", "tokens of an answer", "rate seen there"),
+        reported,
+    )
+
+    curves = family()
+    show(
+        "000-5: prompts found by K, and expected",
+        ("K", *(f"p={p}" for p, _, _ in curves[0].points), "R squared"),
+        [[c.bound, *(f"{r:.3f} ({e:.3f})" for _, r, e in c.points), c.r_squared] for c in curves],
+    )
+
+    sweep = sweep_of_the_bound()
+    show("000: the bound K on unused blocks, p = 0.8", ("K", "prompts found"), sweep)
+    bars("000: prompts found, p = 0.8", [(f"K={bound}", rate) for bound, rate in sweep])
+
+    policies = policies_on_one_trace()
+    show("000-8: prefill tokens saved on one trace", ("blocks", *EVICTION_NAMES), policies)
+    drifting = policies_on_one_trace(drift_every=100)
+    show("000-8: the same, favourites change every 100 requests", ("blocks", *EVICTION_NAMES), drifting)
+    write_json(
+        args.json,
+        {
+            "000-5": {"points": points, "slope": slope, "intercept": intercept, "r_squared": r_squared},
+            "000-5 by K": [{"K": c.bound, "points": c.points, "r_squared": c.r_squared} for c in curves],
+            "000-6": identical,
+            "000-6 as reported": reported,
+            "000-bound": sweep,
+            "000-8": {"steady": policies, "drifting": drifting},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a larger shape on a GPU.
+
+Rows 000-7 (and the report's figure 2), 001-6, 001-7, 001-8 and 003-5; sides in turns, medians of the repeats. `--layers 4` takes the model's first
+four layers (its tables say so): all thirty take hours, and what is compared is the same work left out. `--shape 8b --device
+cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every measurement and adds to what a run of the same
+model left there, so that short runs make one table. `make bench-engine` runs this where torch is; `ARGS="--rows 000-7"` one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bench.model_server.engine import rows, runs, serving_row
+from bench.model_server.tables import show, write_json
+from model_server.runners.hf.errors import ModelError
+
+ROWS = {
+    "000-7": rows.identical_prompts,
+    "000-figure-2": rows.items_by_p,
+    "001-6": rows.prompts_twice,
+    "001-7": serving_row.serving,
+    "001-8": rows.unique_prompts,
+    "003-5": rows.prompt_modes,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.model_server.engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--repeats", type=int, default=5, help="0: only tell what --json FILE holds")
+    parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
+    parser.add_argument("--shape", choices=list(runs.SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
+    args = parser.parse_args()
+    if args.device != "cpu" and not args.shape:
+        parser.error("--device is for --shape: SmolLM2's figures are those of a CPU")
+    try:
+        bench = (
+            runs.prepare_shape(args.shape, device_name=args.device, num_blocks=8192)
+            if args.shape
+            else runs.prepare(layers=args.layers, num_blocks=4096)
+        )
+    except ModelError as error:
+        parser.error(str(error))
+    kept = _kept(args.json, model=bench.name)
+    for _ in range(args.repeats):
+        for name in args.rows:
+            ROWS[name](bench, kept, repeats=1, say=_say)
+            # Kept at once: a run that is cut off loses one repeat of one row.
+            write_json(args.json, {"model": bench.name, "series": kept.series})
+    told = [ROWS[name](bench, kept, repeats=0, say=_say) for name in args.rows]
+    for figures in told:
+        _show(figures, model=bench.name)
+    write_json(args.json, {"model": bench.name, "rows": told, "series": kept.series})
+
+
+def _show(figures: rows.Figures, *, model: str) -> None:
+    cells = figures["rows"]
+    columns = list(dict.fromkeys(key for row in cells for key in row))
+    show(
+        f"**{figures['row']}** ({model}), goal: {figures['goal']}",
+        columns,
+        [[row.get(key, "") for key in columns] for row in cells],
+    )
+    if "same greedy text in all modes" in figures:
+        print(f"\nSame greedy text in all modes: {figures['same greedy text in all modes']}")
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _kept(path: Path | None, *, model: str) -> runs.Kept:
+    """What the file holds; empty where there is none."""
+    if path is None or not path.exists():
+        return runs.Kept({})
+    content = json.loads(path.read_text())
+    if content["model"] != model:
+        sys.exit(f"{path} holds figures of {content['model']}, not of {model}: take another file")
+    return runs.Kept(content["series"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Our engine, transformers' continuous batching and vLLM on the same CPU, model and requests, with their caches and without.
+
+SmolLM2 in float32, one thread, greedy, blocks of 32 tokens; the sides in turns, CPU seconds of each one's process.
+`--layers 4` takes the model's first four layers, in all engines. `--json FILE` keeps every turn and adds to what a run
+with the same layers left there, so that short runs make one table. `make bench-peers` runs it where torch and vLLM are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.model_server.peers import figures, work
+from bench.model_server.peers.figures import Recorded
+from bench.model_server.peers.first_layers import first_layers
+from bench.model_server.peers.sides import Side, SideName
+from bench.model_server.peers.work import ENGINES
+from bench.model_server.tables import show, write_json
+from model_server.text.pretrained import PretrainedLanguage
+from model_server.weights.known import SMOLLM2, find
+from tests.vllm_env.prompts import prose
+
+Content = dict[str, Any]
+
+
+def main() -> None:
+    args = _arguments()
+    content = _begin(args.json, layers=args.layers)
+    if args.repeats:
+        with tempfile.TemporaryDirectory() as folder:
+            _measure(args, content, folder=Path(folder))
+        write_json(args.json, content)
+    tell(content)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.model_server.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", nargs="+", choices=list(work.ROWS), default=list(work.ROWS))
+    parser.add_argument("--repeats", type=int, default=3, help="0: only tell what --json FILE holds")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="the model's first so many layers; 0: all thirty"
+    )
+    parser.add_argument("--json", type=Path, help="keep every turn in this file, after those that it holds")
+    return parser.parse_args()
+
+
+def _begin(path: Path | None, *, layers: int) -> Content:
+    if path is None or not path.exists():
+        return {"layers": layers, "versions": {}, "rows": {}}
+    content: Content = json.loads(path.read_text())
+    if content["layers"] != layers:
+        sys.exit(f"{path} holds turns with --layers {content['layers']}: take another file, or those layers")
+    return content
+
+
+def _measure(args: argparse.Namespace, content: Content, *, folder: Path) -> None:
+    model = find(SMOLLM2, progress=_say)
+    if args.layers:
+        model = first_layers(model, count=args.layers, into=folder / "model")
+    language = PretrainedLanguage(model)
+
+    def text_of(name: str, tokens: int) -> list[int]:
+        return [int(token) for token in language.encode(prose(name, words=tokens))[:tokens]]
+
+    most = max(work.num_blocks(work.ROWS[name](text_of, 0)) for name in args.rows)
+    with contextlib.ExitStack() as running:
+        names = [SideName(engine, cache) for engine in ENGINES for cache in (True, False)]
+        # All start before the first is waited for.
+        started = [Side(name, model=model, num_blocks=most, logs=folder) for name in names]
+        sides = [running.enter_context(side) for side in started]
+        content["versions"] = {side.name.engine: side.version for side in sides}
+        _repeat(sides, work.warm_up(text_of), say="warm-up")
+        for row in args.rows:
+            for _ in range(args.repeats):
+                known = content["rows"].get(row)
+                kept = Recorded.read(known) if known else Recorded.of(work.ROWS[row](text_of, 0))
+                number = len(kept.repeats)
+                turns = _repeat(
+                    sides[:: -1 if number % 2 else 1],
+                    work.ROWS[row](text_of, number),
+                    say=f"{row}, repeat {number}",
+                )
+                kept.repeats.append(turns)
+                content["rows"][row] = asdict(kept)
+                write_json(args.json, content)
+
+
+def _repeat(sides: Sequence[Side], rounds: Sequence[work.Round], *, say: str) -> dict[str, work.Turn]:
+    turns = {}
+    for side in sides:
+        turns[str(side.name)] = turn = side.turn(rounds)
+        _say(f"{say}: {side.name}: {sum(turn.round_cpu_s):.2f} CPU s of {sum(turn.round_wall_s):.2f} s")
+    return turns
+
+
+def tell(content: Content) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    print(f"\n{content['layers'] or 30} layers; {versions}")
+    for row, kept in content["rows"].items():
+        recorded = Recorded.read(kept)
+        lines = (figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs)(recorded, ENGINES)
+        show(
+            f"**{row}**, {len(recorded.repeats)} repeats",
+            list(lines[0]),
+            [list(line.values()) for line in lines],
+        )
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

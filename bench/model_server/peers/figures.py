@@ -1,0 +1,103 @@
+"""From turns to a table: each engine with its cache and without, and all of them against ours. Pure.
+
+`Recorded` is what the JSON file keeps: raw turns, so that several short runs make one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from bench.model_server.peers.work import Round, Turn, answer_tokens, prompt_tokens
+
+Figures = dict[str, float | str]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The turns of one row: by repeat, then by side."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    repeats: list[dict[str, Turn]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round]) -> Recorded:
+        return cls(prompt_tokens(rounds), answer_tokens(rounds))
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Recorded:
+        repeats = [{name: Turn(**turn) for name, turn in one.items()} for one in content["repeats"]]
+        return cls(content["prompt_tokens"], content["answer_tokens"], repeats)
+
+
+def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
+    """A line an engine, of rows that are timed as one piece of work."""
+    return [_whole(row, engine) for engine in engines]
+
+
+def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
+    """A line an engine, of a row of `FIRST_TOKENS`: the first rounds are new to the cache, the last ones not."""
+    ours = [_new_and_seen(one["ours with"]) for one in row.repeats]
+    lines: list[Figures] = []
+    for engine in engines:
+        cached = [_new_and_seen(one[f"{engine} with"]) for one in row.repeats]
+        uncached = [sum(_new_and_seen(one[f"{engine} without"])) / 2 for one in row.repeats]
+        new, seen = ([pair[n] for pair in cached] for n in (0, 1))
+        lines.append(
+            {
+                "engine": engine,
+                "CPU ms to the first token, new": 1e3 * median(new),
+                "seen before": 1e3 * median(seen),
+                "without the cache": 1e3 * median(uncached),
+                "new, of ours": _ratio(new, [pair[0] for pair in ours]),
+                "seen, of ours": _ratio(seen, [pair[1] for pair in ours]),
+                "tokens hit of those seen": median(_hits_seen(one[f"{engine} with"]) for one in row.repeats),
+            }
+        )
+    return lines
+
+
+def same_answers(row: Recorded, side: str) -> float:
+    """Share of the answers that are, token for token, those of ours without its cache."""
+    pairs = [
+        (a, b)
+        for one in row.repeats
+        for a, b in zip(one[side].answers, one["ours without"].answers, strict=True)
+    ]
+    return sum(list(a) == list(b) for a, b in pairs) / len(pairs)
+
+
+def _whole(row: Recorded, engine: str) -> Figures:
+    cached = [sum(one[f"{engine} with"].round_cpu_s) for one in row.repeats]
+    uncached = [sum(one[f"{engine} without"].round_cpu_s) for one in row.repeats]
+    return {
+        "engine": engine,
+        "CPU s with": median(cached),
+        "without": median(uncached),
+        "times faster": _ratio(uncached, cached),
+        "answer tokens/s with": row.answer_tokens / median(cached),
+        "without the cache": row.answer_tokens / median(uncached),
+        "tokens/s, of ours": _ratio([sum(one["ours with"].round_cpu_s) for one in row.repeats], cached),
+        "without, of ours": _ratio([sum(one["ours without"].round_cpu_s) for one in row.repeats], uncached),
+        "hits": median(sum(one[f"{engine} with"].round_hit_tokens) for one in row.repeats)
+        / row.prompt_tokens,
+        "same answers": same_answers(row, f"{engine} with"),
+    }
+
+
+def _new_and_seen(turn: Turn) -> tuple[float, float]:
+    """Mean CPU seconds of the rounds before the one in the middle, and of those after it."""
+    middle = len(turn.round_cpu_s) // 2
+    return fmean(turn.round_cpu_s[:middle]), fmean(turn.round_cpu_s[middle + 1 :])
+
+
+def _hits_seen(turn: Turn) -> float:
+    return fmean(turn.round_hit_tokens[len(turn.round_hit_tokens) // 2 + 1 :])
+
+
+def _ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Median of the repeats' own ratios."""
+    return median(a / b for a, b in zip(over, under, strict=True))

@@ -1,0 +1,83 @@
+"""One engine in a process of its own: reads a row's rounds from its input, a JSON line each time, and writes what it did.
+
+The engines' environments have not one package of ours in common, so this needs the standard library alone. CPU seconds are
+those of the whole process; an engine that computes elsewhere would look free, which `run` refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from bench.model_server.peers.work import Prompt, Round, Turn
+
+
+class PeerEngine(Protocol):
+    version: str
+
+    def forget(self) -> None:
+        """Empty the prefix cache. Nothing is running."""
+
+    def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
+        """Greedy answers of exactly so many tokens, in the prompts' order, and how many prompt tokens the cache had."""
+
+
+def main(make: Callable[..., PeerEngine]) -> None:
+    """`make(folder, cache=..., num_blocks=...)`: the model in `folder`, in float32, on the CPU."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--num-blocks", type=int, required=True)
+    parser.add_argument("--cache", action="store_true")
+    args = parser.parse_args()
+    # Engines print: what they print goes to the log, and the lines of this protocol to what was the output.
+    told = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    status = 1
+    try:
+        engine = make(args.folder, cache=args.cache, num_blocks=args.num_blocks)
+        print(json.dumps({"version": engine.version}), file=told)
+        for line in sys.stdin:
+            rounds = [Round(**one) for one in json.loads(line)]
+            turn = run(engine, rounds)
+            _check_alone()
+            print(json.dumps(asdict(turn)), file=told)
+        status = 0
+    except BaseException:  # noqa: BLE001 - told, and the process ends either way
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # threads of engines would keep the process
+
+
+def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
+    engine.forget()
+    cpu_s: list[float] = []
+    wall_s: list[float] = []
+    answers: list[list[int]] = []
+    hits: list[int] = []
+    for one in rounds:
+        cpu, wall = time.process_time(), time.perf_counter()
+        said, hit = engine.answer(one.prompts, answer_tokens=one.answer_tokens)
+        cpu_s.append(time.process_time() - cpu)
+        wall_s.append(time.perf_counter() - wall)
+        if any(len(answer) != one.answer_tokens for answer in said):
+            raise RuntimeError(f"answers of {sorted({len(answer) for answer in said})} tokens came")
+        answers += said
+        hits.append(hit)
+    return Turn(cpu_s, wall_s, hits, answers)
+
+
+def _check_alone() -> None:
+    """The CPU time of other processes would be missed."""
+    tasks = Path("/proc/self/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    if children:
+        raise RuntimeError(f"the engine computes in other processes too: {children}")

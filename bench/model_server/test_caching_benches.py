@@ -1,0 +1,187 @@
+"""The caching benchmarks' own parts: what is asked of the peers, what is made of their turns, and the pictures."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+
+from bench.charts import Bars, Line, bar_chart, line_chart
+from bench.model_server import bench_partial, plots
+from bench.model_server.peers import figures, work, worker
+from bench.model_server.peers.figures import Recorded
+from bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
+from model_server.core.engine import Engine, EngineConfig
+from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
+from model_server.runners.cost import CostModel, CostRunner
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def text_of(name: str, tokens: int) -> Prompt:
+    return [hash((name, n)) % 1000 for n in range(tokens)]
+
+
+def turn(seconds: Sequence[float], *, hits: int = 0, answers: Sequence[Sequence[int]] = ((1,),)) -> Turn:
+    return Turn(seconds, seconds, [hits] * len(seconds), answers)
+
+
+def recorded(**seconds: Sequence[float]) -> Recorded:
+    """One repeat; each engine's seconds with the cache, and ten times as many without."""
+    sides = {f"{engine} with": turn(s, hits=5) for engine, s in seconds.items()}
+    sides |= {f"{engine} without": turn([10 * x for x in s]) for engine, s in seconds.items()}
+    return Recorded(prompt_tokens=20, answer_tokens=6, repeats=[sides])
+
+
+@pytest.mark.parametrize(("row", "hit_share"), [("001-6", 0.48), ("003-5", 0.75)])
+def test_a_row_repeats_as_many_prompt_tokens_as_its_document_says(row: str, hit_share: float) -> None:
+    seen: set[tuple[int, ...]] = set()
+    again = total = 0
+    for one in work.ROWS[row](text_of, 0):
+        for prompt in one.prompts:
+            # Whole blocks, and a token is left to compute.
+            again += (len(prompt) - 1) // work.BLOCK_TOKENS * work.BLOCK_TOKENS * (tuple(prompt) in seen)
+            total += len(prompt)
+            seen.add(tuple(prompt))
+    assert again / total == pytest.approx(hit_share, abs=0.02)
+
+
+def serve_twice(*, cache: bool) -> tuple[float, float]:
+    """001-6 by an engine over the cost model: modelled seconds of the whole run, and hits of all prompt tokens."""
+    runner = CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7))
+    config = EngineConfig(
+        num_blocks=4096, block_size_tokens=16, enable_prefix_caching=cache, eos_token_id=NO_TOKEN
+    )
+    engine = Engine(config, runner)
+    seconds, hits, asked = 0.0, 0, 0
+    for number, one in enumerate(work.ROWS["001-6"](text_of, 0)):
+        requests = [
+            Request(
+                RequestId(f"{number} {n}"), [TokenId(t) for t in tokens], one.answer_tokens, arrival_s=0.0
+            )
+            for n, tokens in enumerate(one.prompts)
+        ]
+        for request in requests:
+            engine.add(request)
+        while engine.num_unfinished:
+            seconds = engine.step(now=seconds)[1]
+        hits += sum(request.num_cached_tokens or 0 for request in requests)
+        asked += sum(request.num_prompt_tokens for request in requests)
+    return seconds, hits / asked
+
+
+def test_001_6_an_engine_hits_49_percent_and_takes_less_than_a_1_6th_of_the_modelled_time() -> None:
+    """Each second prompt is found but for its last, unfinished block: of 384 tokens on the average some 8."""
+    with_cache, hits = serve_twice(cache=True)
+    without, none = serve_twice(cache=False)
+    assert round(hits, 2) == 0.49
+    assert none == 0
+    assert without >= 1.6 * with_cache
+
+
+def test_repeats_ask_different_prompts() -> None:
+    first, second = (work.ROWS["001-6"](text_of, repeat) for repeat in (0, 1))
+    assert all(a != b for a, b in zip(first[0].prompts, second[0].prompts, strict=True))
+
+
+class Echo:
+    version = "1"
+
+    def __init__(self, *, missing: int = 0) -> None:
+        self.calls: list[str] = []
+        self._missing = missing
+
+    def forget(self) -> None:
+        self.calls.append("forget")
+
+    def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
+        self.calls.append("answer")
+        return [[0] * (answer_tokens - self._missing) for _ in prompts], len(self.calls)
+
+
+def test_a_turn_starts_with_an_empty_cache_and_keeps_each_round_apart() -> None:
+    engine = Echo()
+    done = worker.run(engine, [Round([[1, 2]], 3), Round([[1], [2]], 1)])
+    assert engine.calls == ["forget", "answer", "answer"]
+    assert list(done.round_hit_tokens) == [2, 3]
+    assert list(done.answers) == [[0, 0, 0], [0], [0]]
+    assert len(done.round_cpu_s) == len(done.round_wall_s) == 2
+
+
+def test_an_engine_that_ends_answers_early_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="answers of"):
+        worker.run(Echo(missing=1), [Round([[1, 2]], 3)])
+
+
+def test_engines_are_compared_with_ours_within_a_repeat() -> None:
+    row = recorded(ours=[1.0, 1.0], transformers=[4.0, 4.0], vllm=[0.5, 0.5])
+    ours, transformers, vllm = figures.whole_runs(row, ENGINES)
+    assert [x["tokens/s, of ours"] for x in (ours, transformers, vllm)] == [1.0, 0.25, 2.0]
+    assert transformers["times faster"] == pytest.approx(10)
+    assert vllm["answer tokens/s with"] == pytest.approx(6.0)
+    assert vllm["hits"] == pytest.approx(0.5)
+
+
+def test_first_tokens_of_new_and_of_seen_prompts_are_told_apart() -> None:
+    row = recorded(ours=[0.4, 0.2, 9.0, 0.05, 0.03])
+    [ours] = figures.first_tokens(row, ["ours"])
+    assert ours["CPU ms to the first token, new"] == pytest.approx(300)
+    assert ours["seen before"] == pytest.approx(40)
+
+
+def test_answers_that_differ_from_ours_count() -> None:
+    row = recorded(ours=[1.0])
+    row.repeats[0]["vllm with"] = turn([1.0], answers=[[1], [2]])
+    row.repeats[0]["ours without"] = turn([1.0], answers=[[1], [3]])
+    assert figures.same_answers(row, "vllm with") == 0.5
+
+
+def test_what_was_kept_reads_as_it_was() -> None:
+    row = recorded(ours=[1.0, 2.0])
+    assert Recorded.read(asdict(row)) == row
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    svg = ET.fromstring(bar_chart("title", ("a", "b"), [Bars("x", (1.0, 0.5)), Bars("y", (None, 0.25))], y_label="y"))  # fmt: skip
+    heights = [float(rect.attrib["height"]) for rect in svg.iter(f"{_SVG}rect")][3:]
+    assert heights == pytest.approx([heights[0], heights[0] / 2, heights[0] / 4], abs=0.2)
+
+
+def test_equal_ratios_are_equally_far_apart_on_an_axis_of_ratios() -> None:
+    text = line_chart("t", [Line("", [(1, 1), (10, 2), (100, 4)])], x_label="", y_label="", log_x=True)
+    [line] = ET.fromstring(text).iter(f"{_SVG}polyline")
+    places = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    first, second = (b[0] - a[0] for a, b in pairwise(places))
+    assert first == pytest.approx(second, abs=0.2)
+    assert places[0][1] > places[1][1] > places[2][1], "more is higher"
+
+
+def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
+    whole = recorded(ours=[1.0, 1.0], transformers=[4.0, 4.0], vllm=[0.5, 0.5])
+    alone = recorded(**{engine: [0.4, 9.0, 0.1] for engine in ENGINES})
+    content = {
+        "layers": 0,
+        "rows": {"001-6": asdict(whole), "alone": asdict(alone), "together": asdict(alone)},
+    }
+    pictures = plots.of_peers(content)
+    assert set(pictures) == {"peers-001-6", "peers-first-token-alone", "peers-first-token-together"}
+    assert "30 layers" in pictures["peers-001-6"]
+    curve = [{"p": p, "items/s with": 100 * p, "items/s without": 50.0} for p in (0.1, 0.5, 1.0)]
+    items = ET.fromstring(plots.of_engine({"rows": [{"row": "000-figure-2", "rows": curve}]})["items-by-p"])
+    assert len(list(items.iter(f"{_SVG}polyline"))) == 2
+    rows = [
+        {"row": "001-6", "rows": [{"without / with": 2.0}]},
+        {"row": "000-7", "rows": [{"p": 0.1, "answer tokens": 16, "ratio": 0.5}]},
+    ]
+    bars = ET.fromstring(plots.of_engine({"rows": rows})["rows"])
+    told = [text.text for text in bars.iter(f"{_SVG}text")]
+    assert "0.5" in told
+    assert "2" in told
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_the_bench_of_partial_matches_runs_with_an_intact_cache(*, common: bool) -> None:
+    assert all(us > 0 for us in bench_partial.measure(30, common=common, rounds=1))

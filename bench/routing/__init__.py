@@ -1,0 +1,1 @@
+"""Routing rules compared in a simulated fleet: `python -m bench.routing --help`."""

@@ -1,0 +1,208 @@
+"""The routing benchmark on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all
+from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
+from bench.routing.more_workloads import MORE
+from bench.routing.report import ablation, cells_of, goals, report, svg
+from bench.routing.store import Store, named
+from bench.routing.workloads import SPECS, label
+
+_ABOUT = """\
+Compares routing rules in a simulated fleet: the real picker's own code for ours, re-implementations for the others'.
+Every run is determined by its seed. Capacity is measured for each workload first (requests a second with a fixed number
+always in flight, by our score with exact knowledge), and loads are shares of it.
+"""
+
+_EXAMPLES = """\
+examples:
+  python -m bench.routing --quick
+      four workloads, one load, fewer rules and requests: under two minutes
+  python -m bench.routing --workloads b2b,chat --rules least-cost,lpwl,sgl --loads 0.9 --seeds 3
+  python -m bench.routing --trace conversation_trace.jsonl.gz --workloads none --rules all --loads 0.9
+  python -m bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
+  python -m bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
+  python -m bench.routing --store results.jsonl --rules all
+      writes every run down, and runs only what is not there yet (ours always: they are what changes)
+  python -m bench.routing --read results.jsonl --svg routing.svg
+      prints and draws what earlier runs left there
+"""
+
+_QUICK_WORKLOADS = ("conversation", "b2b", "hot", "chat")
+_QUICK_RULES = (
+    "least-cost",
+    "rr",
+    "least",
+    "p2c",
+    "chwbl",
+    "sgl",
+    "dynamo",
+    "lmetric",
+    "lpwl",
+    "llmd-affinity",
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.routing",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a short version of everything")
+    add(
+        "--workloads",
+        default="",
+        metavar="A,B",
+        help=f"of {', '.join(SPECS)} (default: all of them), or of {', '.join(MORE)}",
+    )
+    add(
+        "--trace", type=Path, action="append", default=[], metavar="PATH", help="a trace as one more workload"
+    )
+    add(
+        "--rules",
+        default="defaults",
+        metavar="A,B",
+        help="names, `defaults`, `sweeps`, `all` (both) or `ours`; --list shows them",
+    )
+    add("--loads", default="", metavar="X,Y", help="shares of capacity (default 0.5,0.9,1.3)")
+    add("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
+    add("--scale", type=float, default=0.0, metavar="X", help="times the usual number of requests")
+    _add_fleet(parser)
+    add("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add("--store", type=Path, metavar="PATH", help="keep the figures here, and run only what is not there")
+    add("--svg", type=Path, metavar="PATH", help="draw the picture here")
+    add("--read", type=Path, action="append", metavar="PATH", help="print earlier figures, run nothing")
+    add("--list", action="store_true", help="print the rules and their settings, run nothing")
+    return parser
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the fleet").add_argument
+    add("--servers", type=int, default=8, metavar="N", help="(default %(default)s)")
+    add("--replicas", type=int, default=1, metavar="N", help="of the router (default %(default)s)")
+    add(
+        "--share-delay",
+        type=float,
+        metavar="S",
+        help="our replicas hear of each other's picks so much later (default: never)",
+    )
+    add("--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)")
+    add("--lag", type=float, default=0.0, metavar="S", help="age of a page when it is read")
+    add("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
+    add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
+    add("--restart", action="store_true", help="one server restarts half-way")
+    add("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    if args.list:
+        for config in CONFIGS:
+            print(
+                f"{config.name:20} {'documented' if config.default else 'sweep':10} {dict(config.settings) or ''}"
+            )
+        return 0
+    results = [r for path in args.read for r in Store(path).results()] if args.read else _run(args)
+    cells = cells_of(results)
+    print(report(cells))
+    print("\nThe default rule against the best other rule:\n")
+    print(goals(cells))
+    print("\nSettings of our own rule, mean TTFT in s, TPOT p90 in ms:\n")
+    print(ablation(cells))
+    if args.svg:
+        args.svg.write_text(svg(cells))
+    return 0
+
+
+def _rules(text: str) -> list[str]:
+    if text == "defaults":
+        return ["least-cost", "affinity", *RIVALS]
+    if text == "sweeps":
+        return list(SWEEPS)
+    if text == "all":
+        return ["least-cost", "affinity", *RIVALS, *SWEEPS]
+    if text == "ours":
+        return [name for name in BY_NAME if is_ours(name)]
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown:
+        sys.exit(f"no such rule: {', '.join(unknown)} (--list shows them)")
+    return names
+
+
+def _workloads(text: str, *, quick: bool) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in SPECS and name not in MORE]
+    if unknown:
+        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join((*SPECS, *MORE))})")
+    return names or (list(_QUICK_WORKLOADS) if quick else list(SPECS))
+
+
+def _setting(args: argparse.Namespace) -> Setting:
+    return Setting(
+        num_servers=args.servers,
+        scale=args.scale or (0.3 if args.quick else 1.0),
+        replicas=args.replicas,
+        share_delay_s=args.share_delay,
+        scrape_interval_s=args.scrape_interval,
+        scrape_lag_s=args.lag,
+        slow=args.slow,
+        restart=args.restart,
+        grow=args.grow,
+        unlike=args.unlike,
+    )
+
+
+def _run(args: argparse.Namespace) -> list[Result]:
+    quick = args.quick
+    rules = list(_QUICK_RULES) if quick and args.rules == "defaults" else _rules(args.rules)
+    names = [*_workloads(args.workloads, quick=quick), *map(str, args.trace)]
+    loads = [float(x) for x in args.loads.split(",") if x] or ([0.9] if quick else [0.5, 0.9, 1.3])
+    seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
+    setting = _setting(args)
+    store = Store(args.store) if args.store else None
+    known = store.results() if store else []
+    capacities = {}
+    for name in names:
+        capacities[name] = _known_capacity(known, name, setting) or calibrate(name, setting)
+        print(f"capacity of {label(name)}: {capacities[name][0]:.2f} requests/s", file=sys.stderr)
+    runs = plan_runs(names, rules, loads=loads, seeds=seeds, setting=setting, capacities=capacities)
+    todo = store.missing(runs, anew=filter(is_ours, rules)) if store else runs
+    results = run_all(todo, processes=args.processes)
+    done = list(_progress(store.keeping(results) if store else results, len(todo)))
+    if store is None:
+        return done
+    wanted = set(map(named, runs))
+    return [result for result in store.results() if result.run in wanted]
+
+
+def _known_capacity(known: list[Result], name: str, setting: Setting) -> tuple[float, float] | None:
+    """As an earlier run on the same fleet was told."""
+    for result in known:
+        run = result.run
+        if (run.workload, run.setting) == (label(name), setting):
+            return run.capacity_per_s, run.unloaded_s
+    return None
+
+
+def _progress(results: Iterable[Result], total: int) -> Iterator[Result]:
+    started = time.monotonic()
+    for number, result in enumerate(results, start=1):
+        yield result
+        if number % 50 == 0:
+            print(f"{number}/{total} runs, {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Plans and runs: what the fleet looks like, how much it can do, and one run after another in parallel processes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.routing.catalog import router_of
+from bench.routing.measure import Row, row_of
+from bench.routing.more_workloads import MORE
+from bench.routing.traces import trace_spec
+from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.sim.engine import EngineShape
+from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
+
+CACHE_TOKENS = 512_000
+IN_FLIGHT_AT_CAPACITY = 16
+"""For each server, when capacity is measured."""
+CALIBRATION_RULE = "calibration"
+"""Not the product's rule: a change of the picker must not move the loads that it is measured at."""
+GRACE_S = 30.0
+"""After the last arrival the run goes on for so long."""
+_CLOSED_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The fleet of a benchmark, beside the workload and the load."""
+
+    num_servers: int = 8
+    scale: float = 1.0
+    """Of the number of requests."""
+    replicas: int = 1
+    share_delay_s: float | None = None
+    """Until the other replicas of our picker hear what one did. None: they share nothing. Other rules never share."""
+    scrape_interval_s: float = 1.0
+    scrape_lag_s: float = 0.0
+    slow: float = 1.0
+    """Speed of the first server, as a share of the others'."""
+    restart: bool = False
+    """One server dies and comes back cold half-way."""
+    grow: int = 0
+    """Servers that join half-way."""
+    unlike: int = 0
+    """So many of the first servers have half the speed and half the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One simulation."""
+
+    workload: str
+    rule: str
+    load: float
+    seed: int
+    setting: Setting = field(default_factory=Setting)
+    capacity_per_s: float = 0.0
+    """Requests a second; turns a second for a closed loop."""
+    unloaded_s: float = 0.0
+    """Closed loop: mean time of a turn, thinking and answer, on an idle fleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    run: Run
+    row: Row
+    wall_s: float
+
+
+def spec_of(workload: str) -> Spec:
+    """By name, or a trace by its path."""
+    return SPECS.get(workload) or MORE.get(workload) or trace_spec(Path(workload))
+
+
+def shape_of(spec: Spec) -> EngineShape:
+    """The size of an 8B model on one data-centre card, with 4 LoRA slots."""
+    return EngineShape(
+        num_blocks=CACHE_TOKENS // spec.block_tokens,
+        block_tokens=spec.block_tokens,
+        limits=SchedulerLimits(max_num_seqs=128, max_num_batched_tokens=2048, max_loras=4),
+        costs=CostModel(decode_step_s=0.008, decode_per_request_s=0.0001, lora_load_s=0.5),
+    )
+
+
+def simulate(run: Run) -> Result:
+    """One run, timed."""
+    started = time.perf_counter()
+    row = row_of(outcome_of(run))
+    return Result(run=run, row=row, wall_s=time.perf_counter() - started)
+
+
+def outcome_of(run: Run) -> Outcome:
+    spec = spec_of(run.workload)
+    rng = random.Random(f"{spec.name} {run.seed}")
+    count = max(40, int(spec.num_requests * run.setting.scale))
+    workload: OpenLoop | ClosedLoop
+    if spec.make is not None:
+        workload = OpenLoop(spec.make(rng, count), rate_per_s=run.load * run.capacity_per_s)
+        arrivals_s = workload.last_arrival_s
+    else:
+        assert spec.sessions is not None
+        arrivals_s = _CLOSED_S * run.setting.scale
+        users = max(1, round(run.load * run.capacity_per_s * run.unloaded_s))
+        workload = ClosedLoop(
+            spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
+        )
+    plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
+    return fleet_of(run, spec, plan, workload).run()
+
+
+def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
+    half_s = arrivals_s / 2
+    changes = [Change(at_s=half_s, restart="pod-1")] if setting.restart else []
+    changes += [Change(at_s=half_s, add=f"pod-{setting.num_servers + n}") for n in range(setting.grow)]
+    return FleetPlan(
+        shape=shape_of(spec),
+        num_servers=setting.num_servers,
+        speeds=(0.5,) * setting.unlike or ((setting.slow,) if setting.slow != 1.0 else ()),
+        cache_shares={f"pod-{n}": 0.5 for n in range(setting.unlike)},
+        scrape_interval_s=setting.scrape_interval_s,
+        scrape_lag_s=setting.scrape_lag_s,
+        num_scrapers=setting.replicas,
+        changes=tuple(changes),
+        horizon_s=arrivals_s + GRACE_S,
+    )
+
+
+def fleet_of(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedLoop | Saturating) -> Fleet:
+    """The run's router in front of simulated servers."""
+    router = router_of(
+        run.rule,
+        shape=plan.shape,
+        seed=run.seed,
+        replicas=run.setting.replicas,
+        share_delay_s=run.setting.share_delay_s,
+        adapters=frozenset(f"lora-{n}" for n in range(spec.adapters)),
+    )
+    return Fleet(plan, router=router, workload=workload, rng=random.Random(run.seed))
+
+
+def calibrate(workload: str, setting: Setting) -> tuple[float, float]:
+    """What the fleet can do: (requests a second, mean seconds of an unloaded turn).
+
+    The rate at which requests end between a fifth and four fifths of the run, with so many always in flight, routed by a cost
+    rule with exact knowledge. Rules that find more in the caches can do more than that, others less; all run
+    at the same offered rates.
+    """
+    spec = spec_of(workload)
+    rng = random.Random(f"{spec.name} calibration")
+    run = Run(
+        workload=workload, rule=CALIBRATION_RULE, load=1.0, seed=0, setting=replace(setting, replicas=1)
+    )
+    in_flight = IN_FLIGHT_AT_CAPACITY * setting.num_servers
+    plan = replace(plan_of(Setting(num_servers=setting.num_servers), spec, arrivals_s=1e9), horizon_s=1e9)
+    if spec.make is not None:
+        count = max(200, 3 * in_flight, int(spec.num_requests * setting.scale))
+        requests = [timed.request for timed in spec.make(rng, count)]
+        outcome = fleet_of(run, spec, plan, Saturating(requests, in_flight=in_flight)).run()
+        return _rate(outcome), 0.0
+    assert spec.sessions is not None
+    seconds = max(60.0, 150.0 * setting.scale)
+    busy = ClosedLoop(spec.sessions(rng), users=in_flight, until_s=seconds, ramp_s=1.0, speed=1000.0)
+    rate = _rate(fleet_of(run, spec, replace(plan, horizon_s=seconds), busy).run())
+    calm = ClosedLoop(spec.sessions(rng), users=2, until_s=4000.0, ramp_s=1.0)
+    calm_outcome = fleet_of(run, spec, replace(plan, horizon_s=4000.0), calm).run()
+    return rate, 2 * 4000.0 / sum(record.completed for record in calm_outcome.records)
+
+
+def _rate(outcome: Outcome) -> float:
+    ends = sorted(r.ended_s for r in outcome.records if r.ended_s is not None and r.completed)
+    low, high = len(ends) // 5, 4 * len(ends) // 5
+    return (high - low) / (ends[high] - ends[low])
+
+
+def plan_runs(
+    workloads: Iterable[str],
+    rules: Sequence[str],
+    *,
+    loads: Sequence[float],
+    seeds: Sequence[int],
+    setting: Setting,
+    capacities: dict[str, tuple[float, float]],
+) -> list[Run]:
+    return [
+        Run(
+            workload=workload,
+            rule=rule,
+            load=load,
+            seed=seed,
+            setting=setting,
+            capacity_per_s=capacities[workload][0],
+            unloaded_s=capacities[workload][1],
+        )
+        for workload in workloads
+        for load in loads
+        for seed in seeds
+        for rule in rules
+    ]
+
+
+def run_all(runs: Sequence[Run], *, processes: int) -> Iterator[Result]:
+    """In the order given, whatever ends first."""
+    if processes == 1:
+        yield from map(simulate, runs)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(simulate, runs)

@@ -1,0 +1,169 @@
+"""Every rule that is compared: its documented default first, then the settings of a small sweep.
+
+A line is one configuration. Names with a plus are settings of the sweep; `ours` are run by the real picker, all others by
+`peer.PeerRouter`. Sources: the projects' own documentation, in our words in docs/bench-routing.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from bench.routing import rules_cost as cost
+from bench.routing import rules_load as load
+from bench.routing import rules_prefix as prefix
+from bench.routing.peer import Index, PeerRouter, Rule, World
+from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
+from bench.routing.replicas import Replicated
+from epp.config.policy import DEFAULT_POLICY, Lora, Policy, RuleName
+from model_server.sim.engine import EngineShape
+from model_server.sim.fleet import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One rule with its settings."""
+
+    name: str
+    rule: Callable[..., Rule] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ours: RuleName | None = None
+    """A rule of the product; `settings` then are those of its cost and adapters."""
+    unsaid: tuple[str, ...] = ()
+    """What the servers' pages leave out, so that the picker cannot learn from it."""
+    default: bool = True
+    """As documented; else a setting of the sweep."""
+
+
+CONFIGS: tuple[Config, ...] = (
+    Config("least-cost", ours="least-cost"),
+    Config("affinity", ours="affinity"),
+    Config("least-cost+c0", ours="least-cost", settings={"running_request_tokens": 0.0}, default=False),
+    Config("least-cost+k0", ours="least-cost", settings={"stalled_request_weight": 0.0}, default=False),
+    Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
+    Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),
+    Config("least-cost+V8000", ours="least-cost", unsaid=PREFILL_TIMES, default=False),
+    Config("exact", cost.ExactCost, default=False),
+    Config(
+        "calibration",
+        cost.ExactCost,
+        {"weight": 3.0, "stall": 0.0, "per_request": 120.0, "near_tie": 0.05},
+        default=False,
+    ),
+    Config("random", load.Chance),
+    Config("rr", load.RoundRobin),
+    Config("least", load.LeastLoad),
+    Config("p2c", load.PowerOfTwo),
+    Config("session", load.Session),
+    Config("session+300", load.Session, {"window_s": 300.0}, default=False),
+    Config("first-chars", load.FirstCharacters),
+    Config("first-chars+1024", load.FirstCharacters, {"num_chars": 1024}, default=False),
+    Config("simhash", load.SimHash),
+    Config("simhash+32", load.SimHash, {"virtual_nodes": 32}, default=False),
+    Config("chwbl", load.BoundedLoads),
+    Config("chwbl+1.1", load.BoundedLoads, {"bound": 1.1}, default=False),
+    Config("chwbl+2", load.BoundedLoads, {"bound": 2.0}, default=False),
+    Config("ps-prefix", prefix.HashTrie),
+    Config("ps-kvaware", prefix.KvAware),
+    Config("ps-kvaware+500", prefix.KvAware, {"threshold_tokens": 500}, default=False),
+    Config("ps-loadaware", cost.LoadAware),
+    Config("ps-loadaware+0.5", cost.LoadAware, {"beta": 0.5}, default=False),
+    Config("ps-loadaware+2", cost.LoadAware, {"beta": 2.0}, default=False),
+    Config("ps-ttft", cost.PredictedTtft),
+    Config("sgl", prefix.RadixTree),
+    Config(
+        "sgl+library", prefix.RadixTree, {"threshold": 0.5, "absolute": 32, "relative": 1.1}, default=False
+    ),
+    Config("sgl+8", prefix.RadixTree, {"threshold": 0.3, "absolute": 8, "relative": 1.2}, default=False),
+    Config("ray", prefix.RayPrefix),
+    Config("ray+4", prefix.RayPrefix, {"imbalance": 4}, default=False),
+    Config("aibrix", prefix.Aibrix),
+    Config("aibrix+code", prefix.Aibrix, {"imbalance": 8, "deviations": 1.0}, default=False),
+    Config("aibrix-preble", prefix.AibrixPreble),
+    Config("aibrix-preble+0.25", prefix.AibrixPreble, {"threshold": 0.25}, default=False),
+    Config("aibrix-preble+0.75", prefix.AibrixPreble, {"threshold": 0.75}, default=False),
+    Config("aibrix-pd", cost.AibrixPd),
+    Config("aibrix-conductor", cost.Conductor),
+    Config("dynamo", cost.Dynamo),
+    Config("dynamo+1.5", cost.Dynamo, {"credit": 1.5}, default=False),
+    Config("dynamo+2", cost.Dynamo, {"credit": 2.0}, default=False),
+    Config("dynamo+load", cost.Dynamo, {"load_weight": 1.0}, default=False),
+    Config("lmetric", cost.LMetric),
+    Config("lmetric+B", cost.LMetric, {"with_backlog": True}, default=False),
+    Config("lpwl", cost.LeastWork),
+    Config("gaie322", cost.WeightedSum),
+    Config("gaie322+111", cost.WeightedSum, {"prefix": 1.0, "queue": 1.0, "kv": 1.0}, default=False),
+    Config("llmd-affinity", prefix.LlmdAffinity),
+    Config("llmd-affinity+4s", prefix.LlmdAffinity, {"budget_s": 4.0, "rate": 8000.0}, default=False),
+    Config("llmd-affinity+1s", prefix.LlmdAffinity, {"budget_s": 1.0, "rate": 8000.0}, default=False),
+    Config("mooncake", cost.Mooncake),
+    Config("dualmap", prefix.DualMap),
+    Config("dualmap+0.5s", prefix.DualMap, {"slo_s": 0.5}, default=False),
+)
+
+BY_NAME = {config.name: config for config in CONFIGS}
+RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
+"""Every other project's rule as documented."""
+SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c.rule is not cost.ExactCost)
+"""Their rules at other settings."""
+
+
+def is_ours(name: str) -> bool:
+    """Rules of the product and candidates for it."""
+    return BY_NAME[name].ours is not None or BY_NAME[name].rule is cost.ExactCost
+
+
+def policy_of(config: Config) -> Policy:
+    assert config.ours is not None
+    spec = DEFAULT_POLICY.spec
+    of_adapters = {name: value for name, value in config.settings.items() if name in Lora.__struct_fields__}
+    of_cost = {name: value for name, value in config.settings.items() if name not in of_adapters}
+    changed = msgspec.structs.replace(
+        spec,
+        rule=config.ours,
+        cost=msgspec.structs.replace(spec.cost, **of_cost),
+        lora=msgspec.structs.replace(spec.lora, **of_adapters),
+    )
+    return msgspec.structs.replace(DEFAULT_POLICY, spec=changed)
+
+
+def router_of(
+    name: str,
+    *,
+    shape: EngineShape,
+    seed: int,
+    replicas: int = 1,
+    share_delay_s: float | None = None,
+    adapters: frozenset[str] = frozenset(),
+) -> Router:
+    """The router of a named configuration for servers of this shape."""
+    config = BY_NAME[name]
+    if config.ours is not None:
+        return PickerRouter(
+            policy_of(config),
+            seed=seed,
+            replicas=replicas,
+            share_delay_s=share_delay_s,
+            adapters=adapters,
+            unsaid=config.unsaid,
+        )
+    assert config.rule is not None
+
+    def one(replica: int) -> PeerRouter:
+        world = World(
+            rng=random.Random(seed * 1000 + replica),
+            block_tokens=shape.block_tokens,
+            capacity_blocks=shape.num_blocks,
+            max_loras=shape.limits.max_loras,
+        )
+        assert config.rule is not None
+        rule = config.rule(world, **config.settings)
+        share = rule.index_capacity
+        blocks = None if share is None else int(share * shape.num_blocks)
+        return PeerRouter(rule, world, index=Index(blocks))
+
+    return one(0) if replicas == 1 else Replicated([one(n) for n in range(replicas)], seed=seed)

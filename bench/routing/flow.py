@@ -1,0 +1,238 @@
+"""Flow control in the simulated fleet: the same requests with it off and on, in several settings. A table; `--help`.
+
+    python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
+    python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
+    python -m bench.routing.flow --burst --workloads conversation
+    python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
+
+`good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; refused ones are not. Times are of those
+that were answered. `by length` is the same share for each quarter of the requests by prompt length, shortest first: who
+refuses what would be late refuses long prompts first, and that should be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from bench.routing.bench import GRACE_S, Setting, calibrate, plan_of, spec_of
+from bench.routing.flow_router import FlowRouter
+from bench.routing.measure import GOOD_TTFT_S, WARM_UP_SHARE, is_good, quantile, tpot_s, ttft_s
+from bench.routing.more_workloads import burst, greedy_tenant, two_priorities
+from bench.routing.picker_router import PickerRouter
+from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
+from epp.config.policy import DEFAULT_POLICY
+from epp.flow.settings import FlowSettings
+from model_server.sim.fleet import Fleet, Outcome
+from model_server.sim.request import Record
+
+SETTINGS = {
+    "off": None,
+    "queue": FlowSettings(),
+    "refuse": FlowSettings(ttft_s=GOOD_TTFT_S),
+    "demote": FlowSettings(ttft_s=GOOD_TTFT_S, when_late="demote"),
+    "shortest": FlowSettings(order="shortest"),
+    "demote shortest": FlowSettings(order="shortest", ttft_s=GOOD_TTFT_S, when_late="demote"),
+}
+_CLOSED_S = 300.0
+_DRAIN_S = 600.0
+"""After the last arrival the run goes on for so long: with nothing refused, the last answers are late ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a setting is tried on."""
+
+    workload: str
+    load: float
+    seed: int
+    setting: Setting
+    capacity: tuple[float, float]
+    mix: str = ""
+    burst: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    good: float
+    ttft_mean_s: float
+    ttft_p90_s: float
+    ttft_max_s: float
+    tpot_p90_s: float
+    hit_ratio: float
+    refused: float
+    by_length: tuple[float, ...]
+    by_class: dict[str, tuple[float, float]]
+    """Of each class of requests: good, and p90 of TTFT."""
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    names = [*filter(None, args.workloads.split(",")), *map(str, args.trace)]
+    setting = Setting(num_servers=args.servers, scale=args.scale, unlike=args.unlike)
+    print(
+        "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
+    )
+    print("| --- " * 12 + "|")
+    for name in names:
+        capacity = calibrate(name, setting)
+        for load in map(float, args.loads.split(",")):
+            for arm in args.settings.split(","):
+                settings = _changed(SETTINGS[arm], args)
+                rows = [
+                    row_of(outcome_of(place, settings))
+                    for seed in range(1, 1 + args.seeds)
+                    for place in [
+                        Place(
+                            workload=name,
+                            load=load,
+                            seed=seed,
+                            setting=setting,
+                            capacity=capacity,
+                            mix=args.mix,
+                            burst=args.burst,
+                        )
+                    ]
+                ]
+                print(_line(label(name), load, arm, rows), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--workloads", default="conversation,none", metavar="A,B")
+    add("--trace", type=Path, action="append", default=[], metavar="PATH")
+    add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="shares of capacity")
+    add("--settings", default="off,refuse,demote,shortest", metavar="A,B", help=f"of {', '.join(SETTINGS)}")
+    add("--seeds", type=int, default=1, metavar="N")
+    add("--scale", type=float, default=0.3, metavar="X", help="times the usual number of requests")
+    add("--servers", type=int, default=8, metavar="N")
+    add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
+    add("--mix", choices=["", "interactive", "greedy"], default="", help="classes of requests")
+    add("--burst", action="store_true", help="ten times the load for 30 s in the middle")
+    add("--headroom", type=float, metavar="S")
+    add("--looks", type=int, metavar="N", help="requests of a tenant that are tried, and in all")
+    add("--patience", type=float, metavar="X")
+    return parser
+
+
+def _changed(settings: FlowSettings | None, args: argparse.Namespace) -> FlowSettings | None:
+    if settings is None:
+        return None
+    if args.headroom is not None:
+        settings = replace(settings, headroom_s=args.headroom)
+    if args.looks is not None:
+        settings = replace(settings, looks=args.looks, max_looks=args.looks)
+    if args.patience is not None:
+        settings = replace(settings, patience=args.patience)
+    return settings
+
+
+_MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] = {
+    "interactive": two_priorities,
+    "greedy": greedy_tenant,
+}
+
+
+def outcome_of(place: Place, settings: FlowSettings | None) -> Outcome:
+    """One run of a place, with flow control by `settings` or without."""
+    spec = spec_of(place.workload)
+    rng = random.Random(f"{spec.name} {place.seed}")
+    count = max(40, int(spec.num_requests * place.setting.scale))
+    rate_per_s = place.load * place.capacity[0]
+    workload: OpenLoop | ClosedLoop
+    if spec.make is not None:
+        timed = spec.make(rng, count)
+        if place.mix:
+            timed = _MIXES[place.mix](timed, rng)
+        if place.burst:
+            timed = burst(timed, rate_per_s=rate_per_s)
+        workload = OpenLoop(timed, rate_per_s=rate_per_s)
+        arrivals_s = workload.last_arrival_s
+    else:
+        assert spec.sessions is not None
+        arrivals_s = _CLOSED_S * place.setting.scale
+        users = max(1, round(rate_per_s * place.capacity[1]))
+        workload = ClosedLoop(
+            spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
+        )
+    plan = plan_of(place.setting, spec, arrivals_s=arrivals_s)
+    plan = replace(plan, horizon_s=plan.horizon_s - GRACE_S + _DRAIN_S)
+    adapters = frozenset(f"lora-{n}" for n in range(spec.adapters))
+    fleet_rng = random.Random(place.seed)
+    if settings is None:
+        router = PickerRouter(DEFAULT_POLICY, seed=place.seed, adapters=adapters)
+        return Fleet(plan, router=router, workload=workload, rng=fleet_rng).run()
+    gate = FlowRouter(DEFAULT_POLICY, settings, seed=place.seed, adapters=adapters)
+    return Fleet(plan, router=gate, workload=workload, rng=fleet_rng, gate=gate).run()
+
+
+def row_of(outcome: Outcome) -> Row:
+    ordered = sorted(outcome.records, key=lambda r: (r.arrived_s, r.request.request_id))
+    records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
+    served = [r for r in records if r.server]
+    waits = sorted(ttft_s(r, outcome.ended_s) for r in served)
+    tpots = sorted(t for t in map(tpot_s, served) if t is not None)
+    seen = [r for r in records if r.num_cached_tokens is not None]
+    prompt = sum(r.num_prompt_tokens for r in seen)
+    classes: dict[str, list[Record]] = {}
+    for record in records:
+        request = record.request
+        if request.tenant or request.priority:
+            classes.setdefault(request.tenant or f"priority {request.priority}", []).append(record)
+    return Row(
+        good=_good(records),
+        ttft_mean_s=fmean(waits) if waits else 0.0,
+        ttft_p90_s=quantile(waits, 0.9),
+        ttft_max_s=waits[-1] if waits else 0.0,
+        tpot_p90_s=quantile(tpots, 0.9),
+        hit_ratio=sum(r.num_cached_tokens or 0 for r in seen) / prompt if prompt else 0.0,
+        refused=1 - len(served) / len(records),
+        by_length=_by_length(records),
+        by_class={name: (_good(of), _p90(of, outcome.ended_s)) for name, of in sorted(classes.items())},
+    )
+
+
+def _good(records: Sequence[Record]) -> float:
+    return sum(map(is_good, records)) / len(records)
+
+
+def _p90(records: Sequence[Record], ended_s: float) -> float:
+    return quantile(sorted(ttft_s(r, ended_s) for r in records if r.server), 0.9)
+
+
+def _by_length(records: Sequence[Record], parts: int = 4) -> tuple[float, ...]:
+    by_length = sorted(records, key=lambda r: r.num_prompt_tokens)
+    edges = [len(by_length) * n // parts for n in range(parts + 1)]
+    return tuple(_good(by_length[low:high]) for low, high in pairwise(edges))
+
+
+def _line(workload: str, load: float, arm: str, rows: Sequence[Row]) -> str:
+    def mean(name: str) -> float:
+        return fmean(getattr(row, name) for row in rows)
+
+    lengths = " ".join(
+        f"{fmean(shares):.2f}" for shares in zip(*(row.by_length for row in rows), strict=True)
+    )
+    classes = "; ".join(
+        f"{name} {fmean(row.by_class[name][0] for row in rows):.2f}, {fmean(row.by_class[name][1] for row in rows):.1f} s"
+        for name in rows[0].by_class
+    )
+    return (
+        f"| {workload} | {load:g} | {arm} | {mean('good'):.3f} | {mean('ttft_mean_s'):.2f} | {mean('ttft_p90_s'):.2f}"
+        f" | {mean('ttft_max_s'):.1f} | {mean('tpot_p90_s') * 1000:.0f} | {mean('hit_ratio'):.3f}"
+        f" | {mean('refused'):.2f} | {lengths} | {classes} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

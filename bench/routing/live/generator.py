@@ -1,0 +1,192 @@
+"""Sends a workload to a gateway on the real clock and keeps what became of each request in the simulator's own records.
+
+The workload is the very object that a simulated fleet runs, so what is due when, and what a user says after an answer, is decided by
+the same code. Times count from the due moment. `Health` says how late the generator itself was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import aiohttp
+import msgspec
+
+from bench.load.health import LOOK_S, Health
+from bench.load.sse import AnswerError, read_answer
+from bench.routing.live.words import prompt_of
+from epp.config.policy import DEFAULT_POLICY
+from model_server.sim.fleet import Workload
+from model_server.sim.request import Record, SimRequest
+
+REQUEST_ID: Final = "x-request-id"
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class RunClock:
+    """Seconds since the run began; 0 before."""
+
+    def __init__(self) -> None:
+        self._started_at: float | None = None
+
+    def start(self) -> None:
+        self._started_at = time.monotonic()
+
+    def __call__(self) -> float:
+        return 0.0 if self._started_at is None else time.monotonic() - self._started_at
+
+
+class Watcher(Protocol):
+    """Who is told of what the client sees. The standing-in rules are."""
+
+    def begins(self, request: SimRequest) -> None: ...
+
+    def first_token(self, request_id: int, *, now: float) -> None: ...
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Sent:
+    """All requests of a run."""
+
+    records: list[Record] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    health: Health = field(default_factory=Health)
+    ended_s: float = 0.0
+
+
+class Generator:
+    """One run."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        url: str,
+        model: str,
+        session: aiohttp.ClientSession,
+        clock: RunClock,
+        watcher: Watcher | None = None,
+        encode: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
+        """`clock`: starts with the run; the watcher's moments are its. `encode`: prompts are sent as these token ids."""
+        self._workload = workload
+        self._url = f"{url}/v1/completions"
+        self._model = model
+        self._session = session
+        self._clock = clock
+        self._watcher = watcher
+        self._encode = encode
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, SimRequest]] = []
+        self._open = 0
+        self._changed = asyncio.Event()
+        self._answers: dict[int, str] = {}
+        self.sent = Sent()
+
+    async def run(self, *, horizon_s: float) -> Sent:
+        """Until all is answered, or to the horizon; what is open then is cut and has no end."""
+        self._clock.start()
+        for when, request in self._workload.start():
+            self._plan(when, request)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(horizon_s), asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch())
+                while self._due or self._open:
+                    await self._next(group)
+                watching.cancel()
+        self.sent.ended_s = self._clock()
+        return self.sent
+
+    def _plan(self, when: float, request: SimRequest) -> None:
+        heapq.heappush(self._due, (when, next(self._numbers), request))
+        self._changed.set()
+
+    async def _next(self, group: asyncio.TaskGroup) -> None:
+        """Send what is due, then wait for the next moment or for an end that may plan an earlier one."""
+        while self._due and self._due[0][0] <= self._clock():
+            due_s, _, request = heapq.heappop(self._due)
+            self._open += 1
+            group.create_task(self._one(request, due_s))
+        self._changed.clear()
+        wait_s = self._due[0][0] - self._clock() if self._due else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+
+    async def _one(self, request: SimRequest, due_s: float) -> None:
+        record = Record(request=request, arrived_s=due_s, num_prompt_tokens=request.num_prompt_tokens)
+        self.sent.records.append(record)
+        if self._watcher:
+            self._watcher.begins(request)
+        body = _ENCODE(self._body(request))
+        self.sent.health.note_sent(due_at=due_s, sent_at=self._clock())
+        try:
+            await self._exchange(request, record, body)
+        except (AnswerError, aiohttp.ClientError, OSError) as error:
+            record.failed, record.ended_s = True, self._clock()
+            self.sent.failures.append(f"request {request.request_id}: {error!r}")
+        now = record.ended_s
+        assert now is not None
+        if self._watcher:
+            self._watcher.ended(
+                request.request_id,
+                failed=record.failed,
+                cached_tokens=record.num_cached_tokens or 0,
+                now=now,
+            )
+        self._open -= 1
+        for when, following in self._workload.after(record, now=now):
+            self._plan(when, following)
+        self._changed.set()
+
+    async def _exchange(self, request: SimRequest, record: Record, body: bytes) -> None:
+        headers = {"content-type": "application/json", REQUEST_ID: str(request.request_id)}
+        if request.session:
+            headers[DEFAULT_POLICY.spec.session_header] = request.session
+        pieces: list[tuple[float, bytes]] = []
+        async with self._session.post(self._url, data=body, headers=headers) as response:
+            while piece := await response.content.readany():
+                pieces.append((self._clock(), piece))
+                if record.first_token_s is None and b'"text"' in piece:
+                    record.first_token_s = pieces[-1][0]
+                    if self._watcher:
+                        self._watcher.first_token(request.request_id, now=pieces[-1][0])
+            if response.status != 200:
+                raise AnswerError(f"status {response.status}", repr(b"".join(p for _, p in pieces)[:200]))
+        answer = read_answer(pieces)
+        if (answer.prompt_tokens, answer.output_tokens) != (
+            record.num_prompt_tokens,
+            request.answer.num_tokens,
+        ):
+            raise AnswerError(
+                "another size", f"{answer.prompt_tokens} and {answer.output_tokens} tokens of {request}"
+            )
+        record.first_token_s, record.ended_s = answer.first_token_at, answer.last_token_at
+        record.num_cached_tokens = answer.cached_tokens
+        self._answers[request.answer.segment_id] = answer.text
+
+    def _body(self, request: SimRequest) -> dict[str, Any]:
+        prompt = prompt_of(request.segments, answers=self._answers)
+        return {
+            "model": request.adapter or self._model,
+            "prompt": self._encode(prompt) if self._encode else prompt,
+            "max_tokens": request.answer.num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    async def _watch(self) -> None:
+        """How late this process wakes up."""
+        while True:
+            due_s = self._clock() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            self.sent.health.note_wake(late_s=max(0.0, self._clock() - due_s))

@@ -1,0 +1,160 @@
+"""More workloads, and mixtures of any: what the routing benchmark runs when named, and the flow benchmark."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from bench.routing.workloads import SYSTEM_IDS, Spec, Timed, Turn, length, made_request, own_id
+from model_server.sim.prompts import Segment
+from model_server.sim.request import SimRequest
+
+INTERACTIVE = 10
+"""Priority of people who wait for the answer."""
+BURST = 10.0
+BURST_S = 30.0
+DOCUMENTS = 2000
+
+
+def retrieval(rng: random.Random, count: int) -> list[Timed]:
+    """A shared system prompt of 1,000 tokens, five of 2,000 documents by Zipf in any order, a short question."""
+    weights = list(itertools.accumulate(1 / (rank + 1) ** 1.05 for rank in range(DOCUMENTS)))
+    sizes = [length(rng, mean=800, sigma=0.5, least=100, most=3000) for _ in range(DOCUMENTS)]
+    made = []
+    for n in range(count):
+        found = dict.fromkeys(rng.choices(range(DOCUMENTS), cum_weights=weights, k=5))
+        shared = [Segment(SYSTEM_IDS, 1000), *(Segment(SYSTEM_IDS + 1 + d, sizes[d]) for d in found)]
+        question, answer = 20 + rng.randrange(80), length(rng, mean=250, sigma=0.6, least=16, most=1200)
+        made.append(Timed(rng.expovariate(1), made_request(n, shared, question, answer)))
+    return made
+
+
+def coding_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
+    """Coding agents: a shared start of 8,000 tokens, 20 to 60 turns, 50,000 to 150,000 tokens at the end."""
+    while True:
+        turns, total = rng.randint(20, 60), rng.randint(50_000, 150_000)
+        parts = [rng.lognormvariate(0, 1) for _ in range(turns)]
+        scale = (total - 8000) / sum(parts)
+        yield [
+            Turn(
+                added_tokens=max(20, int(part * scale)),
+                answer_tokens=length(rng, mean=250, sigma=0.7, least=16, most=2000),
+                think_s=rng.expovariate(1 / 3),
+                system=None if index else Segment(SYSTEM_IDS + rng.randrange(3), 8000),
+            )
+            for index, part in enumerate(parts)
+        ]
+
+
+def fan_out(rng: random.Random, count: int, *, width: int = 8) -> list[Timed]:
+    """Eight equal prompts at one instant, as one question with eight answers asked for."""
+    made: list[Timed] = []
+    while len(made) < count:
+        first = len(made)
+        prompt = (
+            Segment(SYSTEM_IDS, 600),
+            Segment(own_id(first), length(rng, mean=3000, sigma=0.8, least=100, most=20_000)),
+        )
+        for n in range(first, first + width):
+            request = SimRequest(
+                request_id=n,
+                segments=prompt,
+                answer=Segment(own_id(n) + 1, length(rng, mean=300, sigma=0.6, least=16, most=1500)),
+                first_user_segment=1,
+            )
+            made.append(Timed(0.0 if n > first else width * rng.expovariate(1), request))
+    return made[:count]
+
+
+def reasoning(rng: random.Random, count: int) -> list[Timed]:
+    """Short questions, answers of 4,000 tokens."""
+    return [
+        Timed(
+            rng.expovariate(1),
+            made_request(
+                n,
+                (Segment(SYSTEM_IDS + rng.randrange(4), 500),),
+                length(rng, mean=400, sigma=0.8, least=16, most=4000),
+                length(rng, mean=4000, sigma=0.5, least=500, most=16_000),
+            ),
+        )
+        for n in range(count)
+    ]
+
+
+def diurnal(rng: random.Random, count: int) -> list[Timed]:
+    """A day: six in ten requests are of people, whose number rises and falls by 80 %; the others are long ones of batch jobs."""
+    people, batch, swing = 0.6, 0.4, 0.8
+    most = people * (1 + swing) + batch
+    made: list[Timed] = []
+    now = last = 0.0
+    while len(made) < count:
+        now += rng.expovariate(most)
+        drawn = rng.random() * most
+        n = len(made)
+        if drawn < batch:
+            request = made_request(
+                n,
+                (Segment(SYSTEM_IDS + 9, 300),),
+                length(rng, mean=5000, sigma=0.8, least=200, most=30_000),
+                length(rng, mean=300, sigma=0.5, least=16, most=1500),
+            )
+        elif drawn < batch + people * (1 + swing * math.sin(2 * math.pi * now / count)):
+            request = made_request(
+                n,
+                (Segment(SYSTEM_IDS + rng.randrange(4), 1500),),
+                length(rng, mean=600, sigma=1.0, least=16, most=8000),
+                length(rng, mean=250, sigma=0.6, least=16, most=1200),
+            )
+            request = replace(request, priority=INTERACTIVE)
+        else:
+            continue
+        made.append(Timed(now - last, request))
+        last = now
+    return made
+
+
+MORE: Mapping[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        Spec(name="retrieval", about=retrieval.__doc__ or "", kind="open", make=retrieval),
+        Spec(
+            name="coding",
+            about=coding_sessions.__doc__ or "",
+            kind="closed",
+            sessions=coding_sessions,
+            block_tokens=512,
+        ),
+        Spec(name="fan-out", about=fan_out.__doc__ or "", kind="open", make=fan_out),
+        Spec(name="reasoning", about=reasoning.__doc__ or "", kind="open", make=reasoning, num_requests=1000),
+        Spec(name="diurnal", about=diurnal.__doc__ or "", kind="open", make=diurnal),
+    )
+}
+
+
+# -- mixtures ------------------------------------------------------------------------------------------------------
+
+
+def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float = 0.2) -> list[Timed]:
+    """Every fifth request, by chance, is a person's."""
+    return [
+        replace(t, request=replace(t.request, priority=INTERACTIVE if rng.random() < share else 0, tenant=""))
+        for t in timed
+    ]
+
+
+def greedy_tenant(timed: Sequence[Timed], rng: random.Random, *, light: int = 4) -> list[Timed]:
+    """One tenant who sends ten times what each of the others does."""
+    names = ["greedy", *(f"light-{n}" for n in range(light))]
+    weights = [10, *[1] * light]
+    return [replace(t, request=replace(t.request, tenant=rng.choices(names, weights)[0])) for t in timed]
+
+
+def burst(timed: Sequence[Timed], *, rate_per_s: float) -> list[Timed]:
+    """Ten times as many come for 30 s, a quarter of the way through."""
+    first = len(timed) // 4
+    last = first + int(BURST * BURST_S * rate_per_s)
+    return [replace(t, gap=t.gap / BURST) if first <= n < last else t for n, t in enumerate(timed)]

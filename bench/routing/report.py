@@ -1,0 +1,246 @@
+"""Tables and a picture of the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from xml.sax.saxutils import escape
+
+from bench.routing.bench import Result
+from bench.routing.catalog import is_ours
+from bench.routing.measure import Row, mean_row, spread
+from bench.routing.workloads import SPECS, label
+
+REFERENCE = "least-cost"
+_GOALS = (1.05, 1.05, 1.15)
+"""Mean TTFT, its p90 and TPOT's p90, over the best other rule's at a place."""
+_COLUMNS = (
+    "| rule | TTFT mean s (spread) | p50 | p90 | p99 | TPOT p90 ms | hits | completed | good | load CoV | loads/1k |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One rule on one workload at one load, over its seeds."""
+
+    rule: str
+    rows: tuple[Row, ...]
+    mean: Row
+    rate_per_s: float
+    """Of arrivals, or of turns."""
+
+
+Cells = Mapping[tuple[str, float], Sequence[Cell]]
+"""By (workload, load), in the order of `_in_order`; best mean TTFT first."""
+
+
+def cells_of(results: Iterable[Result]) -> Cells:
+    grouped: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    rates = {}
+    for result in results:
+        run = result.run
+        place = (label(run.workload), run.load)
+        rates[place] = run.load * run.capacity_per_s
+        grouped.setdefault(place, {}).setdefault(run.rule, []).append(result.row)
+    return {
+        place: sorted(
+            (Cell(rule, tuple(rows), mean_row(rows), rates[place]) for rule, rows in by_rule.items()),
+            key=lambda cell: (cell.mean.ttft_mean_s, cell.rule),
+        )
+        for place, by_rule in sorted(grouped.items(), key=lambda item: _in_order(item[0]))
+    }
+
+
+def _in_order(place: tuple[str, float]) -> tuple[float, int, str]:
+    """By load, then as workloads are listed, traces behind: in whatever order a store was filled."""
+    workload, load = place
+    listed = list(SPECS)
+    return load, listed.index(workload) if workload in listed else len(listed), workload
+
+
+def table(cells: Sequence[Cell]) -> str:
+    lines = [_COLUMNS]
+    for cell in cells:
+        m = cell.mean
+        mark = "**" if cell.rule == REFERENCE else ""
+        lines.append(
+            f"| {mark}{cell.rule}{mark} | {m.ttft_mean_s:.2f} ({spread(cell.rows, 'ttft_mean_s'):.2f}) "
+            f"| {m.ttft_p50_s:.2f} | {m.ttft_p90_s:.2f} | {m.ttft_p99_s:.1f} | {m.tpot_p90_s * 1000:.0f} "
+            f"| {m.hit_ratio:.3f} | {m.completed:.3f} | {m.good:.3f} | {m.load_cov:.2f} | {m.adapter_loads:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def report(cells: Cells) -> str:
+    """All tables, then the summary."""
+    parts = [
+        f"### {workload}, load {load:g} ({row[0].rate_per_s:.2f} requests/s)\n\n{table(row)}\n"
+        for (workload, load), row in cells.items()
+    ]
+    return "\n".join([*parts, summary(cells)])
+
+
+def summary(cells: Cells) -> str:
+    """Each rule against the best at each place; geometric means, because places differ by orders of magnitude."""
+    rules = sorted({cell.rule for row in cells.values() for cell in row})
+    lines = [
+        "| rule | mean TTFT, times the best | worst place | p90 TTFT, times the best | TPOT p90, times the best | good |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    scored = []
+    for rule in rules:
+        mean, worst = _against_best(cells, rule, "ttft_mean_s")
+        p90, _ = _against_best(cells, rule, "ttft_p90_s")
+        tpot, _ = _against_best(cells, rule, "tpot_p90_s")
+        good = fmean(c.mean.good for row in cells.values() for c in row if c.rule == rule)
+        scored.append((mean, f"| {rule} | {mean:.2f} | {worst:.1f} | {p90:.2f} | {tpot:.2f} | {good:.3f} |"))
+    return "\n".join([*lines, *(line for _, line in sorted(scored))])
+
+
+def _best(row: Sequence[Cell], figure: str) -> float:
+    """The least of a figure. Times per token count only for rules that answered about as much as any: who answers few, does it fast."""
+    most = max(cell.mean.completed for cell in row)
+    fair = [cell for cell in row if figure != "tpot_p90_s" or cell.mean.completed >= 0.9 * most]
+    return min(float(getattr(cell.mean, figure)) for cell in fair)
+
+
+def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
+    """(geometric mean, largest) of the rule's figure over the best one of its place."""
+    ratios = []
+    for row in cells.values():
+        best = _best(row, figure)
+        ratios += [
+            max(getattr(cell.mean, figure), 1e-9) / max(best, 1e-9) for cell in row if cell.rule == rule
+        ]
+    return math.exp(fmean(math.log(ratio) for ratio in ratios)), max(ratios)
+
+
+Ratios = tuple[float, float, float]
+"""The default rule's mean TTFT, its p90 and TPOT's p90, over the best other rule's."""
+
+
+def goals(cells: Cells) -> str:
+    """The default rule against the best other rule at each place, by each figure; geometric means last."""
+    lines = [
+        (
+            "| workload | load | seeds | least-cost TTFT mean / p90 s | best other mean | ratio | best other p90 | ratio "
+            "| TPOT p90 ms | ratio | good, best other | completed |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    ratios: list[Ratios] = []
+    for (workload, load), row in cells.items():
+        mine = next((cell for cell in row if cell.rule == REFERENCE), None)
+        others = [cell for cell in row if not is_ours(cell.rule)]
+        if mine is None or not others:
+            continue
+        line, ratio = _against_others(mine, others)
+        lines.append(f"| {workload} | {load:g} | {line}")
+        ratios.append(ratio)
+    return "\n".join([*lines, *(_over_all(ratios) if ratios else ())])
+
+
+def _against_others(mine: Cell, others: Sequence[Cell]) -> tuple[str, Ratios]:
+    mean = min(others, key=lambda c: c.mean.ttft_mean_s)
+    p90 = min(others, key=lambda c: c.mean.ttft_p90_s)
+    m = mine.mean
+    ratios = (
+        m.ttft_mean_s / max(mean.mean.ttft_mean_s, 1e-9),
+        m.ttft_p90_s / max(p90.mean.ttft_p90_s, 1e-9),
+        m.tpot_p90_s / max(_best(others, "tpot_p90_s"), 1e-9),
+    )
+    line = (
+        f"{len(mine.rows)} | {m.ttft_mean_s:.2f} / {m.ttft_p90_s:.2f} "
+        f"| {mean.rule} {mean.mean.ttft_mean_s:.2f} | {ratios[0]:.2f} "
+        f"| {p90.rule} {p90.mean.ttft_p90_s:.2f} | {ratios[1]:.2f} "
+        f"| {m.tpot_p90_s * 1000:.0f} | {ratios[2]:.2f} "
+        f"| {m.good:.3f}, {max(c.mean.good for c in others):.3f} | {m.completed:.3f} |"
+    )
+    return line, ratios
+
+
+def _over_all(ratios: Sequence[Ratios]) -> tuple[str, str]:
+    """Geometric means, and at how many places each goal is reached."""
+    columns = list(zip(*ratios, strict=True))
+    mean, p90, tpot = (math.exp(fmean(math.log(max(r, 1e-9)) for r in column)) for column in columns)
+    within = [
+        sum(ratio < limit + 0.005 for ratio in column)  # as printed: two digits
+        for column, limit in zip(columns, _GOALS, strict=True)
+    ]
+    over_all = f"| all | | | | | {mean:.2f} | | {p90:.2f} | | {tpot:.2f} | | |"
+    reached = (
+        f"\nOf {len(ratios)} places, mean TTFT is within {_GOALS[0]} of the best other rule's at {within[0]}, "
+        f"p90 within {_GOALS[1]} at {within[1]}, TPOT p90 within {_GOALS[2]} at {within[2]}."
+    )
+    return over_all, reached
+
+
+def ablation(cells: Cells) -> str:
+    """Our own rule's settings side by side: mean TTFT in s and TPOT p90 in ms at each place."""
+    rules = [
+        rule
+        for rule in dict.fromkeys(cell.rule for row in cells.values() for cell in row)
+        if is_ours(rule) and rule != REFERENCE
+    ]
+    if not rules:
+        return ""
+    header = " | ".join(f"{workload} {load:g}" for workload, load in cells)
+    lines = [f"| setting | {header} |", "| --- |" + " --- |" * len(cells)]
+    for rule in (REFERENCE, *sorted(rules)):
+        fields = []
+        for row in cells.values():
+            mine = next((cell.mean for cell in row if cell.rule == rule), None)
+            fields.append(f"{mine.ttft_mean_s:.2f}, {mine.tpot_p90_s * 1000:.0f}" if mine else "")
+        lines.append(f"| {rule} | {' | '.join(fields)} |")
+    return "\n".join(lines)
+
+
+# -- picture -------------------------------------------------------------------------------------------------------
+
+_LEFT, _TOP, _WIDTH, _HEIGHT = 150, 110, 52, 20
+_RIGHT = 80
+"""Room for the last column's slanting name."""
+
+
+def svg(cells: Cells) -> str:
+    """A field for each rule and place: its mean TTFT as a multiple of the best there; green is 1, red 10 and more."""
+    places = list(cells)
+    worth = {
+        rule: _against_best(cells, rule, "ttft_mean_s")[0]
+        for rule in {cell.rule for row in cells.values() for cell in row}
+    }
+    rules = sorted(worth, key=lambda rule: (worth[rule], rule))
+    width, height = _LEFT + _WIDTH * len(places) + _RIGHT, _TOP + _HEIGHT * len(rules) + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        '<text x="10" y="20" font-size="13">mean TTFT as a multiple of the best rule at each workload and load</text>',
+    ]
+    for column, (workload, load) in enumerate(places):
+        x = _LEFT + _WIDTH * column + _WIDTH / 2
+        parts.append(
+            f'<text transform="translate({x:.0f},{_TOP - 6}) rotate(-40)">{escape(workload[:14])} {load:g}</text>'
+        )
+    for line, rule in enumerate(rules):
+        y = _TOP + _HEIGHT * line
+        bold = ' font-weight="bold"' if rule == REFERENCE else ""
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end"{bold}>{escape(rule)}</text>')
+        parts += [_field(cells[place], rule, column, y) for column, place in enumerate(places)]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _field(row: Sequence[Cell], rule: str, column: int, y: int) -> str:
+    mine = next((cell.mean.ttft_mean_s for cell in row if cell.rule == rule), None)
+    if mine is None:
+        return ""
+    ratio = mine / max(1e-9, min(cell.mean.ttft_mean_s for cell in row))
+    hue = 120 - 120 * min(1.0, math.log10(max(1.0, ratio)))
+    x = _LEFT + _WIDTH * column
+    text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+    return (
+        f'<rect x="{x}" y="{y}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" fill="hsl({hue:.0f},65%,72%)"/>'
+        f'<text x="{x + _WIDTH / 2 - 1:.0f}" y="{y + 14}" text-anchor="middle">{text}</text>'
+    )

@@ -1,0 +1,175 @@
+"""Comparison rules that put cache and load into one number, and the candidates for our own rule."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from bench.routing.peer import Asked, Pod, SimpleRule, World, prefill_work
+
+
+class LeastWork(SimpleRule):
+    """LPWL: backlog and own work, ties by load."""
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        return self.world.least(
+            self.pods,
+            lambda pod: pod.backlog_tokens + self.uncached(asked, depths, pod) + pod.in_flight / 1e6,
+        )
+
+
+class LMetric(SimpleRule):
+    """Own uncached tokens times load; the variant adds the backlog to them."""
+
+    def __init__(self, world: World, *, with_backlog: bool = False) -> None:
+        super().__init__(world)
+        self._with_backlog = with_backlog
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        def key(pod: Pod) -> float:
+            backlog = pod.backlog_tokens if self._with_backlog else 0
+            return (backlog + self.uncached(asked, depths, pod)) * (pod.in_flight + 1)
+
+        return self.world.least(self.pods, key)
+
+
+class Dynamo(SimpleRule):
+    """Prefill blocks less credited overlap, and distinct active blocks, this request's included."""
+
+    def __init__(
+        self, world: World, *, scale: float = 1.0, credit: float = 1.0, load_weight: float = 0.0
+    ) -> None:
+        super().__init__(world)
+        self._scale, self._credit, self._load_weight = scale, credit, load_weight
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        size = self.world.block_tokens
+
+        def key(pod: Pod) -> float:
+            prefill = (pod.backlog_tokens + asked.num_tokens) / size - self._credit * depths[pod.name]
+            own = sum(name not in pod.active_blocks for name in asked.names)
+            return (
+                self._scale * max(0.0, prefill)
+                + len(pod.active_blocks)
+                + own
+                + self._load_weight * pod.in_flight
+            )
+
+        return self.world.least(self.pods, key)
+
+
+class WeightedSum(SimpleRule):
+    """3:2:2 of match, queue and KV use, the latter two as scraped."""
+
+    def __init__(self, world: World, *, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0) -> None:
+        super().__init__(world)
+        self._prefix, self._queue, self._kv = prefix, queue, kv
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        waiting = {pod.name: pod.page.waiting if pod.page else 0 for pod in self.pods}
+        low, high = min(waiting.values()), max(waiting.values())
+
+        def key(pod: Pod) -> float:
+            queue = 1.0 if high == low else (high - waiting[pod.name]) / (high - low)
+            free = 1 - (pod.page.kv_usage if pod.page else 0.0)
+            return -(self._prefix * self.ratio(asked, depths, pod) + self._queue * queue + self._kv * free)
+
+        return self.world.least(self.pods, key)
+
+
+class LoadAware(SimpleRule):
+    """Match less the load above the mean."""
+
+    def __init__(self, world: World, *, beta: float = 1.0) -> None:
+        super().__init__(world)
+        self._beta = beta
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        mean = fmean(pod.in_flight for pod in self.pods)
+        return self.world.least(
+            self.pods,
+            lambda pod: self._beta * (pod.in_flight - mean) / max(1.0, mean) - self.ratio(asked, depths, pod),
+        )
+
+
+class PredictedTtft(SimpleRule):
+    """Undone prefill work and own, where a token's work grows with its position."""
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        return self.world.least(
+            self.pods,
+            lambda pod: pod.backlog_work + prefill_work(self.matched(asked, depths, pod), asked.num_tokens),
+        )
+
+
+class AibrixPd(SimpleRule):
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        most = max(pod.in_flight for pod in self.pods) or 1
+        return self.world.least(
+            self.pods, lambda pod: 10 * (1 - self.ratio(asked, depths, pod)) + pod.in_flight / most
+        )
+
+
+class Conductor(SimpleRule):
+    """Load times the mean prefill, the transfer of what matches, and the prefill of what does not, in ms."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._mean_ms = 200.0
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        def key(pod: Pod) -> float:
+            transfer = 0.005 * self.matched(asked, depths, pod) + 1
+            return pod.in_flight * self._mean_ms + transfer + self._prefill_ms(asked, depths, pod)
+
+        chosen = self.world.least(self.pods, key)
+        self._mean_ms += 0.05 * (self._prefill_ms(asked, depths, chosen) - self._mean_ms)
+        return chosen
+
+    def _prefill_ms(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
+        return float(0.001 * self.uncached(asked, depths, pod) ** 1.5 + 5)
+
+
+class Mooncake(SimpleRule):
+    """Least predicted TTFT: queue and own prefill by a fitted model of prefill time; no transfers between servers."""
+
+    def __init__(self, world: World, *, rate: float = 8000.0, knee_tokens: float = 32768.0) -> None:
+        super().__init__(world)
+        self._rate, self._knee_tokens = rate, knee_tokens
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        def key(pod: Pod) -> float:
+            cached = self.matched(asked, depths, pod)
+            tokens = pod.backlog_tokens + asked.num_tokens - cached
+            work = pod.backlog_work + prefill_work(cached, asked.num_tokens)
+            return (tokens + work / self._knee_tokens) / self._rate
+
+        return self.world.least(self.pods, key)
+
+
+class ExactCost(SimpleRule):
+    """Our score with exact knowledge, in tokens: B + U (w + k L) + c L. What the real picker could reach with better signals.
+
+    Of scores within `near_tie` of the best the most cached wins.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        weight: float = 1.0,
+        stall: float = 0.15,
+        per_request: float = 50.0,
+        near_tie: float = 0.0,
+    ) -> None:
+        super().__init__(world)
+        self._weight, self._stall = weight, stall
+        self._per_request, self._near_tie = per_request, near_tie
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        scores = []
+        for pod in self.pods:
+            own = self.uncached(asked, depths, pod) * (self._weight + self._stall * pod.in_flight)
+            scores.append((pod.backlog_tokens + own + self._per_request * pod.in_flight, pod))
+        limit = min(score for score, _ in scores) * (1 + self._near_tie)
+        ties = [pod for score, pod in scores if score <= limit]
+        return self.world.least(ties, lambda pod: -depths[pod.name])

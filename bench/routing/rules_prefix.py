@@ -1,0 +1,170 @@
+"""Comparison rules that look for the longest match first and at load as a switch, a bound or a tie-break."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from statistics import fmean, pstdev
+
+from bench.routing.peer import Asked, Index, Pod, SimpleRule, World
+from bench.routing.rules_load import PowerOfTwo, Session
+from model_server.core.hashing import BlockHash
+
+
+class HashTrie(SimpleRule):
+    """Any of the servers that match deepest; no load, nothing is ever evicted."""
+
+    index_capacity: float | None = None
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        return self.world.least(self.pods, lambda pod: -depths[pod.name])
+
+
+class KvAware(SimpleRule):
+    """The first listed holder of nearly all of the prompt, else by session."""
+
+    def __init__(self, world: World, *, threshold_tokens: int = 2000) -> None:
+        super().__init__(world)
+        self._threshold_tokens = threshold_tokens
+        self._else = Session(world)
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        for pod in self.pods:
+            matched = self.matched(asked, depths, pod)
+            if matched and matched >= asked.num_tokens - self._threshold_tokens:
+                return pod
+        return self._else.choose(asked, depths, now=now)
+
+
+class RadixTree(SimpleRule):
+    """Out of balance: least load. Else the one server written on the deepest matching node, if enough matches; else least load."""
+
+    index_capacity: float | None = 0.0
+
+    def __init__(
+        self, world: World, *, threshold: float = 0.3, absolute: int = 64, relative: float = 1.5
+    ) -> None:
+        super().__init__(world)
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
+        self._owners: OrderedDict[BlockHash, Pod] = OrderedDict()
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        least = self.world.least(self.pods, lambda pod: pod.in_flight)
+        if max(loads) - min(loads) > self._absolute and max(loads) > self._relative * min(loads):
+            return least
+        depth, owner = 0, None
+        for name in asked.names:
+            found = self._owners.get(name)
+            if found is None:
+                break
+            depth, owner = depth + 1, found
+        if owner is None or owner not in self.pods:
+            return least
+        matched = depth * self.world.block_tokens / asked.num_tokens
+        return owner if matched > self._threshold else least
+
+    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
+        for name in reversed(asked.names):
+            self._owners[name] = pod
+            self._owners.move_to_end(name)
+        while len(self._owners) > self.world.capacity_blocks * len(self.pods):
+            self._owners.popitem(last=False)
+
+
+class RayPrefix(SimpleRule):
+    """Queues out of balance: two by chance. Too little match: where the least text is recorded. Else the deepest, by queue."""
+
+    def __init__(self, world: World, *, imbalance: int = 10, threshold: float = 0.1) -> None:
+        super().__init__(world)
+        self._imbalance, self._threshold = imbalance, threshold
+        self._index = Index(None)
+        self._two = PowerOfTwo(world)
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        if max(loads) - min(loads) > self._imbalance:
+            return self._two.choose(asked, depths, now=now)
+        mine = self._index.depths(asked.names, self.pods)
+        deepest = max(mine.values())
+        if deepest * self.world.block_tokens < self._threshold * asked.num_tokens:
+            return self.world.least(self.pods, self._index.size)
+        return self.world.least(
+            [pod for pod in self.pods if mine[pod.name] == deepest], lambda pod: pod.in_flight
+        )
+
+    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
+        self._index.record(pod, asked.names)
+
+
+class Aibrix(SimpleRule):
+    """By match, then load; the first that is not too far above the mean load."""
+
+    def __init__(self, world: World, *, imbalance: int = 16, deviations: float = 2.0) -> None:
+        super().__init__(world)
+        self._imbalance, self._deviations = imbalance, deviations
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        if max(loads) - min(loads) > self._imbalance:
+            return self.world.least(self.pods, lambda pod: pod.in_flight)
+        limit = fmean(loads) + self._deviations * pstdev(loads)
+        fit = [pod for pod in self.pods if pod.in_flight <= limit]
+        if not fit:
+            return self.world.least(self.pods, lambda pod: pod.in_flight)
+        return self.world.least(fit, lambda pod: -depths[pod.name] + pod.in_flight / 1e6)
+
+
+class AibrixPreble(SimpleRule):
+    """More than half matches: of the deepest holders the least loaded of late; else the least windowed cost."""
+
+    def __init__(self, world: World, *, threshold: float = 0.5, window_s: float = 180.0) -> None:
+        super().__init__(world)
+        self._threshold, self._window_s = threshold, window_s
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        load = {
+            pod.name: sum(own + answer for _, own, answer in pod.recent(since=now - self._window_s))
+            for pod in self.pods
+        }
+        deepest = max(depths.values())
+        if deepest * self.world.block_tokens > self._threshold * asked.num_tokens:
+            holders = [pod for pod in self.pods if depths[pod.name] == deepest]
+            return self.world.least(holders, lambda pod: load[pod.name])
+        return self.world.least(self.pods, lambda pod: load[pod.name] + self.uncached(asked, depths, pod))
+
+
+class LlmdAffinity(SimpleRule):
+    """Servers that hold most of the prompt, unless their backlog is far behind the others'; of these the least backlog."""
+
+    def __init__(
+        self, world: World, *, threshold: float = 0.8, budget_s: float = 18.0, rate: float = 15928.0
+    ) -> None:
+        super().__init__(world)
+        self._threshold, self._budget_s, self._rate = threshold, budget_s, rate
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        holders = [pod for pod in self.pods if self.ratio(asked, depths, pod) >= self._threshold]
+        others = [pod for pod in self.pods if pod not in holders]
+        if holders and others:
+            behind = min(p.backlog_tokens for p in holders) - min(p.backlog_tokens for p in others)
+            if behind / self._rate > self._budget_s:
+                holders = []
+        return self.world.least(holders or self.pods, lambda pod: pod.backlog_tokens)
+
+
+class DualMap(SimpleRule):
+    """Two hashed candidates; the one that holds more while it meets the objective, else the less loaded."""
+
+    def __init__(self, world: World, *, slo_s: float = 2.0, rate: float = 8000.0) -> None:
+        super().__init__(world)
+        self._slo_s, self._rate = slo_s, rate
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        key = asked.user_head(num_chars=100)
+        first = self.pods[key % len(self.pods)]
+        second = self.pods[(key >> 32) % len(self.pods)]
+        better = self.world.least([first, second], lambda pod: -depths[pod.name])
+        ttft_s = (better.backlog_tokens + self.uncached(asked, depths, better)) / self._rate
+        if depths[better.name] and ttft_s <= self._slo_s:
+            return better
+        return self.world.least([first, second], lambda pod: pod.backlog_tokens)

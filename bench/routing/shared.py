@@ -1,0 +1,60 @@
+"""Simulated pickers that share: the real exchange of each, with a delay where Redis would be."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+
+from epp.config.sharing import Sharing
+from epp.journal import Journal
+from epp.picker import Picker
+from epp.sharing.exchange import Exchange
+
+_SETTINGS = Sharing()
+
+
+class Shared:
+    """Says what each picker did every flush interval, and lets the others hear it `delay_s` later."""
+
+    def __init__(self, pickers: Sequence[Picker], journals: Sequence[Journal], *, delay_s: float) -> None:
+        self._exchanges = [
+            Exchange(
+                picker,
+                journal,
+                me=bytes([n]) * 8,
+                outbox_bytes=_SETTINGS.outbox_bytes,
+                peer_timeout_s=_SETTINGS.peer_timeout_seconds,
+            )
+            for n, (picker, journal) in enumerate(zip(pickers, journals, strict=True))
+        ]
+        self._delay_s = delay_s
+        self._flush_at = 0.0
+        self._order = count()
+        self._under_way: list[tuple[float, int, Exchange, bytes]] = []
+        self.said_bytes = 0
+
+    @property
+    def exchanges(self) -> Sequence[Exchange]:
+        """For reading."""
+        return self._exchanges
+
+    def advance(self, now: float) -> None:
+        """Let everything happen that is due."""
+        self._deliver(now)
+        if now < self._flush_at:
+            return
+        self._flush_at = now + _SETTINGS.flush_interval_seconds
+        for exchange in self._exchanges:
+            exchange.gather()
+            exchange.expire(now=now)
+            while (batch := exchange.next_batch(now=now)) is not None:
+                self.said_bytes += len(batch)
+                heapq.heappush(self._under_way, (now + self._delay_s, next(self._order), exchange, batch))
+
+    def _deliver(self, now: float) -> None:
+        while self._under_way and self._under_way[0][0] <= now:
+            _, _, speaker, batch = heapq.heappop(self._under_way)
+            for exchange in self._exchanges:
+                if exchange is not speaker:
+                    exchange.hear(batch, now=now, age_s=self._delay_s)

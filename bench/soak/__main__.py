@@ -1,0 +1,42 @@
+"""`make soak`: the whole gateway under a mixed load, with pickers killed and Redis flushed meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.soak.run import Plan, soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--users", type=int, default=12, help="clients at once")
+    args = parser.parse_args()
+    seconds = args.minutes * 60
+    plan = Plan(
+        seconds=seconds,
+        users=args.users,
+        kill_every_s=max(20.0, seconds / 4),
+        flush_every_s=max(7.0, seconds / 20),
+        sample_every_s=max(2.0, seconds / 60),
+    )
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        report = asyncio.run(soak(plan, directory=Path(folder), say=lambda line: print(line, flush=True)))
+    print(f"requests: {dict(report.seen.sent)}; failed: {report.seen.failed.total()}")
+    print(
+        f"pickers killed: {report.kills}; Redis flushed: {report.flushes}; tasks before and after: {report.tasks}"
+    )
+    for pid, (middle, end) in report.grown_mib().items():
+        print(f"worker {pid}: {middle:.1f} MiB in the middle of its life, {end:.1f} MiB at the end")
+    for fault in report.faults:
+        print(f"FAULT: {fault}", file=sys.stderr)
+    print("nothing failed, nothing grew, nothing is booked" if not report.faults else "not good")
+    return 1 if report.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

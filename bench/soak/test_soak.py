@@ -1,0 +1,34 @@
+"""The short form of `make soak`: a quarter of a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.soak.load import Seen
+from bench.soak.run import Plan, Report, Sample, _judge, soak
+
+pytest_plugins = ["tests.harness.fixtures"]
+
+PLAN = Plan(seconds=16.0, users=6, kill_every_s=7.0, flush_every_s=3.0, sample_every_s=1.0)
+
+
+@pytest.mark.envoy
+async def test_a_mixed_load_with_faults_fails_nothing_grows_nothing_and_leaves_nothing_booked(
+    tmp_path: Path,
+) -> None:
+    report = await soak(PLAN, directory=tmp_path, say=print)
+    assert report.faults == []
+    assert report.kills >= 1
+    assert report.flushes >= 3
+    assert all(report.seen.sent[kind] for kind in ("usual", "streamed", "left", "hostile"))
+
+
+def test_memory_that_goes_on_growing_is_a_fault() -> None:
+    flat = Report(Seen(), samples=[Sample(n, 1, 80.0, 20) for n in range(10)])
+    growing = Report(Seen(), samples=[Sample(n, 1, 80.0 + 10 * n, 20) for n in range(10)])
+    for report in (flat, growing):
+        _judge(report)
+    assert flat.faults == []
+    assert len(growing.faults) == 1

@@ -1,0 +1,263 @@
+"""Rows 002-3, 002-5 and 002-6: reads, bytes and time to the first token for prefixes on disk, on OPT's shapes.
+
+`make bench-tiers`. What is real and what is given: `systems.py` and `shapes.py`; docs/tiers.md has the tables. Systems take turns
+request by request, so that other load hits all alike.
+
+--disk direct   this machine's disk, O_DIRECT, no page cache of this system
+       limited  reads through the page cache, held back to a rate; in slow motion, with the accelerator slowed down alike, so that
+                this machine's own overhead weighs little beside either
+       counted  no time is measured: records are one number wide a head instead of 128, and bytes are multiplied
+--device cpu    compute is imposed: the time a stated accelerator needs at the least
+         cuda   compute is real, with random weights of the shape; the first tier is the GPU's memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from bench.tiers import report
+from bench.tiers.disks import DirectDisk, SwitchedDisk
+from bench.tiers.patterns import Patterns, Recipe, patterns
+from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
+from bench.tiers.systems import COUNTED, RECOMPUTE, SYSTEMS, Served, Stores, Traffic, Weights
+from model_server.runners.hf import model as hf
+from model_server.tiers.disk import Disk, RateLimitedDisk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    shape: str
+    layers: int
+    prompts: str
+    disk: str
+    prefix_tokens: int
+    ratio: float
+    gpu_share: float
+    cpu_share: float
+    """What the fast tiers hold, as shares of all prefixes' KV."""
+
+
+def main() -> None:
+    args = parser().parse_args()
+    rows: list[dict[str, Any]] = []
+    if args.merge:
+        rows = [row for path in args.merge for row in json.loads(path.read_text())]
+    else:
+        for name in args.shape:
+            for prefix_tokens in args.prefix_tokens:
+                recipe = Recipe(
+                    kind=args.prompts,
+                    prefix_tokens=prefix_tokens,
+                    prefixes=args.prefixes,
+                    requests=args.recorded,
+                )
+                for found in measured(SHAPES[name], patterns(recipe), args):
+                    rows += found
+                    report.write_json(args.json, rows)
+    report.write_json(args.json, rows)
+    report.tell(rows)
+    if args.svg:
+        args.svg.write_text(report.svg(rows))
+
+
+def measured(shape: Shape, recorded: Patterns, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Cell by cell, over stores that all cells of a shape and prefix length read."""
+    device = torch.device(args.device)
+    counted = args.disk == "counted"
+    layers = args.layers or (
+        shape.layers if device.type == "cuda" else min(12 if counted else 6, shape.layers)
+    )
+    hf.use_threads(1)
+    weights, switched, compute = Weights(recorded, num_layers=layers), SwitchedDisk(), compute_of(shape, args)
+    with tempfile.TemporaryDirectory(prefix="tiers-", dir=args.folder) as folder:
+        started = time.monotonic()
+        kv = shape.kv(layers=layers, head_dim=1 if counted else None)
+        stores = Stores(Path(folder), kv, weights, Traffic(recorded, seed=7), switched)
+        _say(f"{shape.name}, {weights.num_tokens} tokens: stored, {time.monotonic() - started:.0f} s")
+        for ratio in args.ratios:
+            for gpu_share, cpu_share in args.tiers:
+                cell = Cell(
+                    shape=shape.name,
+                    layers=layers,
+                    prompts=args.prompts,
+                    disk=_disk_name(args),
+                    prefix_tokens=weights.num_tokens,
+                    ratio=ratio,
+                    gpu_share=gpu_share,
+                    cpu_share=cpu_share,
+                )
+                served = _ask_all(cell, stores, compute, recorded, args)
+                _say(f"measured {cell}, {time.monotonic() - started:.0f} s")
+                factor = shape.head_dim if counted else 1
+                yield [_row(cell, each, factor=factor, timed=not counted) for each in served]
+        stores.close()
+
+
+def _ask_all(
+    cell: Cell, stores: Stores, compute: Compute, recorded: Patterns, args: argparse.Namespace
+) -> list[Served]:
+    traffic, device = Traffic(recorded, seed=8), torch.device(args.device)
+    total = stores.bytes_per_prefix * stores.weights.num_prefixes
+    served = [
+        Served(
+            system,
+            stores,
+            ratio=cell.ratio,
+            capacities_bytes=(int(cell.gpu_share * total), int(cell.cpu_share * total)),
+            new_tokens=args.new_tokens,
+            device=device,
+        )
+        for system in (COUNTED if args.disk == "counted" else SYSTEMS)
+    ]
+    # Warm-up fills the tiers; where its bytes come from does not matter, and nobody waits for an accelerator that is not there.
+    stores.disk.now = Disk()
+    without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
+    warm_up = list(traffic.asked(args.warm_up))
+    # Drawn apart, so that every version of the history leads to the same requests.
+    history = Traffic(recorded, seed=6).taught_as_asked()
+    for each in served:
+        each.teach(history)
+        for ask in warm_up if each.system is not RECOMPUTE else []:
+            each.ask(ask, without_waiting)
+        each.warmed()
+    stores.disk.now = disk_of(args)
+    rng = random.Random(9)
+    for ask in traffic.asked(args.requests):
+        for each in rng.sample(served, len(served)):
+            each.ask(ask, compute)
+    for each in served:
+        each.close()
+    return served
+
+
+def _row(cell: Cell, served: Served, *, factor: int, timed: bool) -> dict[str, Any]:
+    measured = served.measured
+    count = len(measured.bytes_read)
+    return {
+        **asdict(cell),
+        "system": served.system.name,
+        "requests": count,
+        "ttft_s": median(measured.ttft_s) if timed else None,
+        "ttft_mean_s": sum(measured.ttft_s) / count if timed else None,
+        "bytes": factor * sum(measured.bytes_read) / count,
+        "reads": sum(measured.reads) / count,
+        "wanted_chunks": sum(measured.wanted) / count,
+        "chosen_tokens": sum(measured.chosen_tokens) / count,
+        "all_ttft_s": measured.ttft_s if timed else [],
+        "all_bytes": [factor * number for number in measured.bytes_read],
+    }
+
+
+def disk_of(args: argparse.Namespace) -> Disk:
+    if args.disk == "limited":
+        return RateLimitedDisk(
+            bytes_per_s=args.disk_gb_per_s * 1e9 / args.slow_motion, per_read_s=args.read_us * 1e-6
+        )
+    return DirectDisk() if args.disk == "direct" else Disk()
+
+
+def _disk_name(args: argparse.Namespace) -> str:
+    if args.disk != "limited":
+        return str(args.disk)
+    return f"limited, {args.disk_gb_per_s:g} GB/s, {args.slow_motion:g} times slower"
+
+
+def compute_of(shape: Shape, args: argparse.Namespace) -> Compute:
+    device = torch.device(args.device)
+    if args.disk == "counted":
+        return NoCompute()
+    if device.type == "cuda" or args.real_compute:
+        dtype = torch.float16 if device.type == "cuda" else torch.float32
+        return RealCompute(shape, device=device, dtype=dtype)
+    slower = args.slow_motion if args.disk == "limited" else 1.0
+    return ImposedCompute(
+        shape,
+        flops_per_s=args.tflops * 1e12 / slower,
+        weights_bytes_per_s=args.weights_gb_per_s * 1e9 / slower,
+    )
+
+
+def _shares(text: str) -> tuple[float, float]:
+    gpu, cpu = text.split("+")
+    return float(gpu) / 100, float(cpu) / 100
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["opt-30b"])
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=0,
+        help="of the shape's (default: all on a GPU, else 6; 12 when counted)",
+    )
+    parser.add_argument("--disk", choices=("direct", "limited", "counted"), default="direct")
+    parser.add_argument(
+        "--disk-gb-per-s", type=float, default=5.0, help="of the limited one (default %(default)s)"
+    )
+    parser.add_argument(
+        "--slow-motion",
+        type=float,
+        default=100.0,
+        help="of the limited one and its accelerator (default %(default)s)",
+    )
+    parser.add_argument(
+        "--read-us",
+        type=float,
+        default=100.0,
+        help="each read of the limited one takes longer, as it is (default %(default)s)",
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--real-compute", action="store_true", help="real multiplications on the CPU too")
+    parser.add_argument(
+        "--tflops", type=float, default=150.0, help="imposed on the CPU (default %(default)s)"
+    )
+    parser.add_argument(
+        "--weights-gb-per-s", type=float, default=1500.0, help="imposed on the CPU (default %(default)s)"
+    )
+    parser.add_argument("--prompts", choices=("few-shot", "passages"), default="few-shot")
+    parser.add_argument("--prefixes", type=int, default=6)
+    parser.add_argument(
+        "--recorded", type=int, default=24, help="requests of each prefix whose weights are recorded"
+    )
+    parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
+    parser.add_argument(
+        "--tiers",
+        type=_shares,
+        nargs="+",
+        default=[(0.01, 0.02), (0.05, 0.1), (0.1, 0.3)],
+        metavar="GPU+CPU",
+        help="in percent of all prefixes' KV: 1+2 5+10 10+30",
+    )
+    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--warm-up", type=int, default=24)
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path)
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", help="show what earlier runs wrote, and measure nothing"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

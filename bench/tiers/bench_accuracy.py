@@ -1,0 +1,306 @@
+"""Row 002-7 and 002-1: what selective attention changes in the answers of a real model.
+
+For each sample a prefix is computed exactly, then the tokens after it once with all of the prefix and once with each choice of
+its tokens. Compared with the exact run: the same next token, KL divergence, negative log-likelihood of the text itself.
+`few chunks`, the server's default, chooses after eight other requests, which went on with later passages, have decided how tokens are
+packed (row 002-3); `not packed` does so of a prefix that nobody has used yet. The other choices know of no chunks.
+`python -m tests.engine_env run bench.tiers.bench_accuracy`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from bench.model_server.tables import bars, show, write_json
+from bench.tiers.samples import Sequencer, documents, in_order
+from model_server.runners.hf import model as hf
+from model_server.text.pretrained import PretrainedLanguage
+from model_server.tiers.importance import NodeImportance
+from model_server.tiers.layout import TokenOrder
+from model_server.tiers.selection import Choice, Chooser, Seen, head_weights, probe
+from model_server.tiers.settings import SelectionSettings
+from model_server.tiers.similarity import threshold
+from model_server.tiers.view import MemorySource, SelectiveView
+from model_server.weights.known import SMOLLM2, find
+
+_NUM_SINKS = 4
+EVERYTHING = "everything"
+_OTHERS, _CHUNK_TOKENS = 8, 16
+PROBE, FEW, UNPACKED, UNION, ORACLE, SINKS, RANDOM = (
+    "probe, 3 heads",
+    "probe, few chunks",
+    "few, not packed",
+    "probe + window",
+    "oracle, all heads",
+    "sinks + recent",
+    "random",
+)
+
+
+@dataclass(slots=True)
+class Measured:
+    same: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    nll: list[float] = field(default_factory=list)
+    similarity: list[float] = field(default_factory=list)
+    whole_layers: list[float] = field(default_factory=list)
+
+    def add(self, logits: torch.Tensor, exact: torch.Tensor, text: torch.Tensor) -> None:
+        """Logits before each of the text's tokens."""
+        own, right = logits.log_softmax(-1), exact.log_softmax(-1)
+        self.same.append(float((own.argmax(-1) == right.argmax(-1)).float().mean()))
+        self.kl.append(float((right.exp() * (right - own)).sum(-1).mean()))
+        self.nll.append(float(-own[:-1].gather(1, text[1:, None]).mean()))
+
+    def row(self) -> dict[str, float]:
+        told = {"same": fmean(self.same), "kl": fmean(self.kl), "nll": fmean(self.nll)}
+        if self.similarity:
+            told |= {"jaccard": fmean(self.similarity), "whole_layers": fmean(self.whole_layers)}
+        return told
+
+
+def choosers(
+    settings: SelectionSettings,
+    *,
+    num_heads: int,
+    group: int,
+    rng: torch.Generator,
+    packed: Sequence[torch.Tensor] = (),
+) -> dict[str, Chooser]:
+    """`packed`: for each layer the chunk of each token; without it no choice looks at chunks."""
+
+    def kept_of(seen: Seen) -> int:
+        return settings.kept(seen.num_prefix_tokens)
+
+    def best(weights: torch.Tensor, count: int) -> Choice:
+        return Choice(weights.topk(count).indices.sort().values)
+
+    def oracle(seen: Seen) -> Choice:
+        return best(head_weights(seen, num_heads=num_heads, group=group).mean(0), kept_of(seen))
+
+    def sinks(seen: Seen) -> Choice:
+        count, total = kept_of(seen), seen.num_prefix_tokens
+        first = min(_NUM_SINKS, count)
+        return Choice(torch.tensor([*range(first), *range(total - count + first, total)]))
+
+    def union(seen: Seen) -> Choice:
+        """Half of what may be kept is sinks and window, the rest the probe's best of what is left: equal in size."""
+        weights = head_weights(seen, num_heads=settings.probe_heads, group=group).mean(0).clone()
+        recent = kept_of(seen) // 2 - _NUM_SINKS
+        weights[:_NUM_SINKS] = weights[-recent:] = torch.inf
+        return best(weights, kept_of(seen))
+
+    def at_random(seen: Seen) -> Choice:
+        return Choice(torch.randperm(seen.num_prefix_tokens, generator=rng)[: kept_of(seen)].sort().values)
+
+    def few_chunks(seen: Seen) -> Choice:
+        return by_probe(replace(seen, chunks=packed[seen.layer]))
+
+    def not_packed(seen: Seen) -> Choice:
+        return by_probe(replace(seen, chunks=torch.arange(seen.num_prefix_tokens) // _CHUNK_TOKENS))
+
+    by_probe = partial(probe, settings=settings, group=group)
+    few = {FEW: few_chunks, UNPACKED: not_packed} if packed else {}
+    return {PROBE: by_probe, **few, UNION: union, ORACLE: oracle, SINKS: sinks, RANDOM: at_random}
+
+
+def measure(
+    module: Any,
+    samples: Sequence[list[int]],
+    *,
+    prefix_tokens: int,
+    ratios: Sequence[float],
+    new_tokens: int = 16,
+    widths: Sequence[float] = (),
+    after_each: Callable[[dict[tuple[float, str], Measured]], None],
+) -> dict[tuple[float, str], Measured]:
+    """A sample is a prefix, the tokens after it, and what other requests go on with, `new_tokens` each.
+
+    `widths`: further shares that sinks and window are given, to find where they answer as well as a choice of fewer tokens.
+    """
+    config = module.config
+    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+    sequencer = Sequencer(module, max_tokens=len(samples[0]))
+    source = MemorySource(sequencer.model.memory, sequencer.blocks, prefix_tokens, num_kv_heads)
+    found: defaultdict[tuple[float, str], Measured] = defaultdict(Measured)
+    started = time.monotonic()
+    for number, token_ids in in_order(samples):
+        token_ids, later = token_ids[: prefix_tokens + new_tokens], token_ids[prefix_tokens + new_tokens :]  # noqa: PLW2901 - from here on the request's own
+        text = torch.tensor(token_ids[prefix_tokens:])
+        sequencer.compute(token_ids[:prefix_tokens], start=0, num_logits=1)
+        others = [
+            token_ids[:prefix_tokens] + later[at : at + new_tokens] for at in range(0, len(later), new_tokens)
+        ]
+        packed = _packed(sequencer, source, others, group=num_heads // num_kv_heads)
+        exact = sequencer.compute(token_ids, start=prefix_tokens)
+        found[1.0, EVERYTHING].add(exact, exact, text)
+        for ratio in ratios:
+            settings = SelectionSettings(ratio=ratio)
+            rng = torch.Generator().manual_seed(number)
+            rules = choosers(
+                settings, num_heads=num_heads, group=num_heads // num_kv_heads, rng=rng, packed=packed
+            )
+            for name, rule in rules.items():
+                view = SelectiveView(source, rule)
+                cell = found[ratio, name]
+                cell.add(sequencer.compute(token_ids, start=prefix_tokens, view=view), exact, text)
+                if name == PROBE:
+                    cell.similarity.append(fmean(choice.similarity or 0 for choice in view.choices.values()))
+                    cell.whole_layers.append(float(sum(c.tokens is None for c in view.choices.values())))
+        for width in set(widths) - set(ratios):
+            rng = torch.Generator()
+            heads = {"num_heads": num_heads, "group": num_heads // num_kv_heads}
+            rule = choosers(SelectionSettings(ratio=width), **heads, rng=rng)[SINKS]
+            logits = sequencer.compute(token_ids, start=prefix_tokens, view=SelectiveView(source, rule))
+            found[width, SINKS].add(logits, exact, text)
+        print(f"sample {number} of {len(samples)}, {time.monotonic() - started:.0f} s", flush=True)
+        after_each(found)
+    return dict(found)
+
+
+def _packed(
+    sequencer: Sequencer, source: MemorySource, others: Sequence[list[int]], *, group: int
+) -> list[torch.Tensor]:
+    """The chunk of each token in each layer, once what these requests looked at has decided the order."""
+    heads = SelectionSettings().probe_heads
+    history: NodeImportance | None = None
+    for token_ids in others:
+        seen_by: list[list[float]] = []
+
+        def look(seen: Seen, kept: list[list[float]] = seen_by) -> Choice:
+            kept.append(head_weights(seen, num_heads=heads, group=group).mean(0).tolist())
+            return Choice(None)
+
+        sequencer.compute(token_ids, start=source.num_tokens, view=SelectiveView(source, look), num_logits=1)
+        history = history or NodeImportance(num_layers=len(seen_by), num_tokens=source.num_tokens)
+        history.record(seen_by)
+    if history is None:
+        return []
+    orders = [TokenOrder.by_importance(history.means(layer)) for layer in range(history.num_layers)]
+    return [torch.tensor(order.slots) // _CHUNK_TOKENS for order in orders]
+
+
+def equal_windows(
+    found: Mapping[tuple[float, str], Measured], ours: str
+) -> list[tuple[float, float | None, float | None]]:
+    """For each share that `ours` keeps, the least that sinks + window need for as many same tokens, and for as low a KL; None: more than measured."""
+    windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
+    told = []
+    for (ratio, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
+        if name == ours:
+            row = cell.row()
+            same = next((share for share, window in windows if window["same"] >= row["same"]), None)
+            kl = next((share for share, window in windows if window["kl"] <= row["kl"]), None)
+            told.append((ratio, same, kl))
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=40)
+    parser.add_argument("--skip", type=int, default=0, help="so many of them, which another process measures")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", help="show what such processes wrote, and measure nothing"
+    )
+    parser.add_argument("--prefix-tokens", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
+    parser.add_argument(
+        "--widths",
+        type=float,
+        nargs="*",
+        default=[0.35, 0.6, 0.7, 0.8, 0.9],
+        help="shares that sinks + window are given beside --ratios (default %(default)s)",
+    )
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.merge:
+        found = merged(args.merge)
+        keep(found, path=args.json)
+        report(found, args)
+        return
+    hf.use_threads(1)
+    folder = find(SMOLLM2, progress=print)
+    module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
+    length = args.prefix_tokens + (1 + _OTHERS) * args.new_tokens
+    samples = documents(PretrainedLanguage(folder), length_tokens=length, count=args.samples)[args.skip :]
+    found = measure(
+        module,
+        samples,
+        prefix_tokens=args.prefix_tokens,
+        ratios=args.ratios,
+        new_tokens=args.new_tokens,
+        widths=args.widths,
+        after_each=partial(keep, path=args.json),
+    )
+    report(found, args)
+
+
+def keep(found: dict[tuple[float, str], Measured], *, path: Path | None) -> None:
+    """What there is so far: the whole run takes minutes."""
+    content = [
+        {"kept": ratio, "choice": name, **cell.row(), "samples": asdict(cell)}
+        for (ratio, name), cell in found.items()
+    ]
+    write_json(path, content)
+
+
+def merged(paths: Sequence[Path]) -> dict[tuple[float, str], Measured]:
+    found: defaultdict[tuple[float, str], Measured] = defaultdict(Measured)
+    for path in paths:
+        for cell in json.loads(path.read_text()):
+            for name, values in cell["samples"].items():
+                getattr(found[cell["kept"], cell["choice"]], name).extend(values)
+    return dict(found)
+
+
+def report(found: dict[tuple[float, str], Measured], args: argparse.Namespace) -> None:
+    rows = {key: cell.row() for key, cell in found.items()}
+    show(
+        f"002-7: {len(found[1.0, EVERYTHING].same)} samples, prefix {args.prefix_tokens}, then {args.new_tokens} tokens each",
+        ("kept", "choice", "same next token", "KL", "NLL"),
+        [
+            (f"{ratio:.0%}", name, f"{row['same']:.1%}", row["kl"], row["nll"])
+            for (ratio, name), row in rows.items()
+        ],
+    )
+    for ours in (PROBE, FEW):
+        windows = [
+            (f"{ratio:.0%}", *("more" if share is None else f"{share:.0%}" for share in shares))
+            for ratio, *shares in equal_windows(found, ours)
+        ]
+        show(
+            f"002-7 at equal accuracy: what sinks + window have to keep to answer like `{ours}`",
+            ("kept by it", "for as many same next tokens", "for as low a KL"),
+            windows,
+        )
+    chosen = [(ratio, row) for (ratio, name), row in rows.items() if name == PROBE]
+    show(
+        "002-1: likeness of the three heads' sets, mean over layers and samples",
+        ("kept", "mean Jaccard", "threshold", "layers that load everything, of 30"),
+        [
+            (
+                f"{ratio:.0%}",
+                row["jaccard"],
+                threshold(SelectionSettings(ratio=ratio).kept(args.prefix_tokens), args.prefix_tokens),
+                row["whole_layers"],
+            )
+            for ratio, row in chosen
+        ],
+    )
+    bars("same next token", [(f"{ratio:.0%} {name[:6]}", row["same"]) for (ratio, name), row in rows.items()])
+
+
+if __name__ == "__main__":
+    main()

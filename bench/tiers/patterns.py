@@ -1,0 +1,168 @@
+"""What requests of one prefix look at, recorded from SmolLM2 on text that every Python brings.
+
+Two kinds of prompts. `few-shot`: the prefix is worked examples of one task (a function's signature, then what it is for), and each
+request asks about another function, as the document's data sets do. `passages`: the prefix is the beginning of a manual page, and each
+request goes on with another passage of it. Attention is exact while it is recorded: no layer is given a choice.
+
+Callers: the study of how alike requests choose, and the benchmark on shapes whose models are not at hand, which is given
+these patterns. A recording is kept in the cache folder: the same question is not computed twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.tiers.samples import MODULES, Sequencer, documents
+from model_server.runners.hf import model as hf
+from model_server.text.pretrained import PretrainedLanguage
+from model_server.tiers.selection import Choice, Seen, head_weights
+from model_server.tiers.view import MemorySource, SelectiveView
+from model_server.weights.cache import made_once
+from model_server.weights.known import SMOLLM2, Progress, find
+
+PROBED_HEADS = 3
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    kind: str
+    """`few-shot` or `passages`."""
+    prefix_tokens: int
+    prefixes: int = 6
+    requests: int = 24
+    """Of each prefix, all different."""
+    new_tokens: int = 24
+    """The most that a request has; `few-shot` ones are as long as their question."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patterns:
+    """Mean weight that a request's queries put on each token of its prefix, times the tokens: 1 is what chance gives."""
+
+    heads: torch.Tensor
+    """(prefix, request, layer, first heads, token), float16"""
+    mean: torch.Tensor
+    """(prefix, request, layer, token), float16: over all heads"""
+
+    @property
+    def num_prefixes(self) -> int:
+        return int(self.heads.shape[0])
+
+    @property
+    def num_requests(self) -> int:
+        return int(self.heads.shape[1])
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.heads.shape[2])
+
+
+def patterns(recipe: Recipe) -> Patterns:
+    """Recorded now, the first time: about 100 tokens a second."""
+    told = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
+    name = f"tiers-patterns/{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    folder = made_once(name, lambda folder: _record_into(folder, recipe))
+    content = torch.load(folder / "patterns.pt")
+    return Patterns(content["heads"], content["mean"])
+
+
+def record(recipe: Recipe, *, progress: Progress) -> Patterns:
+    hf.use_threads(1)
+    weights = find(SMOLLM2, progress=progress)
+    module = hf.load(weights, device=torch.device("cpu"), dtype=torch.float32)
+    prompts = _prompts(PretrainedLanguage(weights), recipe)
+    longest = max(len(request) for _, requests in prompts for request in requests)
+    sequencer = Sequencer(module, max_tokens=recipe.prefix_tokens + longest)
+    recorded = list(_recorded(sequencer, prompts, progress))
+    heads, mean = (
+        torch.stack([pair[part] for pair in recorded]).unflatten(0, (recipe.prefixes, recipe.requests))
+        for part in (0, 1)
+    )
+    return Patterns(heads, mean)
+
+
+def _record_into(folder: Path, recipe: Recipe) -> None:
+    recorded = record(recipe, progress=lambda text: print(text, flush=True))
+    torch.save({"heads": recorded.heads, "mean": recorded.mean}, folder / "patterns.pt")
+
+
+def _recorded(
+    sequencer: Sequencer, prompts: Sequence[tuple[list[int], list[list[int]]]], progress: Progress
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    config = sequencer.model.module.config
+    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+    for number, (prefix, requests) in enumerate(prompts, start=1):
+        progress(f"recording prefix {number} of {len(prompts)}, {len(prefix)} tokens")
+        sequencer.compute(prefix, start=0, num_logits=1)
+        source = MemorySource(sequencer.model.memory, sequencer.blocks, len(prefix), num_kv_heads)
+        for request in requests:
+            seen_by: list[torch.Tensor] = []
+
+            def look(seen: Seen, kept: list[torch.Tensor] = seen_by) -> Choice:
+                kept.append(head_weights(seen, num_heads=num_heads, group=num_heads // num_kv_heads))
+                return Choice(None)
+
+            view = SelectiveView(source, look)
+            sequencer.compute(prefix + request, start=len(prefix), view=view, num_logits=1)
+            weights = torch.stack(seen_by) * len(prefix)
+            yield weights[:, :PROBED_HEADS].half(), weights.mean(1).half()
+
+
+def _prompts(language: PretrainedLanguage, recipe: Recipe) -> list[tuple[list[int], list[list[int]]]]:
+    if recipe.kind == "few-shot":
+        return _few_shot(language, recipe)
+    length = recipe.prefix_tokens + recipe.requests * recipe.new_tokens
+    pages = documents(language, length_tokens=length, count=recipe.prefixes)
+    starts = range(recipe.prefix_tokens, length, recipe.new_tokens)
+    return [
+        (page[: recipe.prefix_tokens], [page[start : start + recipe.new_tokens] for start in starts])
+        for page in pages
+    ]
+
+
+def _few_shot(language: PretrainedLanguage, recipe: Recipe) -> list[tuple[list[int], list[list[int]]]]:
+    rng = random.Random(11)
+    examples = _examples()
+    prompts = []
+    for _ in range(recipe.prefixes):
+        drawn = rng.sample(examples, len(examples))
+        text, asked = "", 0
+        prefix: list[int] = []
+        while len(prefix) < recipe.prefix_tokens:
+            question, answer = drawn[asked]
+            text, asked = text + f"{question} {answer}\n\n", asked + 1
+            prefix = [int(token) for token in language.encode(text)]
+        requests = []
+        for question, _ in drawn[asked : asked + recipe.requests]:
+            tokens = [int(token) for token in language.encode("\n\n" + question)]
+            requests.append(tokens[: recipe.new_tokens])
+        prompts.append((prefix[: recipe.prefix_tokens], requests))
+    return prompts
+
+
+def _examples() -> list[tuple[str, str]]:
+    """Of functions and methods of the standard library: the question, and its answer."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in MODULES:
+        module: Any = importlib.import_module(name)
+        owners = [module, *(own for _, own in inspect.getmembers(module, inspect.isclass))]
+        for owner in owners:
+            for called, function in inspect.getmembers(owner, inspect.isfunction):
+                told = (inspect.getdoc(function) or "").strip().split("\n")[0]
+                if called.startswith("_") or not 20 <= len(told) <= 120:
+                    continue
+                signature = str(inspect.signature(function))
+                if len(signature) <= 60:
+                    found.setdefault(told, (f"Function: {called}{signature}\nPurpose:", told))
+    return sorted(found.values())

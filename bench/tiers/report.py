@@ -1,0 +1,170 @@
+"""Tables and a picture of what the systems took. Rows are those of the JSON. Caller: the benchmark on large shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from bench.model_server import tables
+from bench.tiers.systems import (
+    EVERYTHING,
+    FEW_CHUNKS,
+    FEW_LFU,
+    OURS,
+    PACKED,
+    PROBED,
+    RECOMPUTE,
+    STEPS,
+    SYSTEMS,
+    TOP_K,
+    WINDOW,
+)
+
+Row = dict[str, Any]
+_BASELINES = (RECOMPUTE.name, EVERYTHING.name, TOP_K.name)
+_LEFT, _TOP, _WIDTH, _HEIGHT = 190, 150, 62, 22
+
+
+def write_json(path: Path | None, rows: Sequence[Row]) -> None:
+    tables.write_json(path, rows)
+
+
+def tell(rows: Sequence[Row]) -> None:
+    cells = by_cell(rows)
+    timed = {cell: found for cell, found in cells.items() if found[OURS.name]["ttft_s"] is not None}
+    for figure, name in (("ttft_s", "median"), ("ttft_mean_s", "mean")) if timed else ():
+        tables.show(
+            f"002-5: time to the first token, {name} in s; how many times it is that of the document's rules, and that with few chunks: "
+            "the strongest of recompute, load everything and top-k; top-k; sinks + window",
+            (*_COLUMNS, *(system.name for system in SYSTEMS), "document's rules", "few chunks"),
+            [
+                (
+                    *cell,
+                    *(f"{found[s.name][figure]:.3f}" if s.name in found else "" for s in SYSTEMS),
+                    *(
+                        ", ".join(f"{gain:.2f}x" for gain in gains(found, ours.name, figure))
+                        for ours in (OURS, FEW_CHUNKS)
+                    ),
+                )
+                for cell, found in timed.items()
+            ],
+        )
+    names = [name for name in dict.fromkeys(row["system"] for row in rows) if name != RECOMPUTE.name]
+    tables.show(
+        "002-5: MB from disk (reads) a request",
+        (*_COLUMNS, *names),
+        [(*cell, *(_from_disk(found.get(name)) for name in names)) for cell, found in cells.items()],
+    )
+    tables.show(
+        "002-3: chunks that a request needs, wherever they are",
+        (*_COLUMNS, PROBED.name, PACKED.name, "falls", FEW_CHUNKS.name, "falls"),
+        [
+            (
+                *cell,
+                *(f"{found[PROBED.name]['wanted_chunks']:.0f}",),
+                *(
+                    text
+                    for name in (PACKED.name, FEW_CHUNKS.name)
+                    for text in (
+                        f"{found[name]['wanted_chunks']:.0f}",
+                        f"{found[PROBED.name]['wanted_chunks'] / found[name]['wanted_chunks']:.2f}x",
+                    )
+                ),
+            )
+            for cell, found in cells.items()
+        ],
+    )
+    _tell_steps(cells)
+
+
+def _from_disk(row: Row | None) -> str:
+    return f"{row['bytes'] / 1e6:.1f} ({row['reads']:.0f})" if row else ""
+
+
+def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
+    """Each technique, one after the other: what it takes off, and its share of the document's three together."""
+    lines = []
+    for cell, found in cells.items():
+        for steps in STEPS:
+            for figure, unit, name in (("bytes", 1e6, "MB from disk"), ("ttft_mean_s", 1.0, "s, mean")):
+                if steps[0].name in found and found[OURS.name][figure] is not None:
+                    values = [found[step.name][figure] / unit for step in steps]
+                    saved = values[0] - values[3]
+                    told = [
+                        f"{one - other:.3f} ({(one - other) / saved:.0%})" for one, other in pairwise(values)
+                    ]
+                    lfu = "that forgets" if steps[0].forgetful else "all uses"
+                    late = (
+                        f"{(found[FEW_LFU.name][figure] / unit - values[-1]):.3f}"
+                        if FEW_LFU.name in found
+                        else ""
+                    )
+                    lines.append((*cell, lfu, name, f"{values[0]:.3f}", *told, f"{values[-1]:.3f}", late))
+    tables.show(
+        "002-6: what each technique saves, switched on one by one (share of the document's three together)",
+        (
+            *(*_COLUMNS, "LFU", "of", TOP_K.name, *(step.name for step in STEPS[0][1:]), "what is left"),
+            "importance caching after few chunks, from an LFU of all uses",
+        ),
+        lines,
+    )
+
+
+_COLUMNS = ("shape", "disk", "prompts", "prefix", "kept", "tiers")
+
+
+def by_cell(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[str, Row]]:
+    cells: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        tiers = f"{row['gpu_share']:.0%} + {row['cpu_share']:.0%}"
+        shape = f"{row['shape']}, {row['layers']} layers"
+        cell = (shape, row["disk"], row["prompts"], str(row["prefix_tokens"]), f"{row['ratio']:.0%}", tiers)
+        cells.setdefault(cell, {})[row["system"]] = row
+    return cells
+
+
+def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
+    """How many times as long the strongest of recompute, load everything and top-k takes; top-k alone; sinks and window."""
+    own = found[name][figure]
+    return tuple(
+        float(min(found[base][figure] for base in bases) / own)
+        for bases in (_BASELINES, (TOP_K.name,), (WINDOW.name,))
+    )
+
+
+def svg(rows: Sequence[Row]) -> str:
+    """A field for each system and cell: TTFT as a multiple of the document's rules'; green is faster than they are."""
+    cells = {c: found for c, found in by_cell(rows).items() if found[OURS.name]["ttft_s"] is not None}
+    names = [system.name for system in SYSTEMS]
+    width, height = max(720, _LEFT + _WIDTH * len(cells) + 150), _TOP + _HEIGHT * (len(names) + 1) + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        '<text x="10" y="20" font-size="13">TTFT as a multiple of the document\'s three techniques together; their seconds last</text>',
+    ]
+    for line, name in enumerate([*names, "seconds"]):
+        parts.append(
+            f'<text x="{_LEFT - 8}" y="{_TOP + _HEIGHT * line + 15}" text-anchor="end">{escape(name)}</text>'
+        )
+    for column, (cell, found) in enumerate(cells.items()):
+        x = _LEFT + _WIDTH * column
+        label = f"{cell[1].split(',')[0]} disk, {cell[3]} tokens, {cell[4]}, {cell[5]}"
+        parts.append(f'<text transform="translate({x + 26},{_TOP - 6}) rotate(-35)">{escape(label)}</text>')
+        ours = found[OURS.name]["ttft_s"]
+        for line, name in enumerate(names):
+            if name in found:
+                parts.append(_field(found[name]["ttft_s"] / ours, x, _TOP + _HEIGHT * line))
+        y = _TOP + _HEIGHT * len(names) + 15
+        parts.append(f'<text x="{x + _WIDTH / 2 - 1:.0f}" y="{y}" text-anchor="middle">{ours:.3f}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _field(ratio: float, x: int, y: int) -> str:
+    hue = max(0.0, min(120.0, 90 - 60 * (ratio - 1)))
+    return (
+        f'<rect x="{x}" y="{y}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" fill="hsl({hue:.0f},65%,72%)"/>'
+        f'<text x="{x + _WIDTH / 2 - 1:.0f}" y="{y + 15}" text-anchor="middle">{ratio:.2f}</text>'
+    )

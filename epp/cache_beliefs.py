@@ -1,0 +1,342 @@
+"""What the servers' caches are believed to hold: the prefix table, cut by the policy, sized by what servers state and teach.
+
+Owns the table, the schedule of chunks, and what is learned of each model. Everything here is synchronous and belongs to one picker,
+its only caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from epp.config.policy import PolicySpec
+from epp.endpoints.cache_size import CacheSize
+from epp.endpoints.growth import growth
+from epp.endpoints.learned import Learned
+from epp.endpoints.learning import TokenEstimate
+from epp.endpoints.state import EndpointState
+from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
+from epp.prefix_index.secret import HashSecret
+from epp.prefix_index.table import PrefixTable, Recorded
+from epp.request.measure import prompt_size
+from epp.request.response import next_turn_prompt
+from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
+from epp.scheduling.snapshot import Floats, Ints
+from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
+
+_STATED_SPAN = 1.25
+"""A size that the server states is corrected by this at most, either way: requests that run take their part of it."""
+_ASSUMED_SPAN = 32.0
+"""One that the policy assumes, by this."""
+_FULL_SHARE = 0.9
+"""A mirror used to this share of its size would hold more if it were larger."""
+_RESIZE_RATIO = 0.02
+"""A capacity that moved by less than this is left as it is."""
+
+_TOKEN_ID_BYTES = 4
+
+
+class Prompt(Struct, frozen=True):
+    """One request's prompt as the mirrors see it."""
+
+    size: PromptSize
+    tokens: int
+    chain: list[ChunkHash]
+    teaches: bool
+    """Its size says something of the tokenizer: it is neither token ids nor a body that could not be read."""
+
+
+class Slots:
+    """From the bits of the table's masks to the slots of the fleet. A server that has no slot goes to the one behind the last."""
+
+    def __init__(self, names: Sequence[EndpointName], bits: Mapping[EndpointName, int]) -> None:
+        self._names = names
+        slot_of = {name: slot for slot, name in enumerate(names)}
+        self._by_bit: Ints = np.full(max(bits.values(), default=-1) + 1, len(names), dtype=np.int64)
+        for name, bit in bits.items():
+            self._by_bit[bit] = slot_of.get(name, len(names))
+        self._slots: list[int] = self._by_bit.tolist()
+
+    def of(self, mask: int) -> int | Ints:
+        """Slots of the servers in a mask; as a number where there is one."""
+        if not mask & (mask - 1):  # as of most prompts
+            return self._slots[mask.bit_length() - 1]
+        as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
+        return self._by_bit[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
+
+    def name(self, slot: int) -> EndpointName:
+        return self._names[slot] if slot < len(self._names) else EndpointName("")
+
+
+class Mirrors:
+    def __init__(self, spec: PolicySpec, *, secret: HashSecret) -> None:
+        self._spec = spec
+        self._secret = secret
+        self._learned: dict[str, Learned] = {}
+        self.schedule = _schedule(spec)
+        self.roots = Roots(self.schedule, secret=secret.key)
+        self.table = self._new_table()
+        """Another one once chunks are cut or hashed differently."""
+        self._slots = Slots((), {})
+        self._known_bytes: dict[EndpointName, int] = {}
+        """By their own account, of servers whose events are followed."""
+        self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
+        """Chunks that a server holds, but not in its first tier."""
+        self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
+        """Chains that servers were found to hold, entries that they were found not to hold."""
+
+    def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
+        """Another policy. False: chunks are cut differently now, and the table started anew."""
+        old, self._spec = self._spec, spec
+        if old.chunks == spec.chunks:
+            self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
+            for state in states:
+                self.fit(state)
+            return True
+        self.schedule = _schedule(spec)
+        self._start_anew(states)
+        return False
+
+    @property
+    def secret(self) -> HashSecret:
+        return self._secret
+
+    def set_secret(self, secret: HashSecret, states: Iterable[EndpointState]) -> None:
+        """Hash by another secret from now on: what the table holds means nothing any more."""
+        self._secret = secret
+        self._start_anew(states)
+
+    def _start_anew(self, states: Iterable[EndpointState]) -> None:
+        self.roots = Roots(self.schedule, secret=self._secret.key)
+        self.table = self._new_table()
+        self.slower.clear()
+        for state in states:
+            self.add(state)
+
+    def add(self, state: EndpointState) -> None:
+        """Start an empty mirror for an endpoint."""
+        self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
+
+    def learned(self, model: str) -> Learned:
+        """What the servers of a model have taught."""
+        known = self._learned.get(model)
+        if known is None:
+            tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
+            known = self._learned[model] = Learned(tokens=tokens, cache=CacheSize())
+        return known
+
+    def observe(
+        self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
+    ) -> None:
+        """One scrape, taken in by the endpoint's state already; before: the last one of the same process."""
+        name, tokens = state.endpoint.name, self.learned(state.endpoint.model).tokens
+        sample = state.window.observe(after)
+        if sample:
+            tokens.learn(*sample)
+        if before is not None:
+            answered = growth(before.generated_tokens, after.generated_tokens)
+            if answered and not self._outgrown(state):
+                self.table.charge(name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
+        self._learn_size(state, after, now=now)
+        self.fit(state)
+
+    # -- what servers say of themselves -------------------------------------------------------------------------
+
+    def take_in(self, findings: Iterable[Finding]) -> set[EndpointName]:
+        """Correct the table by what servers' own events say. Those whose share of it should be fitted anew."""
+        accounts = set()
+        for finding in findings:
+            match finding:
+                case Held():
+                    self._correct(finding.server, finding.chain, finding.held, at=finding.at)
+                case Checked():
+                    self._check(finding)
+                case Account():
+                    self._account(finding)
+                    accounts.add(finding.server)
+        return accounts
+
+    def forget_server(self, name: EndpointName) -> None:
+        """It left, or what it said of itself is void."""
+        self._known_bytes.pop(name, None)
+        self.slower.pop(name, None)
+
+    def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash], chunks: int) -> float:
+        """The first chunks of a chain, in bytes of the first tier: those that a server has in a slower one count in part."""
+        slower, schedule = self.slower.get(name), self.schedule
+        whole = float(schedule.end_bytes(chunks))
+        if not slower:
+            return whole
+        share, end_bytes = self._spec.tiers.shares, schedule.end_bytes
+        for n in range(chunks):
+            tier = slower.get(chain[n])
+            if tier is not None:
+                whole -= (1.0 - share[tier]) * (end_bytes(n + 1) - end_bytes(n))
+        return whole
+
+    def _correct(self, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float) -> None:
+        if held < len(chain):
+            self.corrected["forgotten"] += self.table.forget(name, chain, keep=held, as_of=at)
+        else:
+            self.corrected["credited"] += self.table.credit(name, chain, now=at)
+
+    def _check(self, checked: Checked) -> None:
+        chain, believed = checked.chain, self.table.match(checked.chain)
+        for name, held in checked.held.items():
+            if held > believed.get(name, 0):
+                self._correct(name, chain[:held], held, at=checked.at)
+        for name, chunks in believed.items():
+            held = max(checked.held.get(name, 0), checked.from_chunk)
+            if name in checked.sure and held < min(chunks, checked.to_chunk):
+                self._correct(name, chain, held, at=checked.at - UNDER_WAY_S)
+
+    def _account(self, account: Account) -> None:
+        name = account.server
+        if not account.live:
+            self.forget_server(name)
+            return
+        self._known_bytes[name] = account.known_bytes
+        slower = self.slower.setdefault(name, {})
+        for chunk, tier in account.moved.items():
+            if tier is Tier.GPU:
+                slower.pop(chunk, None)
+            else:
+                slower[chunk] = tier
+        if not slower:
+            del self.slower[name]
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
+        """What a request asks of the servers of `base_model`; a body that could not be read counts by its size."""
+        size = prompt_size(inference, body_bytes=body_bytes)
+        if inference.token_ids:
+            return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
+        tokens = self.learned(base_model).tokens.tokens(size)
+        return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
+
+    def cached_tokens(self, prompt: Prompt, block_tokens: Ints) -> Floats:
+        """Tokens of the prompt that each server would take from its cache, by slot: whole blocks, never all of them.
+
+        A server computes at least the last token, to have something to sample from. block_tokens: by slot, with one more at the
+        end for servers that have none.
+        """
+        cached = np.zeros(len(block_tokens))
+        if not prompt.chain:
+            return cached[:-1]
+        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        for mask, chunks in self.table.holders(prompt.chain):
+            slots = self._slots.of(mask)
+            if self.slower:
+                self._fill_by_tier(cached, slots, prompt, chunks, block_tokens)
+                continue
+            tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
+            block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
+            cached[slots] = tokens // block * block
+        return cached[:-1]
+
+    def _fill_by_tier(
+        self, cached: Floats, slots: int | Ints, prompt: Prompt, chunks: int, block_tokens: Ints
+    ) -> None:
+        """`cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
+        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        for slot in np.atleast_1d(slots).tolist():
+            worth_bytes = self.worth_bytes(self._slots.name(slot), prompt.chain, chunks)
+            block = block_tokens[slot]
+            cached[slot] = _most_cached(worth_bytes * tokens_per_byte, prompt) // block * block
+
+    def align(self, names: Sequence[EndpointName]) -> None:
+        """The servers in the fleet's slots, after any of them came or went, or the table was started anew."""
+        self._slots = Slots(names, self.table.bits())
+
+    def record(
+        self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
+    ) -> Recorded | None:
+        """The server is believed to hold the prompt from now on, and `cached_tokens` of it before. None: it has no chunk."""
+        if not prompt.chain:
+            return None
+        recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
+        self.learned(state.endpoint.model).cache.predicted(
+            state.hits,
+            tokens=cached_tokens,
+            others=prompt.tokens - cached_tokens,
+            unused_s=recorded.unused_s,
+        )
+        return recorded
+
+    def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
+        """Of the request's prompt; empty where it has none."""
+        if not inference.prompt:
+            return []
+        return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
+
+    def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
+        """The request with only those bytes of its prompt that are in no chunk: all that its next turn's chain needs."""
+        covered = self.schedule.end_bytes(len(chain))
+        return msgspec.structs.replace(inference, prompt=inference.prompt[covered:], shaping=b"")
+
+    def next_turn_chain(
+        self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
+    ) -> list[ChunkHash]:
+        """Of what the next turn will start with; empty where that cannot be foreseen. chain, remainder: this turn's."""
+        grown = next_turn_prompt(remainder, answer_text)
+        if grown is None:
+            return []
+        return continued_chain(chain, grown, seed=self._seed(remainder), schedule=self.schedule)
+
+    def _seed(self, inference: InferenceRequest) -> int:
+        return self.roots.seed(model=inference.model, cache_salt=inference.cache_salt)
+
+    def _new_table(self) -> PrefixTable:
+        table = self._spec.table
+        return PrefixTable(schedule=self.schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds)
+
+    def _learn_size(self, state: EndpointState, metrics: EndpointMetrics, *, now: float) -> None:
+        if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
+            return
+        name = state.endpoint.name
+        self.learned(state.endpoint.model).cache.observe(
+            state.hits,
+            hits=metrics.prefix_hits,
+            waiting=metrics.waiting,
+            bounded=self.table.used_bytes(name) > _FULL_SHARE * self.table.capacity_bytes(name),
+            span=_STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN,
+            now=now,
+        )
+
+    def fit(self, state: EndpointState) -> None:
+        """Let the table's share for a server follow the server's capacity."""
+        name = state.endpoint.name
+        capacity, had = self._capacity_bytes(state), self.table.capacity_bytes(name)
+        if abs(capacity - had) > _RESIZE_RATIO * had:
+            self.table.resize(name, capacity_bytes=capacity)
+
+    def _capacity_bytes(self, state: EndpointState) -> int:
+        """What a server says that it holds is not evicted for a guess. What is on its way there does push it out."""
+        return max(self._assumed_bytes(state), self._known_bytes.get(state.endpoint.name, 0))
+
+    def _assumed_bytes(self, state: EndpointState) -> int:
+        stated = state.metrics.capacity_tokens if state.metrics else None
+        tokens = stated or self._spec.table.default_capacity_tokens
+        learned = self.learned(state.endpoint.model)
+        factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
+        return int(tokens * factor * learned.tokens.bytes_per_token)
+
+    def _outgrown(self, state: EndpointState) -> bool:
+        """The server says that it holds more than its cache was thought to have room for."""
+        return self._known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
+
+
+def _most_cached(held_tokens: float, prompt: Prompt) -> int:
+    return max(0, min(int(held_tokens), prompt.tokens - 1))
+
+
+def _schedule(spec: PolicySpec) -> ChunkSchedule:
+    return ChunkSchedule(
+        chunk_bytes=spec.chunks.size_bytes,
+        later_chunk_bytes=spec.chunks.later_size_bytes,
+        later_from_bytes=spec.chunks.later_from_bytes,
+    )

@@ -1,0 +1,115 @@
+"""The `exactMode` section of the configuration. Part of `epp.config.settings`, which reads the file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from epp.errors import ConfigError
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """As every section of the configuration: frozen, camelCase, unknown fields refused."""
+
+
+class ExactModel(_Section, frozen=True):
+    """How the servers of one base model turn prompts into tokens and name their blocks."""
+
+    tokenizer_folder: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Folder with the model's `tokenizer.json`, `tokenizer_config.json` and chat template.",
+        ),
+    ]
+    model: Annotated[
+        str,
+        Meta(
+            max_length=1024,
+            description="Base model, as in the `model` of the endpoints. Empty means every other model.",
+        ),
+    ] = ""
+    chat_template_file: Annotated[
+        str, Meta(description="The file that servers get with `--chat-template`, if they do.")
+    ] = ""
+    chat_template_arguments: Annotated[
+        dict[str, Any],
+        Meta(description="The value that servers get with `--default-chat-template-kwargs`, if they do."),
+    ] = {}
+    hash_algorithm: Annotated[
+        Literal["auto", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"],
+        Meta(description="`--prefix-caching-hash-algo` of the servers. auto: learned from their events."),
+    ] = "auto"
+    hash_seed: Annotated[
+        str,
+        Meta(max_length=1024, description="PYTHONHASHSEED of the servers. Empty means that they have none."),
+    ] = ""
+    adapters: Annotated[
+        dict[str, str],
+        Meta(
+            max_length=4096,
+            description="Path from which servers load each LoRA adapter, by adapter name. The path is part of the names of its blocks.",
+        ),
+    ] = {}
+
+
+_Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class ExactMode(_Section, frozen=True):
+    """Follow the KV events of the servers, so that the prefix table shows what they really hold. See docs/exact-mode.md."""
+
+    models: Annotated[tuple[ExactModel, ...], Meta(min_length=1, max_length=256)]
+    events_port: Annotated[
+        _Port,
+        Meta(
+            description="Port on which servers publish events (ZeroMQ), unless their entry in `endpointsFile` names an address. 0 means none."
+        ),
+    ] = 5557
+    replay_port: Annotated[
+        _Port,
+        Meta(
+            description="Port on which servers replay missed events. 0 means none; each gap then costs what the picker knew of the server."
+        ),
+    ] = 5558
+    topic: Annotated[str, Meta(max_length=255, description="Topic of the events.")] = ""
+    max_blocks: Annotated[
+        int,
+        Meta(
+            ge=1000,
+            le=10**9,
+            description="Most blocks to follow, over all servers. A block takes about 90 bytes.",
+        ),
+    ] = 2_000_000
+    max_chunks: Annotated[
+        int,
+        Meta(
+            ge=1000,
+            le=10**8,
+            description="Most chunks of routed prompts to follow. A chunk takes about 1 KB.",
+        ),
+    ] = 100_000
+    max_queued_prompts: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10**6,
+            description="Most prompts that may wait for exact mode. Further prompts are skipped.",
+        ),
+    ] = 1000
+    max_queued_bytes: Annotated[
+        int, Meta(ge=65536, le=2**34, description="Most bytes of prompt text that are kept for exact mode.")
+    ] = 64 * 2**20
+
+    def validate(self) -> None:
+        """ConfigError with the field at fault."""
+        first: dict[str, int] = {}
+        for n, one in enumerate(self.models):
+            if one.model in first:
+                named = f"{one.model!r} is" if one.model else "empty: every other model is"
+                raise ConfigError(f"exactMode.models[{n}].model: {named} models[{first[one.model]}] already")
+            first[one.model] = n
+        if self.events_port and self.events_port == self.replay_port:
+            raise ConfigError("exactMode.replayPort: events and replay need two ports")

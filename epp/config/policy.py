@@ -1,0 +1,533 @@
+"""The routing policy: the `spec` of a PrefixRoutingPolicy object, from a file or from Kubernetes.
+
+Owns every default of routing. The structs are frozen; a changed policy is a new object, and whoever holds the old
+one finishes with it. Units are in the names. The reference page and the Kubernetes schema are generated from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from epp.config.yaml_faults import decode, in_words
+from epp.errors import ConfigError
+
+API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
+KIND: Final = "PrefixRoutingPolicy"
+
+RuleName = Literal["least-cost", "affinity", "round-robin", "random", "least-load", "power-of-two", "session"]
+
+_TAKEN_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "te",
+        "transfer-encoding",
+        "x-gateway-destination-endpoint",
+        "x-prefix-gateway-decision",
+        "x-request-id",
+    }
+)
+"""The same on every request, or different on each, or written by the gateway: none of them names a session or asks for a decision."""
+
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
+_Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+
+
+class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Common settings of every policy struct: frozen, camelCase, unknown fields refused."""
+
+
+class Chunks(_Spec, frozen=True):
+    """How a prompt is cut into chunks before hashing. A change empties the prefix table, because old hashes no longer match."""
+
+    size_bytes: Annotated[
+        int, Meta(ge=16, le=65536, description="Size of a chunk at the start of a prompt, in bytes of UTF-8.")
+    ] = 256
+    later_size_bytes: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=65536,
+            description="Size of a later chunk, in bytes of UTF-8. Precision matters less there.",
+        ),
+    ] = 1024
+    later_from_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, le=2**30, description="Byte position in the prompt from which the larger chunks are used."
+        ),
+    ] = 16384
+
+
+class Gain(_Spec, frozen=True):
+    """When the expected saving is too small, a pick ignores cached prefixes."""
+
+    min_match_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**7,
+            description="Ignore cached prefixes if the longest one has fewer tokens than this.",
+        ),
+    ] = 64
+    min_match_ratio: Annotated[
+        Ratio,
+        Meta(
+            description="Ignore cached prefixes if the longest one is a smaller share of the prompt than this."
+        ),
+    ] = 0.0
+
+
+class Load(_Spec, frozen=True):
+    """A pick leaves out endpoints that are over a threshold, as long as another endpoint remains."""
+
+    max_waiting: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**6,
+            description="Most requests that may wait in the queue of the server, from its metrics.",
+        ),
+    ] = 128
+    max_kv_usage: Annotated[
+        Ratio,
+        Meta(
+            description="Largest share of the KV cache that running requests may hold. 1 means no limit, which is best in most fleets: "
+            "prefixes cached on a full server would have to be computed on another one and would fill that one next."
+        ),
+    ] = 1.0
+    max_undone_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Most prompt tokens that may wait to be computed on an endpoint. 0 means no limit.",
+        ),
+    ] = 0
+    when_saturated: Annotated[
+        Literal["LeastLoaded", "Reject"],
+        Meta(
+            description="What to do when every endpoint is over a threshold: send the request anyway, or answer 429."
+        ),
+    ] = "LeastLoaded"
+    retry_after_seconds: Annotated[
+        int, Meta(ge=1, le=3600, description="Value of the Retry-After header of a 429 answer.")
+    ] = 1
+
+
+class Failures(_Spec, frozen=True):
+    """Servers whose answers fail cost more, then are left out, with trial requests to come back."""
+
+    share_to_leave_out: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="A server is left out when this share of its recent answers has failed (5xx, 429, connections that "
+            "broke before the answer), and it fails more than the others do. Four failures in a row reach 0.5.",
+        ),
+    ] = 0.5
+    max_left_out_share: Annotated[
+        Ratio,
+        Meta(
+            description="At most this share of the candidates is left out for failures; 0: no server ever is."
+        ),
+    ] = 0.5
+    cost_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="What a failed answer costs in the least-cost score: a server's score grows by its failure share times "
+            "this.",
+        ),
+    ] = 1.0
+    trial_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description="Least time between two trial requests to a server that is left out. Where requests are few, a trial "
+            "comes after 2.5 times as long.",
+        ),
+    ] = 2.0
+    hang_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="A server hangs when its requests wait for their first byte longer than this, than three times what "
+            "other servers took, and than its queue explains; 0: never look.",
+        ),
+    ] = 1.0
+
+
+class Lora(_Spec, frozen=True):
+    """LoRA adapters. Requests prefer endpoints that have their adapter loaded."""
+
+    slots_per_endpoint: Annotated[
+        int,
+        Meta(
+            ge=1, le=1024, description="Adapters that a server can hold at once, if its metrics do not say."
+        ),
+    ] = 4
+    load_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="T: extra time to first token when the adapter has to be loaded first, in seconds. Loading counts twice where it drops another adapter.",
+        ),
+    ] = 0.5
+
+
+class Cost(_Spec, frozen=True):
+    """Weights of the least-cost rule. The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V."""
+
+    uncached_token_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="w: price of computing one prompt token. A value above 1 prefers endpoints that hold the prefix.",
+        ),
+    ] = 1.0
+    stalled_request_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="k: extra price of a prompt token for each request in flight on the endpoint, because prefill delays their answers.",
+        ),
+    ] = 0.15
+    running_request_tokens: Annotated[
+        float, Meta(ge=0, le=10**6, description="c: price of one request in flight, in prompt tokens.")
+    ] = 50.0
+    prefill_tokens_per_second: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=10**7,
+            description="V, the prefill rate, until the picker has learned it. A change applies to models that the picker has not seen yet.",
+        ),
+    ] = 8000.0
+
+
+class Tiers(_Spec, frozen=True):
+    """Value of a prefix that lies in a slower tier of a server. Only exact mode knows tiers: docs/exact-mode.md."""
+
+    cpu_share: Annotated[
+        Ratio, Meta(description="A token in CPU memory counts as this share of a token on the GPU.")
+    ] = 0.9
+    storage_share: Annotated[
+        Ratio, Meta(description="A token in storage counts as this share of a token on the GPU.")
+    ] = 0.5
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of GPU, CPU and STORAGE, in this order."""
+        return 1.0, self.cpu_share, self.storage_share
+
+
+class Table(_Spec, frozen=True):
+    """The prefix table: an approximate copy of what the prefix caches of the servers hold."""
+
+    max_entries: Annotated[
+        int,
+        Meta(
+            ge=1000,
+            le=10**8,
+            description="Most entries, one for each server and chunk. An entry takes about 10 bytes with long prompts and 360 with prompts of one chunk.",
+        ),
+    ] = 1_000_000
+    default_capacity_tokens: Annotated[
+        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say, in tokens.")
+    ] = 200_000
+    learn_capacity: Annotated[
+        bool,
+        Meta(
+            description="Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the learned one "
+            "stays within a quarter of it."
+        ),
+    ] = True
+    ttl_seconds: Annotated[
+        float, Meta(ge=1, le=10**7, description="Entries that were not used for this long are removed.")
+    ] = 3600.0
+    bytes_per_token: Annotated[
+        float,
+        Meta(
+            gt=0.1,
+            le=64,
+            description="Bytes of prompt text for one token, until the picker has learned it. A change applies to models that the picker has not seen yet.",
+        ),
+    ] = 4.0
+
+
+class Scrape(_Spec, frozen=True):
+    """Reading the metrics pages of the servers. No pick waits for a scrape."""
+
+    path: Annotated[str, Meta(pattern="^/", max_length=256, description="Path of the metrics page.")] = (
+        "/metrics"
+    )
+    interval_seconds: Annotated[
+        float,
+        Meta(ge=0.05, le=60, description="Time from one scrape to the next, varied at random by a tenth."),
+    ] = 1.0
+    timeout_seconds: Annotated[
+        float, Meta(ge=0.05, le=60, description="A scrape that takes longer has failed.")
+    ] = 1.0
+    stale_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=600,
+            description="The picker ignores metrics older than this and counts only the requests that it sent itself.",
+        ),
+    ] = 5.0
+    failures_to_eject: Annotated[
+        int,
+        Meta(
+            ge=1, le=100, description="Failed scrapes in a row after which an endpoint gets no more requests."
+        ),
+    ] = 3
+    max_page_bytes: Annotated[
+        int, Meta(ge=1024, le=2**28, description="A scrape whose page is larger has failed.")
+    ] = 4 * 2**20
+
+
+class Sampling(_Spec, frozen=True):
+    """For a share of the requests the answer is streamed to the picker too, which learns from it."""
+
+    share: Annotated[
+        Ratio, Meta(description="Share of the requests. All other answers never pass through the picker.")
+    ] = 0.01
+    max_text_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**24,
+            description="Bytes of a sampled answer that are kept, to record the prefix of the next turn.",
+        ),
+    ] = 262_144
+
+
+class Waiting(_Spec, frozen=True):
+    """How much may wait."""
+
+    max_requests: Annotated[int, Meta(ge=0, le=10**6, description="Requests.")] = 10_000
+    max_bytes: Annotated[int, Meta(ge=0, le=2**40, description="Bytes of the requests' bodies.")] = 2**28
+
+
+class Flow(_Spec, frozen=True):
+    """Which requests go at once, which wait at the gateway, and which are refused. docs/flow-control.md."""
+
+    mode: Annotated[
+        Literal["Direct", "Hold"],
+        Meta(
+            description="Direct: every request is sent at once. Hold: a request that would wait at its server waits at the gateway."
+        ),
+    ] = "Direct"
+    headroom_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="A request goes when its server is predicted to begin with it within this time.",
+        ),
+    ] = 0.1
+    order: Annotated[
+        Literal["Arrival", "Deadline", "Shortest"],
+        Meta(
+            description="Which request of a tenant goes first. Shortest: the one with the least to compute; long ones age."
+        ),
+    ] = "Arrival"
+    deadline_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="The longest time to the first token, for requests without `x-llm-d-slo-ttft-ms`; 0: no deadline.",
+        ),
+    ] = 0.0
+    when_late: Annotated[
+        Literal["Refuse", "Demote"],
+        Meta(
+            description="What becomes of a request that cannot meet its deadline: 429 at once, or the last place of its priority."
+        ),
+    ] = "Refuse"
+    ttl_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="A request that has waited so long is refused.")
+    ] = 30.0
+    in_all: Annotated[Waiting, Meta(description="Bounds of everything that waits.")] = Waiting()
+    per_priority: Annotated[Waiting, Meta(description="Bounds of each priority.")] = Waiting()
+    per_tenant: Annotated[Waiting, Meta(description="Bounds of each tenant, within a priority.")] = Waiting()
+    objectives: Annotated[
+        dict[_Name, _Priority],
+        Meta(
+            max_length=64,
+            description="Priority by the value of `x-llm-d-inference-objective`. The higher goes first; what is not named here is 0.",
+        ),
+    ] = {}
+    models: Annotated[
+        dict[_Name, _Priority],
+        Meta(max_length=64, description="Priority by model or adapter, where the header says none."),
+    ] = {}
+    tenant_header: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z0-9-]+$",
+            max_length=64,
+            description="Header that names the tenant. Clients must not be able to choose it freely.",
+        ),
+    ] = "x-llm-d-inference-fairness-id"
+    max_tenants: Annotated[
+        int, Meta(ge=1, le=10_000, description="Tenants of a priority beyond them share one queue.")
+    ] = 256
+    goal_seconds: Annotated[float, Meta(gt=0, le=3600, description="The wait at which saturation is 1.")] = (
+        2.0
+    )
+
+
+class TargetRef(_Spec, frozen=True):
+    """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs none."""
+
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=253,
+            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+            description="Name of the InferencePool.",
+        ),
+    ]
+    group: Annotated[Literal["inference.networking.k8s.io"], Meta(description="API group of the target.")] = (
+        "inference.networking.k8s.io"
+    )
+    kind: Annotated[Literal["InferencePool"], Meta(description="Kind of the target.")] = "InferencePool"
+
+
+class PolicySpec(_Spec, frozen=True):
+    """How the picker routes requests."""
+
+    target_ref: TargetRef | None = None
+    mode: Annotated[
+        Literal["Enforce", "DryRun"],
+        Meta(
+            description="Enforce: route by this policy. DryRun: only record what this policy would have picked, while the last accepted "
+            "policy (or the default) routes."
+        ),
+    ] = "Enforce"
+    rule: Annotated[RuleName, Meta(description="The rule that chooses among the candidates.")] = "least-cost"
+    max_destinations: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=8,
+            description="Most destinations in the answer to the data plane: the choice and its fallbacks, best first.",
+        ),
+    ] = 3
+    session_header: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z0-9-]+$",
+            max_length=64,
+            description="Request header with the name of the session, for the rule `session`.",
+        ),
+    ] = "x-session-id"
+    debug_header: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z0-9-]*$",
+            max_length=64,
+            description="A request with this header gets its decision in a response header. Empty turns this off.",
+        ),
+    ] = ""
+    chunks: Chunks = Chunks()
+    gain: Gain = Gain()
+    load: Load = Load()
+    failures: Failures = Failures()
+    lora: Lora = Lora()
+    cost: Cost = Cost()
+    table: Table = Table()
+    tiers: Tiers = Tiers()
+    scrape: Scrape = Scrape()
+    sampling: Sampling = Sampling()
+    flow: Flow = Flow()
+
+    def __post_init__(self) -> None:
+        if self.chunks.later_size_bytes < self.chunks.size_bytes:
+            raise ValueError(
+                "chunks.laterSizeBytes is under chunks.sizeBytes: later chunks may only be larger"
+            )
+        if self.scrape.stale_after_seconds < self.scrape.interval_seconds:
+            raise ValueError(
+                "scrape.staleAfterSeconds is under scrape.intervalSeconds: metrics would be stale between scrapes"
+            )
+        for field, header in (
+            ("sessionHeader", self.session_header),
+            ("debugHeader", self.debug_header),
+            ("flow.tenantHeader", self.flow.tenant_header),
+        ):
+            if header in _TAKEN_HEADERS:
+                raise ValueError(
+                    f"{field}: `{header}` has another meaning on every request; choose another name"
+                )
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of a Kubernetes object's metadata that is read; the rest is let pass."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    namespace: str = ""
+    generation: int = 0
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A PrefixRoutingPolicy object."""
+
+    api_version: Literal["prefix-gateway.dev/v1alpha1"]
+    kind: Literal["PrefixRoutingPolicy"]
+    metadata: Metadata
+    spec: PolicySpec = PolicySpec()
+
+
+def only_set(spec: msgspec.Struct) -> dict[str, object]:
+    """What of a spec differs from its defaults, as JSON values."""
+    found: dict[str, object] = {}
+    for one in msgspec.structs.fields(spec):
+        value = getattr(spec, one.name)
+        if value != one.default:
+            inner = isinstance(value, msgspec.Struct)
+            found[one.encode_name] = only_set(value) if inner else msgspec.to_builtins(value)
+    return found
+
+
+def check_spec(spec: object) -> PolicySpec:
+    """A spec given as JSON values, checked as one in a file is. ConfigError names the field at fault."""
+    try:
+        return msgspec.convert(spec, type=PolicySpec)
+    except RecursionError as error:
+        raise ConfigError("nested too deeply - at `$.spec`") from error
+    except ValueError as error:
+        text = str(error).replace("`$.", "`$.spec.").replace("`$`", "`$.spec`")
+        raise ConfigError(text if "`$.spec" in text else f"{text} - at `$.spec`") from error
+
+
+def load_policy(text: str | bytes, *, source: str) -> Policy:
+    """Decode and check one policy document. ConfigError names `source` and the field at fault."""
+    try:
+        policy: Policy = decode(text, kind=Policy)
+    except ValueError as error:
+        hint = f"; rules are {', '.join(get_args(RuleName))}" if "$.spec.rule`" in str(error) else ""
+        raise ConfigError(f"{source}: {in_words(error, of=Policy)}{hint}") from error
+    return policy
+
+
+DEFAULT_POLICY = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="default"))

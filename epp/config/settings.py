@@ -1,0 +1,503 @@
+"""The program's own configuration: one YAML file into frozen structs, with the defaults here and nowhere else.
+
+What may change while it runs is not here: the policy and the endpoints have files (or Kubernetes objects) of their own.
+Called by `cli` and `app`; every other module gets the struct it needs through its constructor.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from epp.config.exact import ExactMode
+from epp.config.sharing import Sharing
+from epp.config.yaml_faults import decode, in_words
+from epp.errors import ConfigError
+from epp.types import Address
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Common settings of every section: frozen, camelCase, unknown fields refused."""
+
+
+class Tls(_Section, frozen=True):
+    """Certificates as PEM files, read at start and again when they change. Replace them by rename: Envoy sees no other change."""
+
+    cert_file: str
+    key_file: str
+    client_ca_file: Annotated[
+        str, Meta(description="If set, clients must show a certificate that this CA has signed (mTLS).")
+    ] = ""
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="Only in `listen.tls`: the CA that Envoy trusts for the picker. Empty means `certFile` itself."
+        ),
+    ] = ""
+
+
+class Listen(_Section, frozen=True):
+    """Where the picker listens for Envoy."""
+
+    address: Annotated[
+        str,
+        Meta(
+            description="`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N` added."
+        ),
+    ] = "127.0.0.1:9002"
+    transport: Annotated[
+        Literal["http2", "grpcio"],
+        Meta(
+            description="What carries the streams: our own HTTP/2 on the event loop, or grpcio's server, at two to three times the CPU."
+        ),
+    ] = "http2"
+    tls: Tls | None = None
+    socket_mode: Annotated[
+        str,
+        Meta(
+            pattern="^[0-7]{3,4}$",
+            description="Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict access by the "
+            "permissions of the directory.",
+        ),
+    ] = "0666"
+
+    def addresses(self, *, workers: int) -> tuple[str, ...]:
+        """Where each worker listens: a lone worker at the address itself, of several each at its own."""
+        if workers == 1:
+            return (self.address,)
+        if self.address.startswith("unix:"):
+            return tuple(f"{self.address}.{n}" for n in range(workers))
+        return tuple(map(str, _row(Address.parse(self.address), workers)))
+
+
+class Admin(_Section, frozen=True):
+    """Address of metrics, health and decisions. Do not expose it to clients of the gateway."""
+
+    address: Annotated[str, Meta(description="`ip:port`. Worker N listens on port + N.")] = "127.0.0.1:9090"
+    keep_decisions: Annotated[
+        int, Meta(ge=0, le=100_000, description="How many of the last decisions are kept for `/decisions`.")
+    ] = 1000
+    hosts: Annotated[
+        tuple[Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")], ...],
+        Meta(
+            max_length=64,
+            description="DNS names under which these pages may be asked for. "
+            "IP addresses and `localhost` always may. A request for another name gets 421.",
+        ),
+    ] = ()
+
+    def addresses(self, *, workers: int) -> tuple[Address, ...]:
+        """Of each worker. ValueError where there are not so many ports."""
+        return _row(Address.parse(self.address), workers)
+
+
+BLOCKED_PATHS: Final = (
+    "/abort_requests",
+    "/adapters",
+    "/collective_rpc",
+    "/fault_tolerance",
+    "/finish_weight_update",
+    "/get_world_size",
+    "/inference/v1/abort_requests",
+    "/init_weight_transfer_engine",
+    "/is_paused",
+    "/is_scaling_elastic_ep",
+    "/is_sleeping",
+    "/kv_event_sources",
+    "/load",
+    "/metrics",
+    "/pause",
+    "/release_kv_cache_memory",
+    "/reset_encoder_cache",
+    "/reset_mm_cache",
+    "/reset_prefix_cache",
+    "/resume",
+    "/resume_kv_cache_memory",
+    "/scale_elastic_ep",
+    "/server_info",
+    "/shutdown_weight_transfer_engine",
+    "/sleep",
+    "/start_draft_weight_update",
+    "/start_profile",
+    "/start_weight_update",
+    "/stop_profile",
+    "/update_weight_version",
+    "/update_weights",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/wake_up",
+    "/weight_checker",
+    "/weight_info",
+)
+"""What vLLM serves for its operators, in all of its modes."""
+
+
+class Envoy(_Section, frozen=True):
+    """Settings that `epp envoy-config` writes into the bootstrap of Envoy, and the file with the endpoints."""
+
+    listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
+    admin: Annotated[str, Meta(description="`ip:port` of the admin page of Envoy.")] = "127.0.0.1:9901"
+    status: Annotated[
+        str,
+        Meta(
+            description="`ip:port` of `/ready` and `/stats/prometheus` of Envoy, for probes and Prometheus. Empty means none."
+        ),
+    ] = ""
+    eds_file: Annotated[
+        str,
+        Meta(
+            description="File that the picker writes and from which Envoy reads the endpoints. Empty means no file."
+        ),
+    ] = ""
+    max_body_bytes: Annotated[
+        int, Meta(ge=65536, le=2**30, description="A request with a larger body gets 413.")
+    ] = 32 * 2**20
+    fail_open: Annotated[
+        bool,
+        Meta(
+            description="While the picker cannot be reached, route round robin instead of failing requests."
+        ),
+    ] = True
+    message_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=60, description="Longest time that Envoy waits for an answer of the picker.")
+    ] = 1.0
+    max_message_timeout_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="The longest that the picker may ask Envoy to wait for it: bounds how long flow control holds a request whose "
+            "body is buffered (docs/flow-control.md). 0: no such request is held. Set it to what another data plane allows.",
+        ),
+    ] = 60.0
+    stream_idle_timeout_seconds: Annotated[
+        float,
+        Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
+    ] = 3600.0
+    extra_http_filters: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            max_length=16,
+            description="HTTP filters of Envoy that see a request before the picker does, as Envoy's own configuration writes them: for API keys, JWT, rate limits (docs/security.md). Each has a `name`.",
+        ),
+    ] = ()
+    header_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="A request whose header fields are not complete after this time gets 408.",
+        ),
+    ] = 10.0
+    request_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="A request whose body is not complete after this time gets 408. The answer may take longer.",
+        ),
+    ] = 60.0
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1, le=1_000_000, description="Envoy closes connections of clients above this number at once."
+        ),
+    ] = 10_000
+    max_heap_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**40,
+            description="Near this much memory Envoy ends the largest requests, then refuses new ones with 503. "
+            "Set it to four fifths of what Envoy may use. 0 means no limit.",
+        ),
+    ] = 2**30
+    num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
+    http2_cleartext: Annotated[
+        bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")
+    ] = True
+    tls: Tls | None = None
+    access_log: bool = True
+
+
+BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
+
+
+class AssumedModes(_Section, frozen=True):
+    """How a data plane sends bodies if it does not tell its processing mode."""
+
+    request_body: Annotated[
+        BodyModeName,
+        Meta(
+            description="Mode of request bodies that the picker assumes for a data plane without `protocol_config`."
+        ),
+    ] = "FULL_DUPLEX_STREAMED"
+    response_body: Annotated[BodyModeName, Meta(description="The same for response bodies.")] = (
+        "FULL_DUPLEX_STREAMED"
+    )
+
+
+class Streams(_Section, frozen=True):
+    """How request bodies are held, and settings for data planes other than the Envoy of `epp envoy-config`."""
+
+    max_held_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=2**20,
+            le=2**40,
+            description="Bound on the bodies that wait in one worker for the rest of them, all together. A request over the bound is "
+            "routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`. The same bound holds for "
+            "unfinished messages of the data plane: beyond it the data plane goes on without the picker.",
+        ),
+    ] = 256 * 2**20
+    assumed_modes: AssumedModes = AssumedModes()
+    mode_override: Annotated[
+        bool,
+        Meta(
+            description="Ask the data plane for the body of sampled answers. It has no effect where the data plane does not allow it."
+        ),
+    ] = True
+
+
+class Log(_Section, frozen=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "json"
+
+
+DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+_LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
+_LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+
+
+class KubernetesStatus(_Section, frozen=True):
+    """Which picker writes the status of policies, and how often. Picking itself needs no leader."""
+
+    lease_name: Annotated[
+        str,
+        Meta(
+            max_length=253,
+            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the pool.",
+        ),
+    ] = ""
+    lease_seconds: Annotated[
+        int,
+        Meta(
+            ge=3,
+            le=3600,
+            description="Another picker takes the Lease if its holder has not renewed it for this long.",
+        ),
+    ] = 15
+    interval_seconds: Annotated[
+        float,
+        Meta(ge=1, le=3600, description="Shortest time between two writes of the live numbers of a policy."),
+    ] = 10.0
+    events: Annotated[
+        bool, Meta(description="Write Kubernetes Events about the pool that an operator should know.")
+    ] = True
+
+
+class Kubernetes(_Section, frozen=True):
+    """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
+
+    pool: Annotated[
+        DnsName,
+        Meta(
+            description="InferencePool whose pods are the endpoints. Policies name it in `targetRef`. "
+            "With `selector` the pool does not have to exist."
+        ),
+    ]
+    namespace: Annotated[
+        str,
+        Meta(
+            max_length=63,
+            description="Namespace of the pool, its pods and policies. Empty means the namespace of the picker.",
+        ),
+    ] = ""
+    selector: Annotated[
+        dict[_LabelKey, _LabelValue],
+        Meta(
+            max_length=16,
+            description="Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool.",
+        ),
+    ] = {}
+    target_ports: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65535)], ...],
+        Meta(
+            max_length=8,
+            description="Ports of the pods, together with `selector`. Each port is an endpoint of its own.",
+        ),
+    ] = ()
+    address_family: Annotated[
+        Literal["Primary", "IPv4", "IPv6"],
+        Meta(
+            description="Which address of a dual-stack pod to use. A pod without such an address is reached at its primary one."
+        ),
+    ] = "Primary"
+    kubeconfig: Annotated[
+        str,
+        Meta(description="File with the access to the cluster. Empty means the service account of the pod."),
+    ] = ""
+    status: KubernetesStatus = KubernetesStatus()
+
+    @property
+    def lease_name(self) -> str:
+        return self.status.lease_name or f"prefix-gateway-{self.pool}"
+
+
+class Config(_Section, frozen=True):
+    """Configuration of one endpoint picker and its workers."""
+
+    endpoints_file: Annotated[
+        str,
+        Meta(
+            description="YAML list of model servers, read again when the file changes. Set either this or `kubernetes`."
+        ),
+    ] = ""
+    policy_file: Annotated[
+        str,
+        Meta(
+            description="File with a PrefixRoutingPolicy, read again when it changes. Empty means the defaults. "
+            "With `kubernetes` this policy routes while no policy object does."
+        ),
+    ] = ""
+    kubernetes: Kubernetes | None = None
+    hash_secret_file: Annotated[
+        str,
+        Meta(
+            description="File with a secret of 16 bytes or more, the same for all pickers of a pool. Prompts are hashed with it, so that "
+            "no client can make a text that looks like a cached one. Empty: derived from `sharing.redis.signingKeyFile`, or made at start and "
+            "agreed on over Redis.",
+        ),
+    ] = ""
+    listen: Listen = Listen()
+    workers: Annotated[
+        int, Meta(ge=1, le=64, description="Number of worker processes. Each has a socket of its own.")
+    ] = 1
+    hold_streams: Annotated[
+        bool,
+        Meta(
+            description="Keep each ext_proc stream open until the answer ends, so that the load is exact. Set to false where the gateway fails closed."
+        ),
+    ] = True
+    drain_seconds: Annotated[
+        float, Meta(ge=0, le=86400, description="After SIGTERM, longest wait for the streams in flight.")
+    ] = 30.0
+    blocked_paths: Annotated[
+        tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
+        Meta(
+            description="Clients get 404 for whatever begins with one of these paths, in any spelling: from the picker behind any gateway, and from our Envoy also while the picker is away. A list here replaces the default."
+        ),
+    ] = BLOCKED_PATHS
+    conformance_headers: Annotated[
+        bool,
+        Meta(
+            description="Obey the header `test-epp-endpoint-selection`. Only for conformance runs, because clients can then choose the endpoint."
+        ),
+    ] = False
+    scores_metadata: Annotated[
+        bool, Meta(description="Add the scores of the candidates to the dynamic metadata.")
+    ] = False
+    admin: Admin = Admin()
+    envoy: Envoy = Envoy()
+    streams: Streams = Streams()
+    sharing: Sharing = Sharing()
+    exact_mode: Annotated[
+        ExactMode | None,
+        Meta(
+            description="Follow the KV events of the servers. Without this section the prefix table stays approximate."
+        ),
+    ] = None
+    log: Log = Log()
+
+    def validate(self) -> None:
+        """Check what types cannot. ConfigError with the field at fault."""
+        self._check_source()
+        for field, text in (
+            ("admin.address", self.admin.address),
+            ("envoy.listen", self.envoy.listen),
+            ("envoy.admin", self.envoy.admin),
+            *((("envoy.status", self.envoy.status),) if self.envoy.status else ()),
+        ):
+            _check_address(text, field=field)
+        if self.listen.address.startswith("unix:"):
+            if not self.listen.address.startswith("unix:/"):
+                raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
+            if self.listen.tls:
+                raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
+        else:
+            _check_address(self.listen.address, field="listen.address")
+        for n, extra in enumerate(self.envoy.extra_http_filters):
+            if not isinstance(extra.get("name"), str):
+                raise ConfigError(
+                    f"envoy.extraHttpFilters[{n}]: has no name; write the filter as Envoy's http_filters do"
+                )
+        self._check_workers()
+        self.sharing.validate()
+        if self.exact_mode is not None:
+            self.exact_mode.validate()
+        if self.hold_streams and not self.envoy.fail_open:
+            raise ConfigError(
+                "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "
+                "set holdStreams to false"
+            )
+
+    def _check_source(self) -> None:
+        """Endpoints come from one place."""
+        if self.kubernetes is None:
+            if not self.endpoints_file:
+                raise ConfigError(
+                    "endpointsFile: missing; name the file that lists the model servers, or set `kubernetes`"
+                )
+            return
+        if self.endpoints_file:
+            raise ConfigError("endpointsFile: endpoints come from `kubernetes`; remove one of the two")
+        if bool(self.kubernetes.selector) != bool(self.kubernetes.target_ports):
+            raise ConfigError(
+                "kubernetes.selector: goes with kubernetes.targetPorts; set both, or neither to follow the InferencePool"
+            )
+
+    def _check_workers(self) -> None:
+        """Every worker has addresses of its own, and no two things share one."""
+        taken = {self.envoy.listen: "envoy.listen", self.envoy.admin: "envoy.admin"}
+        if status := self.envoy.status:
+            if status in taken:
+                raise ConfigError(f"envoy.status: {status} is taken by {taken[status]}; choose another port")
+            taken[status] = "envoy.status"
+        for field, section in (("listen.address", self.listen), ("admin.address", self.admin)):
+            try:
+                addresses = section.addresses(workers=self.workers)
+            except ValueError as error:
+                raise ConfigError(f"{field}: {error}") from error
+            for address in map(str, addresses):
+                if address in taken and not address.endswith(":0"):
+                    raise ConfigError(f"{field}: {address} is taken by {taken[address]}; choose another port")
+                taken[address] = field
+
+
+def _row(first: Address, count: int) -> tuple[Address, ...]:
+    """So many addresses, ports in a row. ValueError past the last port."""
+    if first.port + count - 1 > 65535:
+        raise ValueError(f"{first}: {count} workers need {count} ports from here on, and ports end at 65535")
+    return tuple(Address(host=first.host, port=first.port + n) for n in range(count))
+
+
+def _check_address(text: str, *, field: str) -> None:
+    try:
+        Address.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}") from error
+
+
+def load_config(path: Path) -> Config:
+    """Read and check the configuration. ConfigError names the file and the field."""
+    try:
+        config: Config = decode(path.read_bytes(), kind=Config | None) or Config()
+        config.validate()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"{path}: {in_words(error, of=Config)}") from error
+    return config

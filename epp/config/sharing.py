@@ -1,0 +1,215 @@
+"""The `sharing` section of the configuration, and what a Redis URL says.
+
+Part of `epp.config.settings`, which reads the file; a module of its own because that one is long enough. Addresses stand in the
+URL, secrets in files: the configuration is shown by `epp check` and on the admin pages.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from epp.errors import ConfigError
+
+_PORTS: Final = {"single": 6379, "cluster": 6379, "sentinel": 26379}
+_SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
+"""Whether each speaks TLS."""
+
+Kind = Literal["single", "cluster", "sentinel"]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTarget:
+    """What the URL names: one server, the first nodes of a cluster, or the sentinels that know a master."""
+
+    kind: Kind
+    hosts: tuple[tuple[str, int], ...]
+    tls: bool
+    database: int = 0
+    master: str = ""
+    """The name by which the sentinels know it."""
+
+    @classmethod
+    def parse(cls, url: str) -> RedisTarget:
+        """ValueError says what is wrong with it; the text never repeats what could be a password."""
+        scheme, _, rest = url.partition("://")
+        plain, _, form = scheme.partition("+")
+        if plain not in _SCHEMES or form not in ("", "cluster", "sentinel"):
+            raise ValueError(
+                "the scheme is redis, rediss (TLS), valkey or valkeys, alone or with +cluster or +sentinel"
+            )
+        kind: Kind = "cluster" if form == "cluster" else "sentinel" if form == "sentinel" else "single"
+        hosts_text, _, path = rest.partition("/")
+        if "@" in hosts_text:
+            raise ValueError(
+                "no user or password in the URL, which is shown to operators: use username and passwordFile"
+            )
+        if "?" in rest or "#" in rest:
+            raise ValueError("no options in the URL: what can be set has fields of its own")
+        hosts = tuple(_host_and_port(text, _PORTS[kind]) for text in hosts_text.split(","))
+        if kind == "single" and len(hosts) > 1:
+            raise ValueError("one server, or +cluster or +sentinel with several")
+        master = ""
+        if kind == "sentinel":
+            master, _, path = path.partition("/")
+            if not master:
+                raise ValueError("sentinels need the master's name: redis+sentinel://host:26379/NAME")
+        if path and (not path.isascii() or not path.isdigit() or kind == "cluster"):
+            raise ValueError("after the hosts stands a database number, of a cluster nothing")
+        return cls(kind=kind, hosts=hosts, tls=_SCHEMES[plain], database=int(path or 0), master=master)
+
+
+def _host_and_port(text: str, default: int) -> tuple[str, int]:
+    try:
+        split = urllib.parse.urlsplit(f"//{text}")
+        host, port = split.hostname, split.port
+    except ValueError:
+        host, port = None, None
+    if not host or port == 0 or text.endswith(":"):
+        raise ValueError("each host is a name or an address, IPv6 in brackets, with or without :port")
+    return host, port or default
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """As every section of the configuration: frozen, camelCase, unknown fields refused."""
+
+
+class RedisTls(_Section, frozen=True):
+    """TLS settings for `rediss` URLs. The files are read at each connection, so renewed ones are used."""
+
+    ca_file: Annotated[
+        str, Meta(description="CA to trust, as a PEM file. Empty means the authorities of the system.")
+    ] = ""
+    cert_file: Annotated[
+        str, Meta(description="Certificate of the picker, if Redis asks for one. Needs `keyFile`.")
+    ] = ""
+    key_file: str = ""
+    check_hostname: Annotated[
+        bool,
+        Meta(
+            description="Whether the certificate must name the host of the URL. The chain is always verified."
+        ),
+    ] = True
+
+
+class Redis(_Section, frozen=True):
+    """The server over which the pickers of one pool share: Redis 6.2 or newer, or Valkey."""
+
+    url: Annotated[
+        str,
+        Meta(
+            description="`redis://host:6379/0`, `redis+cluster://a:6379,b:6379`, or "
+            "`redis+sentinel://a:26379,b:26379/MASTER/0`; `rediss` for TLS; `valkey` and `valkeys` mean the same. "
+            "No password here: it is shown."
+        ),
+    ]
+    username: Annotated[str, Meta(description="Name of an ACL user. Empty means the default user.")] = ""
+    password_file: Annotated[
+        str,
+        Meta(
+            description="File with the password, read at each connection. Empty means that no password is sent."
+        ),
+    ] = ""
+    sentinel_username: Annotated[str, Meta(description="User name for the sentinels.")] = ""
+    sentinel_password_file: Annotated[str, Meta(description="File with the password for the sentinels.")] = ""
+    signing_key_file: Annotated[
+        str,
+        Meta(
+            description="File with the pool's key, 16 bytes or more, the same for all pickers of the pool. Messages are signed with it, and "
+            "messages that it did not sign are refused. Read at the start. Empty means that messages are not signed."
+        ),
+    ] = ""
+    tls: RedisTls = RedisTls()
+    stream_entries: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=1_000_000,
+            description="About how many batches the stream keeps; older ones are trimmed. One batch is what one picker "
+            "did in a flush interval.",
+        ),
+    ] = 10_000
+
+    @property
+    def target(self) -> RedisTarget:
+        """What `url` says. ValueError."""
+        return RedisTarget.parse(self.url)
+
+
+class Sharing(_Section, frozen=True):
+    """What several pickers share: which server holds which prefix, and which requests are in flight where."""
+
+    pool: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z0-9._:/-]{1,200}$",
+            description="Pickers with the same pool name share. Pools with different names on one Redis never mix.",
+        ),
+    ] = "default"
+    redis: Redis | None = None
+    workers: Annotated[
+        bool,
+        Meta(description="Without `redis`, the workers of one machine share over a local socket."),
+    ] = True
+    flush_interval_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.005,
+            le=5,
+            description="How long events are collected before they are sent to the other pickers.",
+        ),
+    ] = 0.05
+    outbox_bytes: Annotated[
+        int,
+        Meta(
+            ge=2**16,
+            le=2**30,
+            description="Bytes of events that may wait while Redis is slow or away. Beyond this the oldest events are dropped and counted.",
+        ),
+    ] = 16 * 2**20
+    peer_timeout_seconds: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=300,
+            description="A picker that has sent nothing for this long is taken for dead. Its requests in flight no longer count.",
+        ),
+    ] = 5.0
+    snapshot_interval_seconds: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="How often one of the pickers stores its table for pickers that start later.",
+        ),
+    ] = 10.0
+    warmup_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="At start, longest wait for the table of the other pickers before the picker reports ready.",
+        ),
+    ] = 2.0
+
+    def validate(self) -> None:
+        """Check what types cannot. ConfigError with the field at fault."""
+        if self.redis is None:
+            return
+        try:
+            target = self.redis.target
+        except ValueError as error:
+            raise ConfigError(f"sharing.redis.url: {error}") from error
+        tls = self.redis.tls
+        if tls != RedisTls() and not target.tls:
+            raise ConfigError(
+                "sharing.redis.tls: the URL speaks no TLS; write rediss:// or remove the section"
+            )
+        if bool(tls.cert_file) != bool(tls.key_file):
+            raise ConfigError("sharing.redis.tls: certFile and keyFile go together")
+        if target.kind != "sentinel" and (self.redis.sentinel_username or self.redis.sentinel_password_file):
+            raise ConfigError("sharing.redis.sentinelPasswordFile: the URL names no sentinels; remove it")

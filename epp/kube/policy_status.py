@@ -1,0 +1,150 @@
+"""The status of policies: what it should say, and when it is time to write it. Pure; `cluster` sends the patches.
+
+What a person waits for (conditions, the generation seen, the last accepted spec) is written at once; numbers that merely move
+are written when `interval_s` has passed since the last write. A status that already says it is not written again, so two
+holders in a row, or a restart, cost nothing. The time of a condition is the time when its `status` last changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from epp.config.policy import only_set
+from epp.kube.live import Live, ratio_text
+from epp.kube.objects import Condition, LastAccepted, PolicyStatus
+from epp.kube.policies import Stranger, Verdict, Word
+
+_SHORTEST_S: Final = 1.0
+"""Between two writes to one object, whatever happens."""
+_MESSAGE_CHARS: Final = 1024
+
+
+def desired(
+    verdict: Verdict, *, before: PolicyStatus, live: Live, hit_ratio: str | None, time_text: str
+) -> PolicyStatus:
+    """What the status should say. `before`: what it says."""
+    last = verdict.last_accepted
+    counts = (
+        verdict.routes or verdict.dry_run
+    )  # numbers beside a policy that has no part in them would mislead
+    tried: dict[str, int | str] | None = None
+    if verdict.dry_run:
+        tried = {"picks": live.tried_picks}
+        agreement = ratio_text(live.tried_agreed, live.tried_picks)
+        if agreement is not None:
+            tried["agreement"] = agreement
+    return PolicyStatus(
+        observed_generation=verdict.generation,
+        rule=verdict.rule,
+        mode=verdict.mode,
+        conditions=tuple(
+            _condition(kind, word, verdict.generation, before=before, time_text=time_text)
+            for kind, word in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
+        ),
+        endpoints=len(live.endpoints) if counts else None,
+        ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
+        hit_ratio=hit_ratio if counts else None,
+        dry_run=tried,
+        last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else None,
+    )
+
+
+def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, time_text: str) -> Condition:
+    status = "True" if word.so else "False"
+    same = [c for c in before.conditions if c.type == kind and c.status == status and c.last_transition_time]
+    return Condition(
+        type=kind,
+        status=status,
+        reason=word.reason,
+        message=word.message[:_MESSAGE_CHARS],
+        observed_generation=generation,
+        last_transition_time=same[0].last_transition_time if same else time_text,
+    )
+
+
+def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
+    """What a policy says that no picker has judged: neither what it said for another target, nor nothing."""
+    word = Word(
+        False,
+        "TargetNotFound",
+        f"no picker for {stranger.target or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
+        "whether a gateway for that pool runs in this namespace",
+    )
+    return PolicyStatus(
+        observed_generation=stranger.generation,
+        conditions=tuple(
+            _condition(kind, word, stranger.generation, before=stranger.status, time_text=time_text)
+            for kind in ("Accepted", "Programmed")
+        ),
+    )
+
+
+def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
+    """As a merge patch; the uid lets a namesake that replaced the object alone, the version whoever wrote meanwhile."""
+    body: dict[str, Any] = msgspec.to_builtins(status)
+    for name in ("rule", "mode", "endpoints", "readyEndpoints", "hitRatio", "dryRun", "lastAccepted"):
+        body.setdefault(name, None)  # in a merge patch: away with it
+    version = {"resourceVersion": resource_version} if resource_version else {}
+    return {"metadata": {"uid": uid, **version}, "status": body}
+
+
+class Unclaimed:
+    """Policies for other pools that nobody judges. A picker of that pool has `_PATIENCE_S` to do it."""
+
+    _PATIENCE_S: Final = 20.0
+    """The Lease of that pool may be changing hands."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+        """By uid and generation, when it was first seen to be unjudged."""
+
+    def due(self, strangers: Iterable[Stranger], *, now: float) -> list[Stranger]:
+        """Those that have waited long enough, each until its status says so."""
+        waiting = {(s.uid, s.generation): s for s in strangers if s.status.observed_generation < s.generation}
+        self._since = {key: self._since.get(key, now) for key in waiting}
+        return [s for key, s in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
+
+    def check_integrity(self) -> None:
+        assert all(at >= 0 for at in self._since.values())
+
+
+class WriteTimes:
+    """When each object's status was last written, by uid."""
+
+    def __init__(self, *, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._written: dict[str, float] = {}
+
+    def due(self, uid: str, *, wanted: PolicyStatus, says: PolicyStatus, now: float) -> bool:
+        """Whether it is time to make an object that says `says` say `wanted`."""
+        if _written_back(wanted) == _written_back(says):
+            return False
+        written = self._written.get(uid)
+        if written is None:
+            return True
+        pause_s = self._interval_s if _without_numbers(wanted) == _without_numbers(says) else _SHORTEST_S
+        return now - written >= pause_s
+
+    def wrote(self, uid: str, *, now: float) -> None:
+        """A write was tried, whatever came of it."""
+        self._written[uid] = now
+
+    def keep(self, uids: set[str]) -> None:
+        """Objects that are gone are forgotten."""
+        self._written = {uid: at for uid, at in self._written.items() if uid in uids}
+
+    def check_integrity(self) -> None:
+        assert all(at >= 0 for at in self._written.values())
+
+
+def _written_back(status: PolicyStatus) -> PolicyStatus:
+    """Without what the CRD of an older release drops: it would be written for ever. It changes with the generation only."""
+    return msgspec.structs.replace(status, rule=None, mode=None)
+
+
+def _without_numbers(status: PolicyStatus) -> PolicyStatus:
+    status = _written_back(status)
+    return msgspec.structs.replace(status, endpoints=None, ready_endpoints=None, hit_ratio=None, dry_run=None)

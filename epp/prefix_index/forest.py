@@ -1,0 +1,226 @@
+"""All chains of the prefix table as a forest of runs, split where they diverge or where their holders differ.
+
+Owns the runs, the index from a run's first hash to the run, and who holds which run. Knows nothing of capacity, time or
+eviction order. Invariants: a hash names a whole prefix, so a run is found by its first hash alone; a mirror that holds
+a run holds the run's ancestors; a run that nobody holds does not exist. Hashes are not cryptographic and clients choose
+prompts, so equal hashes for different prefixes must only cost matches, never an invariant: a run is part of a chain only
+if its parent is the run before it, and where a split or a new run would take an index key twice, it is refused.
+
+Caller: `epp.prefix_index.table`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.runs import Mirror, Run
+from epp.types import ChunkHash
+
+
+class RunForest:
+    def __init__(self, *, schedule: ChunkSchedule) -> None:
+        self._schedule = schedule
+        self._index: dict[int, Run] = {}
+        self._mirrors: list[Mirror | None] = []
+        self.entries = 0
+        """Chunks held, by all mirrors together."""
+
+    def enrol(self, mirror: Mirror) -> None:
+        """Give the mirror the lowest free bit of `Run.holders`."""
+        if None not in self._mirrors:
+            self._mirrors.append(None)
+        slot = self._mirrors.index(None)
+        self._mirrors[slot], mirror.bit = mirror, 1 << slot
+
+    def strike(self, mirror: Mirror) -> None:
+        """The mirror holds nothing any more and leaves."""
+        assert not mirror.last_use, "release its runs first"
+        self._mirrors[mirror.bit.bit_length() - 1] = None
+
+    def mirrors(self, holders: int) -> Iterator[Mirror]:
+        """The mirrors of a mask."""
+        while holders:
+            slot = holders.bit_length() - 1
+            mirror = self._mirrors[slot]
+            assert mirror is not None
+            yield mirror
+            holders ^= 1 << slot
+
+    def path(self, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
+        """Runs along the chain and the chunks that they share with it; the last run may be shared only in part."""
+        runs: list[Run] = []
+        find, parent = self._index.get, None
+        at, n = 0, len(chain)
+        while at < n:
+            run = find(chain[at])
+            if run is None or run.parent is not parent:
+                break
+            runs.append(run)
+            hashes = run.hashes
+            end = at + len(hashes)
+            if end > n or chain[end - 1] != hashes[-1]:
+                at += _shared(hashes, chain, at)
+                break
+            at, parent = end, run
+        return runs, at
+
+    def cut(self, runs: list[Run], covered: int) -> int:
+        """Split the last run of a path where the path leaves it. Chunks covered: fewer if the split was refused."""
+        if not runs or covered == runs[-1].end:
+            return covered
+        upper = self._split(runs.pop(), covered)
+        if upper is None:
+            return runs[-1].end if runs else 0
+        runs.append(upper)
+        return covered
+
+    def grow(self, runs: list[Run], chain: Sequence[ChunkHash], covered: int) -> None:
+        """Continue a whole path with the rest of the chain, as one run that still needs a holder."""
+        if covered == len(chain) or chain[covered] in self._index:
+            return
+        parent = runs[-1] if runs else None
+        run = Run(hashes=array("Q", chain[covered:]), start=covered, parent=parent)
+        if parent is not None:
+            parent.children += 1
+        self._index[chain[covered]] = run
+        runs.append(run)
+
+    def hold(self, mirror: Mirror, run: Run) -> None:
+        """`mirror` holds `run` from now on; it holds the parent already."""
+        # The common mask of one holder is the mirror's own integer, not a new one for each run.
+        run.holders = run.holders | mirror.bit if run.holders else mirror.bit
+        mirror.entries += len(run.hashes)
+        self.entries += len(run.hashes)
+        mirror.used_bytes += self._size_bytes(run.start, run.end)
+
+    def release(self, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
+        """`mirror` keeps only the chunks before `keep_to` of a run; it holds nothing below it. What it keeps, if anything."""
+        if run.start < keep_to < run.end:
+            if run.holders == mirror.bit:
+                mirror.used_bytes -= self._size_bytes(keep_to, run.end)
+                mirror.entries -= run.end - keep_to
+                self.entries -= run.end - keep_to
+                del run.hashes[keep_to - run.start :]
+                return run
+            upper = self._split(run, keep_to)
+        else:
+            upper = None
+        del mirror.last_use[run]
+        mirror.used_bytes -= self._size_bytes(run.start, run.end)
+        mirror.entries -= len(run.hashes)
+        self.entries -= len(run.hashes)
+        self._disown(mirror, run)
+        return upper
+
+    def release_all(self, mirror: Mirror) -> None:
+        for run in mirror.last_use:
+            self._disown(mirror, run)
+        self.entries -= mirror.entries
+        mirror.clear()
+
+    def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
+        """What the mirror holds below a run, each before what it continues. Takes a look at every run of the mirror."""
+        children: dict[Run, list[Run]] = {}
+        for held in mirror.last_use:
+            if held.parent is not None:
+                children.setdefault(held.parent, []).append(held)
+        found = list(children.get(run, ()))
+        for below in found:
+            found += children.get(below, ())  # grows while it is walked
+        found.reverse()
+        return found
+
+    def mend(self, runs: Sequence[Run]) -> None:
+        """Join neighbours of a path that nothing tells apart any more, so that old splits do not add up."""
+        for upper, lower in pairwise(runs):
+            if upper.children == 1 and upper.holders == lower.holders and self._used_alike(upper, lower):
+                self._absorb(upper, lower)
+
+    def _disown(self, mirror: Mirror, run: Run) -> None:
+        run.holders &= ~mirror.bit
+        if not run.holders:
+            del self._index[run.hashes[0]]
+            if run.parent is not None:
+                run.parent.children -= 1
+
+    def _split(self, run: Run, at: int) -> Run | None:
+        """Cut a run before chunk `at`. The upper part is new, the lower part stays `run`, so that uses still end there."""
+        key = run.hashes[at - run.start]
+        if key in self._index:
+            return None
+        upper = Run(
+            hashes=run.hashes[: at - run.start],
+            start=run.start,
+            parent=run.parent,
+            holders=run.holders,
+            children=1,
+        )
+        self._index[upper.hashes[0]] = upper
+        self._index[key] = run
+        run.hashes = run.hashes[at - run.start :]
+        run.start, run.parent = at, upper
+        for mirror in self.mirrors(run.holders):
+            mirror.last_use[upper] = mirror.last_use[run]
+        return upper
+
+    def _absorb(self, upper: Run, lower: Run) -> None:
+        """Undo a split: `lower` takes the chunks of its parent."""
+        del self._index[lower.hashes[0]]
+        self._index[upper.hashes[0]] = lower
+        lower.hashes = upper.hashes + lower.hashes
+        lower.start, lower.parent = upper.start, upper.parent
+        for mirror in self.mirrors(lower.holders):
+            del mirror.last_use[upper]
+
+    def _used_alike(self, upper: Run, lower: Run) -> bool:
+        return all(m.last_use[upper] is m.last_use[lower] for m in self.mirrors(upper.holders))
+
+    def _size_bytes(self, start: int, end: int) -> int:
+        return self._schedule.end_bytes(end) - self._schedule.end_bytes(start)
+
+    def check_integrity(self) -> None:
+        """Every invariant of the runs, from scratch."""
+        assert self.entries == sum(m.entries for m in self._mirrors if m is not None), "entries miscounted"
+        children: dict[Run, int] = {}
+        held: dict[Run, int] = {}
+        for slot, mirror in enumerate(self._mirrors):
+            if mirror is not None:
+                assert mirror.bit == 1 << slot, "a mirror in another's place"
+                for run in mirror.last_use:
+                    held[run] = held.get(run, 0) | mirror.bit
+        assert set(held) == set(self._index.values()), "a run that nobody holds, or one that is not indexed"
+        for key, run in self._index.items():
+            assert run.hashes, "an empty run"
+            assert run.hashes[0] == key, "a run under another run's key"
+            assert run.holders == held[run], "mask and mirrors disagree"
+            if run.parent is None:
+                assert run.start == 0, "an orphan"
+                continue
+            assert self._index.get(run.parent.hashes[0]) is run.parent, "the parent is gone"
+            assert run.start == run.parent.end, "a gap between run and parent"
+            assert run.holders & ~run.parent.holders == 0, "held without its prefix"
+            children[run.parent] = children.get(run.parent, 0) + 1
+        for run in self._index.values():
+            assert run.children == children.get(run, 0), "children miscounted"
+        for mirror in self._mirrors:
+            if mirror is not None:
+                runs = mirror.last_use
+                assert mirror.entries == sum(len(run.hashes) for run in runs)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:
+    """How many chunks of a run the chain shares from `at` on; the first is known to be shared, the next hashes bisected."""
+    low, high = 1, min(len(hashes), len(chain) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] == chain[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,400 @@
+"""The prefix table: an approximate mirror of what every server's prefix cache holds.
+
+Owns which chunks are assumed cached where, when they were last used, and how much each server can hold. Capacity is in
+bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair.
+
+Eviction follows the servers' own order: least recently used first; chunks last used together go from the tail of their
+chain, since a head without its tail is still worth something and a tail without its head is worth nothing. Uses of one
+server keep the order of the calls that made them. `record` and `charge` never evict; `evict` does, in bounded portions,
+for a moment when nobody waits. Until then a server may be over its capacity.
+
+Synchronous, knows no clock: times are monotonic seconds of the caller. Caller: `epp.picker`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from epp.prefix_index.forest import RunForest
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.runs import Mirror, Run, Use, whole_chain
+from epp.types import ChunkHash, EndpointName
+
+_ANY = sys.maxsize
+"""More than any server holds."""
+
+
+class Recorded(Struct, frozen=True):
+    """What one `record` did, for `undo`."""
+
+    first_added: int
+    """Index of the first chunk that was not there before."""
+    added: int
+    """Chunks that were not there before; they are the tail of the chain."""
+    unused_s: float
+    """How long the part that was there had not been used; 0 where nothing was there."""
+    _mirror: Mirror | None
+    _use: Use | None
+
+
+class PrefixTable:
+    def __init__(self, *, schedule: ChunkSchedule, max_entries: int, ttl_s: float) -> None:
+        self.schedule = schedule
+        """How the prompts whose chains it holds are cut. For reading."""
+        self._forest = RunForest(schedule=schedule)
+        self._mirrors: dict[EndpointName, Mirror] = {}
+        self._over: dict[Mirror, None] = {}
+        """Mirrors that may be over their capacity, in the order in which they got there."""
+        self._now = -math.inf
+        self.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
+
+    def set_bounds(self, *, max_entries: int, ttl_s: float) -> None:
+        """Takes effect with the next `evict`."""
+        if max_entries < 0 or not ttl_s > 0:
+            raise ValueError(f"bounds that keep nothing: {max_entries=} {ttl_s=}")
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        self._expiry_due = -math.inf
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def add_endpoint(self, name: EndpointName, *, capacity_bytes: int) -> None:
+        """Start an empty mirror. ValueError if there is one."""
+        if name in self._mirrors:
+            raise ValueError(f"{name} is in the table already")
+        mirror = self._mirrors[name] = Mirror(name=name, capacity_bytes=_capacity(capacity_bytes))
+        self._forest.enrol(mirror)
+
+    def drop_endpoint(self, name: EndpointName) -> None:
+        """Forget the server and all that it held."""
+        mirror = self._mirrors.pop(name)
+        self._forest.release_all(mirror)
+        self._forest.strike(mirror)
+        self._over.pop(mirror, None)
+
+    def clear_endpoint(self, name: EndpointName) -> None:
+        """The server restarted with a cold cache."""
+        self._forest.release_all(self._mirrors[name])
+
+    def resize(self, name: EndpointName, *, capacity_bytes: int) -> None:
+        """Takes effect with the next `evict`."""
+        mirror = self._mirrors[name]
+        mirror.capacity_bytes = _capacity(capacity_bytes)
+        self._over[mirror] = None
+
+    def endpoints(self) -> list[EndpointName]:
+        return list(self._mirrors)
+
+    def capacity_bytes(self, name: EndpointName) -> int:
+        return self._mirrors[name].capacity_bytes
+
+    def used_bytes(self, name: EndpointName) -> int:
+        """Chunks and anonymous bytes; over the capacity until `evict` has caught up."""
+        return self._mirrors[name].used_bytes
+
+    def entries(self, name: EndpointName) -> int:
+        return self._mirrors[name].entries
+
+    def evictions(self) -> dict[EndpointName, int]:
+        """Entries evicted so far, by server, whatever the reason; `undo` and restarts do not count."""
+        return {name: mirror.evicted for name, mirror in self._mirrors.items()}
+
+    def __len__(self) -> int:
+        """Entries of all servers."""
+        return self._forest.entries
+
+    def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
+        """What `record` and `charge`, called in this order, would make the server's mirror again: chains, or bytes without one.
+
+        From the oldest. The table may change between steps: what is gone by then is left out, what is new is not seen.
+        """
+        mirror = self._mirrors.get(name)
+        for use in list(mirror.uses()) if mirror is not None else ():
+            if use.leaf is None:
+                yield (), use.size_bytes
+            elif mirror is not None and mirror.last_use.get(use.leaf) is use:
+                yield whole_chain(use.leaf), 0
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def match(self, chain: Sequence[ChunkHash]) -> dict[EndpointName, int]:
+        """Leading chunks of the chain that each server holds; servers that hold none are left out."""
+        return {
+            mirror.name: chunks
+            for holders, chunks in self.holders(chain)
+            for mirror in self._forest.mirrors(holders)
+        }
+
+    def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
+        """The same by what they hold: a mask of `bits`, and the leading chunks that each of its servers holds."""
+        runs, covered = self._forest.path(chain)
+        found = []
+        deeper = 0
+        for run in reversed(runs):
+            if run.holders != deeper:
+                found.append((run.holders & ~deeper, covered))
+            deeper, covered = run.holders, run.start
+        return found
+
+    def bits(self) -> dict[EndpointName, int]:
+        """By server, the number of its bit in the masks of `holders`, as long as servers neither come nor go."""
+        return {name: mirror.bit.bit_length() - 1 for name, mirror in self._mirrors.items()}
+
+    def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
+        """The chain is assumed cached on the server from now on. A server that has left meanwhile is ignored."""
+        mirror = self._mirrors.get(name)
+        if mirror is None or not chain:
+            return Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
+        runs, covered = self._forest.path(chain)
+        whole = self._forest.cut(runs, covered)
+        if whole == covered:
+            self._forest.grow(runs, chain, covered)
+        if not runs:
+            return Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
+        first_added, last_use = runs[-1].end, None
+        for run in reversed(runs):
+            last_use = mirror.last_use.get(run)
+            if last_use is not None:
+                break
+            self._forest.hold(mirror, run)
+            first_added = run.start
+        added = runs[-1].end - first_added
+        unused_s = now - last_use.at if last_use is not None else 0.0
+        use = self._use(mirror, runs, now=now)
+        if mirror.used_bytes > mirror.capacity_bytes:
+            self._over[mirror] = None
+        return Recorded(first_added=first_added, added=added, unused_s=unused_s, _mirror=mirror, _use=use)
+
+    def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
+        """The server used the part of the chain that it still holds. A server that has left is ignored."""
+        mirror = self._mirrors.get(name)
+        if mirror is None:
+            return
+        runs, covered = self._forest.path(chain)
+        while runs and runs[-1] not in mirror.last_use:
+            covered = runs.pop().start
+        self._forest.cut(runs, covered)
+        if runs:
+            self._use(mirror, runs, now=now)
+
+    def undo(self, recorded: Recorded) -> None:
+        """Take back the entries that `record` added and nobody has recorded or touched since. Any number of times."""
+        mirror, use = recorded._mirror, recorded._use  # noqa: SLF001 - the handle is this module's own
+        if mirror is None or use is None or use.leaf is None or mirror.last_use.get(use.leaf) is not use:
+            return
+        run: Run | None = use.leaf
+        while run is not None and mirror.last_use[run] is use and run.end > recorded.first_added:
+            if run.children and self._forest.held_below(mirror, run):
+                break  # the server has said that it holds what continues it
+            above = run.parent
+            run = self._forest.release(mirror, run, keep_to=recorded.first_added) or above
+        self._retreat(mirror, use, run)
+
+    def credit(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
+        """The server holds the chain already, so what of it was not known was used before all that is known.
+
+        True if there was something, and room for it: what was sent there since will push it out. A server that has left is ignored.
+        """
+        mirror = self._mirrors.get(name)
+        if mirror is None or not chain:
+            return False
+        runs, covered = self._forest.path(chain)
+        while runs and runs[-1] not in mirror.last_use:
+            covered = runs.pop().start
+        missing_bytes = self.schedule.end_bytes(len(chain)) - self.schedule.end_bytes(covered)
+        if not missing_bytes or mirror.used_bytes + missing_bytes > mirror.capacity_bytes:
+            return False
+        runs, covered = self._forest.path(chain)
+        whole = self._forest.cut(runs, covered)
+        if whole == covered:
+            self._forest.grow(runs, chain, covered)
+        missing = [run for run in runs if run not in mirror.last_use]
+        if not missing:
+            return False
+        oldest = mirror.oldest
+        use = Use(at=self._advance(now) if oldest is None else oldest.at, leaf=missing[-1])
+        mirror.prepend(use)
+        for run in missing:
+            self._forest.hold(mirror, run)
+            mirror.last_use[run] = use
+        self._forest.mend(runs)
+        return True
+
+    def forget(self, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float) -> int:
+        """The server does not hold chunk `keep` of the chain, nor what continues it, unless used after `as_of`.
+
+        Entries forgotten. A server that has left is ignored.
+        """
+        mirror = self._mirrors.get(name)
+        runs, covered = self._forest.path(chain[: keep + 1])
+        if mirror is None or covered <= keep:
+            return 0
+        run = runs[-1]
+        if run not in mirror.last_use or mirror.last_use[run].at > as_of:
+            return 0
+        before = mirror.entries
+        if run.children:
+            for below in self._forest.held_below(mirror, run):
+                self._shorten(mirror, below, keep_to=below.start)
+        self._shorten(mirror, run, keep_to=keep)
+        return before - mirror.entries
+
+    def _shorten(self, mirror: Mirror, run: Run, *, keep_to: int) -> None:
+        """The server keeps no more of a run, and holds nothing below it: its last use ends there."""
+        use, above = mirror.last_use[run], run.parent
+        kept = self._forest.release(mirror, run, keep_to=keep_to)
+        self._retreat(mirror, use, kept or above)
+
+    def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
+        """Bytes that occupy the server's cache without a prompt that we know. A server that has left is ignored."""
+        mirror = self._mirrors.get(name)
+        if mirror is None or size_bytes <= 0:
+            return
+        newest = mirror.newest
+        if newest is not None and newest.leaf is None:
+            # Nothing came between the two, so one use keeps the order, and a server that only answers stays small.
+            newest.at, newest.size_bytes = self._advance(now), newest.size_bytes + size_bytes
+        else:
+            mirror.append(Use(at=self._advance(now), leaf=None, size_bytes=size_bytes))
+        mirror.used_bytes += size_bytes
+        if mirror.used_bytes > mirror.capacity_bytes:
+            self._over[mirror] = None
+
+    def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> Use:
+        use = Use(at=self._advance(now), leaf=runs[-1])
+        mirror.append(use)
+        for run in runs:
+            mirror.assign(run, use)
+        self._forest.mend(runs)
+        return use
+
+    def _advance(self, now: float) -> float:
+        """Time never goes back here, so the order of uses is the order of times."""
+        self._now = max(self._now, now)
+        return self._now
+
+    def _retreat(self, mirror: Mirror, use: Use, run: Run | None) -> None:
+        """The deepest runs of a use are gone: it ends in `run` now, if that was last used by it too."""
+        if run is not None and mirror.last_use[run] is use:
+            use.leaf = run
+        else:
+            mirror.unlink(use)
+
+    # -- eviction ------------------------------------------------------------------------------------------------
+
+    def evict(self, now: float, *, budget: int = 256) -> int:
+        """Bring the table back into its bounds: age, then each server's capacity, then the total. Entries evicted.
+
+        `budget` bounds the work in runs and charges removed, about a microsecond each; call again for the rest.
+        """
+        now = self._advance(now)
+        evicted = 0
+        budget, gone = self._expire(now, budget=budget)
+        evicted += gone
+        while self._over and budget > 0:
+            mirror = next(iter(self._over))
+            while mirror.used_bytes > mirror.capacity_bytes and budget > 0:
+                evicted += self._evict_oldest(mirror, most_bytes=mirror.used_bytes - mirror.capacity_bytes)
+                budget -= 1
+            if mirror.used_bytes <= mirror.capacity_bytes:
+                del self._over[mirror]
+        return evicted + self._bound(budget=budget)
+
+    def _expire(self, now: float, *, budget: int) -> tuple[int, int]:
+        """Evict what was not used for the TTL. What is left of the budget, and entries evicted."""
+        evicted = 0
+        if now < self._expiry_due:
+            return budget, evicted
+        oldest_at = now
+        for mirror in self._mirrors.values():
+            while (use := mirror.oldest) is not None and use.at + self._ttl_s <= now:
+                if budget <= 0:
+                    return budget, evicted
+                evicted += self._evict_oldest(mirror)
+                budget -= 1
+            if use is not None:
+                oldest_at = min(oldest_at, use.at)
+        self._expiry_due = oldest_at + self._ttl_s
+        return budget, evicted
+
+    def _bound(self, *, budget: int) -> int:
+        """Evict the oldest entries of all servers until the total is within its bound."""
+        excess = len(self) - self._max_entries
+        if excess <= 0:
+            return 0
+        heads = [(m.oldest.at, m.bit, m) for m in self._mirrors.values() if m.oldest is not None]
+        heapq.heapify(heads)
+        left = excess
+        while left > 0 and budget > 0:
+            mirror = heads[0][2]
+            left -= self._evict_oldest(mirror, most_entries=left)
+            budget -= 1
+            if mirror.oldest is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (mirror.oldest.at, mirror.bit, mirror))
+        return excess - left
+
+    def _evict_oldest(self, mirror: Mirror, *, most_bytes: int = _ANY, most_entries: int = _ANY) -> int:
+        """Evict from the deepest run of the oldest use, no more than it takes to free the bytes or entries. Entries freed."""
+        use = mirror.oldest
+        assert use is not None, "over a bound with nothing to evict"
+        run = use.leaf
+        if run is None:
+            freed_bytes = min(use.size_bytes, most_bytes)
+            use.size_bytes -= freed_bytes
+            mirror.used_bytes -= freed_bytes
+            if not use.size_bytes:
+                mirror.unlink(use)
+            return 0
+        keep_bytes = self.schedule.end_bytes(run.end) - most_bytes
+        keep_to = max(run.start, run.end - most_entries, self.schedule.chunks_in(max(keep_bytes, 0)))
+        before = mirror.entries
+        self._shorten(mirror, run, keep_to=keep_to)
+        freed = before - mirror.entries
+        mirror.evicted += freed
+        return freed
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Every invariant, from scratch; for tests."""
+        self._forest.check_integrity()
+        for mirror in self._mirrors.values():
+            self._check_mirror(mirror)
+        for mirror in self._over:
+            assert self._mirrors.get(mirror.name) is mirror, "a server that left still waits for eviction"
+
+    def _check_mirror(self, mirror: Mirror) -> None:
+        uses = list(mirror.uses())
+        assert mirror.newest is (uses[-1] if uses else None)
+        assert all(a.newer is b and b.older is a and a.at <= b.at for a, b in pairwise(uses))
+        order = {use: n for n, use in enumerate(uses)}
+        used_bytes = sum(use.size_bytes for use in uses)
+        reached = set()
+        for use in uses:
+            assert (use.leaf is None) == (use.size_bytes > 0)
+            run = use.leaf
+            while run is not None and mirror.last_use[run] is use:
+                reached.add(run)
+                run = run.parent
+        assert reached == set(mirror.last_use), "an entry that no use leads to would never be evicted"
+        for run, use in mirror.last_use.items():
+            used_bytes += self.schedule.end_bytes(run.end) - self.schedule.end_bytes(run.start)
+            if run.parent is not None:
+                assert order[mirror.last_use[run.parent]] >= order[use], "a prefix would go before its tail"
+        assert used_bytes == mirror.used_bytes, "bytes miscounted"
+        if mirror.used_bytes > mirror.capacity_bytes:
+            assert mirror in self._over, "over its capacity and eviction would not see it"
+
+
+def _capacity(capacity_bytes: int) -> int:
+    if capacity_bytes < 0:
+        raise ValueError(f"a cache holds nothing or more: {capacity_bytes=}")
+    return capacity_bytes

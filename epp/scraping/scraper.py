@@ -1,0 +1,218 @@
+"""Reads every model server's metrics page at its own pace, off the pick path.
+
+One task for each endpoint: what one server does (hang, send garbage, send without end) ends in that task's own timeout
+and bounds, and the others never wait for it. First scrapes are spread over one interval and later ones jittered, so
+that a fleet is not read in one burst. The settings are asked for again at least once a second, so a changed policy
+applies to scrapes already waiting.
+
+The scraper keeps no numbers: it hands each page's to `on_metrics`, None for a scrape that failed, and remembers only
+when each endpoint last answered and why it last did not. Called by `app`; everything runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from epp.config.policy import Scrape
+from epp.scraping.metrics_page import MetricsError, parse_page
+from epp.sources import Keep
+from epp.types import Endpoint, EndpointMetrics, EndpointName
+
+logger = logging.getLogger(__name__)
+
+_JITTER: Final = 0.1
+_LONGEST_NAP_S: Final = 1.0
+_HEADERS: Final = {
+    # The classic text format, uncompressed: unpacking costs more CPU than a local network does.
+    "Accept": "text/plain;version=0.0.4",
+    "Accept-Encoding": "identity",
+    "User-Agent": "prefix-gateway-epp",
+}
+_READ_BYTES: Final = 2**17
+
+OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeAge:
+    """How old an endpoint's last good scrape is."""
+
+    age_s: float | None
+    """None: it has never answered."""
+    error: str
+    """Why the last scrape failed; empty: it did not."""
+
+
+@dataclass(slots=True)
+class _Target:
+    """One endpoint being scraped. Its task is None until the scraper runs."""
+
+    endpoint: Endpoint
+    task: asyncio.Task[None] | None = None
+    answered_at: float | None = None
+    error: str = ""
+
+
+class Scraper:
+    """Scrapes the endpoints of `set_endpoints` while `run` runs.
+
+    `settings` is asked before every scrape; `clock` is monotonic seconds; `on_metrics` must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Scrape],
+        on_metrics: OnMetrics,
+        clock: Callable[[], float],
+        keep: Keep,
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._on_metrics = on_metrics
+        self._clock = clock
+        self._keep = keep
+        self._rng = rng
+        self._targets: dict[EndpointName, _Target] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Scrape until cancelled. What one server's page does to its task, `keep` sees to."""
+        assert self._session is None, "already running"
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            auto_decompress=False,  # a page that unpacks without end stays a bounded page of garbage
+            read_bufsize=_READ_BYTES,
+            trust_env=False,  # pods are reached directly, whatever proxy the environment names
+        )
+        async with session, asyncio.TaskGroup() as group:
+            self._session, self._group = session, group
+            try:
+                for target in self._targets.values():
+                    self._start(target)
+                await asyncio.get_running_loop().create_future()  # until cancelled
+            finally:
+                # Before the group waits for its tasks: one started from now on would never be cancelled.
+                self._session = self._group = None
+                for target in self._targets.values():
+                    target.task = None
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Follow a new list: scrapes of what left it stop at once; what stays goes on undisturbed."""
+        wanted = {e.name: e for e in endpoints}
+        for name, target in list(self._targets.items()):
+            endpoint = wanted.get(name)
+            if endpoint is not None and _same_server(endpoint, target.endpoint):
+                target.endpoint = endpoint
+                continue
+            if target.task is not None:
+                target.task.cancel()
+            del self._targets[name]
+        for name, endpoint in wanted.items():
+            if name not in self._targets:
+                target = self._targets[name] = _Target(endpoint)
+                self._start(target)
+        self.check_integrity()
+
+    def ages(self, now: float) -> Mapping[EndpointName, ScrapeAge]:
+        """Age and last error of every endpoint's scrapes, for metrics and pages."""
+        return {
+            name: ScrapeAge(None if t.answered_at is None else max(0.0, now - t.answered_at), t.error)
+            for name, t in self._targets.items()
+        }
+
+    def check_integrity(self) -> None:
+        """Each target is filed under its own name, and has a task exactly while the scraper runs."""
+        for name, target in self._targets.items():
+            assert name == target.endpoint.name
+            assert (target.task is not None) == (self._group is not None)
+
+    def _start(self, target: _Target) -> None:
+        if self._group is not None:
+            target.task = self._group.create_task(
+                self._keep("scrape", lambda: self._follow(target)), name=f"scrape of {target.endpoint.name}"
+            )
+
+    async def _follow(self, target: _Target) -> None:
+        """Scrape one endpoint for ever, at the pace of the settings of the moment."""
+        started_at = self._clock()
+        wait = self._rng.random()
+        while True:
+            await self._nap(started_at, intervals=wait)
+            # From start to start, so that a slow server is not also read less often.
+            started_at = self._clock()
+            wait = 1 + self._rng.uniform(-_JITTER, _JITTER)
+            self._report(target, await self._scrape(target.endpoint))
+
+    async def _nap(self, since: float, *, intervals: float) -> None:
+        """Sleep until `intervals` after `since`, in short naps: the interval may change meanwhile."""
+        while True:
+            left_s = since + intervals * self._settings().interval_seconds - self._clock()
+            await asyncio.sleep(min(max(0.0, left_s), _LONGEST_NAP_S))
+            if left_s <= _LONGEST_NAP_S:
+                return
+
+    async def _scrape(self, endpoint: Endpoint) -> EndpointMetrics | str:
+        """One page, or why there is none."""
+        settings = self._settings()
+        try:
+            page = await self._fetch(f"http://{endpoint.address}{settings.path}", settings)
+            return parse_page(page, scraped_at=self._clock())
+        except TimeoutError:
+            return f"no answer within {settings.timeout_seconds:g} s"
+        except MetricsError as error:
+            return str(error)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # aiohttp raises ValueError for some malformed answers.
+            # Some quote what the server sent: on one line, and not much of it.
+            return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+    async def _fetch(self, url: str, settings: Scrape) -> bytes:
+        assert self._session is not None, "scrapes run only inside run()"
+        timeout = aiohttp.ClientTimeout(total=settings.timeout_seconds)
+        async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+            if response.status != 200:
+                raise MetricsError(f"HTTP status {response.status}")
+            pieces: list[bytes] = []
+            left_bytes = settings.max_page_bytes
+            async for piece in response.content.iter_any():
+                left_bytes -= len(piece)
+                if left_bytes < 0:
+                    response.close()  # not the rest of it: the connection goes, too
+                    raise MetricsError(f"page over {settings.max_page_bytes} bytes")
+                pieces.append(piece)
+            return b"".join(pieces)
+
+    def _report(self, target: _Target, result: EndpointMetrics | str) -> None:
+        error = result if isinstance(result, str) else ""
+        if bool(error) != bool(target.error):
+            level, said = (
+                (
+                    logging.WARNING,
+                    f"fails: {error}; after {self._settings().failures_to_eject} in a row it gets no requests while others answer",
+                )
+                if error
+                else (logging.INFO, "works again")
+            )
+            logger.log(level, "scrape of %s at %s %s", target.endpoint.name, target.endpoint.address, said)
+        target.error = error
+        if isinstance(result, EndpointMetrics):
+            target.answered_at = result.scraped_at
+            self._on_metrics(target.endpoint.name, result)
+        else:
+            self._on_metrics(target.endpoint.name, None)
+
+
+def _same_server(new: Endpoint, old: Endpoint) -> bool:
+    """Labels and adapters may change without another process being there."""
+    return (new.address, new.incarnation) == (old.address, old.incarnation)

@@ -1,0 +1,212 @@
+"""What pickers tell each other: batches of events, as msgpack.
+
+Owns the format alone; what names and chains refer to is `dictionary`'s, what events mean is `listener`'s. Every batch is
+decoded against these types, and every number, name and list has a bound here, so bytes of another make are one typed error
+and nothing larger gets in. A change of anything here but a last field with a default changes `FORMAT`,
+which is part of the channel's name: pickers of different formats never hear each other.
+
+Numbers of requests are told as their distance from the batch's newest, times as their age when the batch was made.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from epp.prefix_index.hashing import Roots
+
+FORMAT: Final = 1
+HASH_BYTES: Final = 8
+_MOST_AGE_MS: Final = 2**31
+MOST_NAMES: Final = 16_384
+"""That one picker may refer to before it starts anew."""
+MOST_BYTES: Final = 2**50
+"""Of one server's cache."""
+MOST_BATCH_BYTES: Final = 16 * 2**20
+MOST_TABLE_BYTES: Final = 128 * 2**20
+MOST_EVENTS: Final = 8_192
+"""Of one batch. `speaker` and `storing` cut batches far below."""
+_MOST_PORTIONS: Final = 65_536
+
+_Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
+_Number = Annotated[int, Meta(ge=0, le=2**62)]
+_Index = Annotated[int, Meta(ge=0, le=MOST_NAMES)]
+_Tokens = Annotated[int, Meta(ge=0, le=2**31)]
+_Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+_Name = Annotated[str, Meta(max_length=1_024)]
+
+
+class Flag(enum.IntFlag):
+    """Of a batch."""
+
+    FRESH = 1
+    """Names and heads start anew with this batch: nothing in it refers to an earlier one."""
+    FORGET = 2
+    """All requests that this picker told of before are over, as far as it will say."""
+    JOINING = 4
+    """This picker waits for the table of the others."""
+    STORED = 8
+    """This picker has just stored its table."""
+
+
+class Kept(enum.IntEnum):
+    """How a request ended."""
+
+    LOST = 0
+    """Its server did not compute the prompt."""
+    ABORTED = 1
+    """The prompt may be computed or not; the table keeps it."""
+    COMPUTED = 2
+    DETACHED = 3
+    """Nobody watches its end; the scrapes count it."""
+
+
+class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """A request was sent to an endpoint."""
+
+    ago: _Number
+    age_ms: _Age
+    endpoint: _Index
+    tokens: _Tokens
+    adapter: _Index
+    """0: none; else one more than the index of its name."""
+    head: bytes
+    tail: bytes
+
+
+class Moved(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """Another endpoint than the one told of first has served it."""
+
+    ago: _Number
+    age_ms: _Age
+    endpoint: _Index
+    tokens: _Tokens
+    adapter: _Index
+    head: bytes
+    tail: bytes
+
+
+class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    ago: _Number
+    age_ms: _Age
+    kept: Annotated[int, Meta(ge=0, le=3)]
+    failed: bool = False
+    """By the server's own fault: a 5xx, a 429, or an answer that broke off. Left out by pickers of an older version."""
+
+
+class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """An endpoint holds this chain, whoever asked for it."""
+
+    age_ms: _Age
+    endpoint: _Index
+    head: bytes
+    tail: bytes
+
+
+class Charged(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Bytes in an endpoint's cache without a prompt that anybody knows. In stored tables only."""
+
+    endpoint: _Index
+    size_bytes: _Bytes
+
+
+class Restarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """An endpoint was seen to have lost its cache."""
+
+    age_ms: _Age
+    endpoint: _Index
+
+
+class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """The table's bound for an endpoint, and how far its counter of prompt tokens was. In stored tables only."""
+
+    endpoint: _Index
+    capacity_bytes: _Bytes
+    prompt_tokens: Annotated[float, Meta(ge=0, le=1e20)] | None
+
+
+Event = Began | Moved | Over | Held | Charged | Restarted | Sized
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """What one picker did since its last batch; without events, a sign of life."""
+
+    speaker: Annotated[bytes, Meta(max_length=64)]
+    """Who says it: random, another one after each start."""
+    number: _Number
+    """Counts its batches from 1."""
+    hello: _Number
+    """Whoever sees it change starts anew: this picker has missed something."""
+    flags: Annotated[int, Meta(ge=0, le=2**16)]
+    newest: _Number
+    """Number of its newest request."""
+    names: Annotated[list[tuple[_Name, int]], Meta(max_length=MOST_NAMES)]
+    """Added to its names: what each is called, and a hash of which process of that name is meant."""
+    events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
+
+
+class StoredTable(msgspec.Struct, array_like=True, frozen=True):
+    """A whole table: batches of Sized, Held and Charged, each endpoint's from the least to the most recently used."""
+
+    batches: Annotated[list[bytes], Meta(max_length=_MOST_PORTIONS)]
+
+
+class MalformedError(ValueError):
+    """Bytes that are no batch of this format."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_batch_decoder = msgspec.msgpack.Decoder(Batch)
+_table_decoder = msgspec.msgpack.Decoder(StoredTable)
+
+
+def encode(message: Batch | StoredTable) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_batch(data: bytes) -> Batch:
+    if len(data) > MOST_BATCH_BYTES:
+        raise MalformedError(f"a batch of {len(data)} bytes")
+    try:
+        return _batch_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a batch of format {FORMAT}: {error}") from error
+
+
+def decode_table(data: bytes) -> StoredTable:
+    if len(data) > MOST_TABLE_BYTES:
+        raise MalformedError(f"a stored table of {len(data)} bytes")
+    try:
+        return _table_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a stored table of format {FORMAT}: {error}") from error
+
+
+def age_ms(now: float, at: float) -> int:
+    return min(_MOST_AGE_MS, max(0, round((now - at) * 1000)))
+
+
+def pack_hashes(chain: Sequence[int]) -> bytes:
+    """Eight bytes each, in this machine's order, which is little-endian wherever the picker is built for."""
+    return (chain if isinstance(chain, array) else array("Q", chain)).tobytes()
+
+
+def unpack_hashes(data: bytes) -> list[int]:
+    if len(data) % HASH_BYTES:
+        raise MalformedError(f"{len(data)} bytes are no row of hashes")
+    hashes = array("Q")
+    hashes.frombytes(data)
+    return hashes.tolist()
+
+
+def channel_of(pool: str, roots: Roots) -> str:
+    """Where pickers meet that may share: of one pool, hashing alike, speaking this format.
+
+    In braces, so that all keys of a channel live on one node of a cluster.
+    """
+    return f"prefix-gateway:{{{pool}:{FORMAT}:{roots.fingerprint}}}"

@@ -1,0 +1,196 @@
+"""The picker's state as people and Prometheus see it, put together from the picker and the scraper. Called by `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from epp.endpoints.state import EndpointState
+from epp.gate import FlowStatus
+from epp.kube.live import Live, LiveEndpoint
+from epp.picker import Picker
+from epp.scraping.scraper import ScrapeAge, Scraper
+from epp.sharing.service import SharingService
+from epp.telemetry.queued import LogCounts
+from epp.telemetry.state import (
+    EndpointStatus,
+    ExactModelStatus,
+    ExactServerStatus,
+    ExactStatus,
+    PickerStatus,
+    SharingStatus,
+)
+from epp.types import EndpointName
+
+if TYPE_CHECKING:
+    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
+
+
+def status_of(
+    picker: Picker,
+    scraper: Scraper,
+    sharing: SharingService | None,
+    exact: ExactService | None,
+    *,
+    draining: bool,
+    held_body_bytes: int,
+    overload_ratio: float,
+    flow: Sequence[FlowStatus],
+    source_failures: Mapping[str, int],
+    log_counts: LogCounts,
+    now: float,
+) -> PickerStatus:
+    """A snapshot; nothing in it changes later."""
+    ages = scraper.ages(now)
+    spec = picker.policy.spec
+    evictions = picker.table.evictions()
+    states = list(picker.fleet.states())
+    ready = picker.fleet.ready(failures_to_eject=spec.scrape.failures_to_eject)
+    left_out = picker.fleet.failures.why(states, settings=spec.failures, now=now)
+    return PickerStatus(
+        endpoints=tuple(
+            _endpoint(
+                state,
+                picker,
+                ages,
+                evictions,
+                ready=state in ready,
+                left_out=left_out.get(state, ""),
+                now=now,
+            )
+            for state in states
+        ),
+        table_entries=len(picker.table),
+        policy=picker.policy.metadata.name,
+        rule=spec.rule,
+        draining=draining,
+        held_body_bytes=held_body_bytes,
+        overload_ratio=overload_ratio,
+        flow=tuple(flow),
+        source_failures=dict(source_failures),
+        log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
+        sharing=_sharing(sharing) if sharing is not None else None,
+        exact=_exact(exact, picker) if exact is not None else None,
+    )
+
+
+def _sharing(service: SharingService) -> SharingStatus:
+    speaker, listener, link = service.exchange.speaker, service.exchange.listener, service.counts
+    heard = listener.counts
+    return SharingStatus(
+        connected=service.connected,
+        peers=listener.peers,
+        waiting_bytes=speaker.waiting_bytes,
+        said_batches=link.said_batches,
+        said_bytes=link.said_bytes,
+        said_events=speaker.told,
+        dropped_events=speaker.dropped,
+        read_bytes=link.read_bytes,
+        heard_events=heard.events,
+        skipped={
+            "unresolved": heard.unresolved,
+            "stale": heard.stale,
+            "stranger": heard.strangers,
+            "excessive": heard.excessive,
+            "malformed": link.malformed,
+        },
+        gaps=heard.gaps,
+        errors=dict(link.errors),
+        tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
+    )
+
+
+def _exact(service: ExactService, picker: Picker) -> ExactStatus:
+    status = service.status
+    return ExactStatus(
+        models={
+            name: ExactModelStatus(
+                state=m.state,
+                reason=m.reason,
+                prompts={"mapped": m.mapped, "matched": m.matched, "missed": m.missed, **m.skipped},
+            )
+            for name, m in status.models.items()
+        },
+        servers={
+            name: ExactServerStatus(
+                state=s.state, reason=s.reason, blocks=s.blocks, chunks=s.chunks, events=s.events
+            )
+            for name, s in status.servers.items()
+        },
+        dropped_prompts=service.dropped,
+        gaps={"found": status.gaps, "lost": status.lost},
+        malformed=status.malformed,
+        corrections=picker.corrected,
+    )
+
+
+def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
+    """What a status in the cluster tells of it: less than above, for once a second and a thousand endpoints."""
+    scrape = picker.policy.spec.scrape
+    states = list(picker.fleet.states())
+    ready = picker.fleet.ready(failures_to_eject=scrape.failures_to_eject)
+    left_out = picker.fleet.failures.why(states, settings=picker.policy.spec.failures, now=now)
+    ages = scraper.ages(now) if len(ready) < len(states) else {}
+    endpoints = []
+    for state in states:
+        name = state.endpoint.name
+        metrics = state.fresh(now=now, stale_after_s=scrape.stale_after_seconds)
+        why_not = (
+            left_out.get(state, "")
+            if state in ready
+            else (ages[name].error if name in ages else "") or "scrapes fail"
+        )
+        endpoints.append(
+            LiveEndpoint(
+                name,
+                why_not,
+                metrics.prefix_queries if metrics else None,
+                metrics.prefix_hits if metrics else None,
+            )
+        )
+    tried = picker.dry_run
+    return Live(endpoints, tried.picks if tried else 0, tried.agreed if tried else 0)
+
+
+def _endpoint(
+    state: EndpointState,
+    picker: Picker,
+    ages: Mapping[EndpointName, ScrapeAge],
+    evictions: Mapping[EndpointName, int],
+    *,
+    ready: bool,
+    left_out: str,
+    now: float,
+) -> EndpointStatus:
+    endpoint, table = state.endpoint, picker.table
+    name, rate = endpoint.name, state.rate.tokens_per_s
+    metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
+    age, learned = ages.get(name), picker.learned(endpoint.model)
+    return EndpointStatus(
+        name=name,
+        address=endpoint.address,
+        model=endpoint.model,
+        adapters=tuple(sorted(state.loaded_adapters())),
+        ready=ready and not left_out,
+        failure_share=picker.fleet.failures.share(state, now=now),
+        left_out=left_out,
+        in_flight=state.in_flight,
+        peers_in_flight=state.peers_in_flight,
+        backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
+        prefill_tokens_per_s=rate,
+        running=metrics.running if metrics else None,
+        waiting=metrics.waiting if metrics else None,
+        kv_usage=metrics.kv_usage if metrics else None,
+        prefix_queries_tokens=metrics.prefix_queries if metrics else None,
+        prefix_hits_tokens=metrics.prefix_hits if metrics else None,
+        predicted_tokens=state.hits.predicted_tokens,
+        capacity_tokens=metrics.capacity_tokens if metrics else None,
+        cache_size_ratio=learned.cache.factor,
+        bytes_per_token=learned.tokens.bytes_per_token,
+        table_entries=table.entries(name),
+        table_bytes=table.used_bytes(name),
+        table_capacity_bytes=table.capacity_bytes(name),
+        table_evictions=evictions[name],
+        scrape_age_s=age.age_s if age else None,
+        scrape_error=age.error if age else "",
+    )

@@ -1,1 +1,0 @@
-"""Routing rules compared in a simulated fleet: `python -m tests.bench.routing --help`."""

@@ -1,0 +1,92 @@
+"""What must hold for the chain of any prompt under any schedule."""
+
+from __future__ import annotations
+
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
+
+schedules = st.builds(
+    ChunkSchedule,
+    chunk_bytes=st.integers(min_value=1, max_value=40),
+    later_chunk_bytes=st.integers(min_value=1, max_value=90),
+    later_from_bytes=st.integers(min_value=0, max_value=200),
+)
+seeds = st.integers(min_value=0, max_value=2**64 - 1)
+prompts = st.binary(max_size=600) | st.text(max_size=300).map(lambda text: text.encode())
+identities = st.tuples(st.binary(max_size=8), st.text(max_size=8), st.text(max_size=8))
+
+
+def plain_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[int]:
+    chain: list[int] = []
+    at = 0
+    while True:
+        size = schedule.chunk_bytes if at < schedule.later_from_bytes else schedule.later_chunk_bytes
+        if at + size > len(prompt):
+            return chain
+        seed = xxhash.xxh3_64(prompt[at : at + size], seed=seed).intdigest()
+        chain.append(seed)
+        at += size
+
+
+@given(prompt=prompts, seed=seeds, schedule=schedules)
+def test_chain_is_what_the_plain_definition_says(prompt: bytes, seed: int, schedule: ChunkSchedule) -> None:
+    assert hash_chain(prompt, seed=seed, schedule=schedule) == plain_chain(
+        prompt, seed=seed, schedule=schedule
+    )
+
+
+@given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
+def test_chain_of_a_prefix_is_a_prefix_of_the_chain(
+    prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
+) -> None:
+    chain = hash_chain(prompt, seed=seed, schedule=schedule)
+    assert hash_chain(prompt + more, seed=seed, schedule=schedule)[: len(chain)] == chain
+
+
+@given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
+def test_a_chain_goes_on_from_the_bytes_behind_its_last_chunk(
+    prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
+) -> None:
+    chain = hash_chain(prompt, seed=seed, schedule=schedule)
+    rest = prompt[schedule.end_bytes(len(chain)) :] + more
+    grown = continued_chain(chain, rest, seed=seed, schedule=schedule)
+    assert grown == hash_chain(prompt + more, seed=seed, schedule=schedule)
+
+
+@given(n_bytes=st.integers(min_value=0, max_value=3000), schedule=schedules)
+def test_full_chunks_and_covered_bytes_agree(n_bytes: int, schedule: ChunkSchedule) -> None:
+    chunks = schedule.chunks_in(n_bytes)
+    assert schedule.end_bytes(chunks) <= n_bytes < schedule.end_bytes(chunks + 1)
+    assert schedule.chunks_in(schedule.end_bytes(chunks)) == chunks
+    assert len(hash_chain(bytes(n_bytes), seed=1, schedule=schedule)) == chunks
+
+
+@given(prompt=prompts, at=st.integers(min_value=0, max_value=599), schedule=schedules)
+def test_a_changed_byte_changes_every_hash_from_its_chunk_on(
+    prompt: bytes, at: int, schedule: ChunkSchedule
+) -> None:
+    chain = hash_chain(prompt, seed=1, schedule=schedule)
+    same = schedule.chunks_in(at)
+    changed = prompt[:at] + bytes(b ^ 1 for b in prompt[at : at + 1]) + prompt[at + 1 :]
+    other = hash_chain(changed, seed=1, schedule=schedule)
+    assert len(other) == len(chain)
+    assert other[:same] == chain[:same]
+    assert not set(other[same:]) & set(chain[same:])
+
+
+@given(prompt=prompts, one=identities, other=identities)
+def test_different_secret_model_or_salt_never_share_a_hash(
+    prompt: bytes, one: tuple[bytes, str, str], other: tuple[bytes, str, str]
+) -> None:
+    schedule = ChunkSchedule(chunk_bytes=8, later_chunk_bytes=16, later_from_bytes=32)
+    chains = []
+    for secret, model, salt in (one, other):
+        seed = Roots(schedule, secret=secret).seed(model=model, cache_salt=salt)
+        chains.append(hash_chain(prompt, seed=seed, schedule=schedule))
+    if one == other:
+        assert chains[0] == chains[1]
+    else:
+        assert not set(chains[0]) & set(chains[1])

@@ -1,0 +1,337 @@
+"""The table against the plainest model of the same rules: one ordered dict of chunks for each server."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.table import PrefixTable, Recorded
+from epp.types import ChunkHash, EndpointName
+
+SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)
+TTL_S = 50.0
+UNLIMITED = 10**9
+
+names = st.sampled_from([EndpointName(n) for n in ("a", "b", "c", "d")])
+capacities = st.integers(min_value=0, max_value=60)
+steps_s = st.sampled_from([0.001, 0.001, 1.0, 20.0])
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> bytes:
+    """Few letters and popular beginnings, so that prompts share a lot and diverge everywhere."""
+    start = draw(st.sampled_from(["", "xxxx", "xxxxyyyzzz", "xxxxyyyzzzxxxyyyzzz"]))
+    rest = draw(st.text(alphabet="xyz", max_size=12))
+    return (start + rest).encode()
+
+
+@dataclass
+class Item:
+    """A chunk in the model's cache, or anonymous bytes."""
+
+    size_bytes: int
+    at: float
+    op: int
+
+
+@dataclass
+class ModelServer:
+    capacity_bytes: int
+    items: OrderedDict[object, Item] = field(default_factory=OrderedDict)
+    """Least recently used first."""
+    evicted: int = 0
+
+    def used_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.items.values())
+
+    def chunks(self) -> set[int]:
+        return {key for key in self.items if isinstance(key, int)}
+
+    def evict_one(self, *, most_bytes: int = UNLIMITED) -> None:
+        key = next(iter(self.items))
+        if isinstance(key, int):
+            del self.items[key]
+            self.evicted += 1
+            return
+        self.items[key].size_bytes -= min(most_bytes, self.items[key].size_bytes)
+        if not self.items[key].size_bytes:
+            del self.items[key]
+
+
+@dataclass
+class ModelRecorded:
+    server: ModelServer
+    added: list[int]
+    op: int
+
+
+class Model:
+    def __init__(self, *, max_entries: int) -> None:
+        self.servers: dict[EndpointName, ModelServer] = {}
+        self.max_entries = max_entries
+        self.op = itertools.count()
+        self.parents: dict[int, int] = {}
+        """Of every chunk that was ever recorded, the one before it."""
+
+    def match(self, chain: list[ChunkHash]) -> dict[EndpointName, int]:
+        found = {}
+        for name, server in self.servers.items():
+            held = len(list(itertools.takewhile(server.items.__contains__, chain)))
+            if held:
+                found[name] = held
+        return found
+
+    def record(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> ModelRecorded:
+        server, op = self.servers[name], next(self.op)
+        self.parents.update((b, a) for a, b in itertools.pairwise(chain))
+        added = [h for h in chain if h not in server.items]
+        for n, h in reversed(list(enumerate(chain))):  # the tail first, so that it goes first
+            size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
+            server.items[h] = Item(size_bytes=size_bytes, at=now, op=op)
+            server.items.move_to_end(h)
+        return ModelRecorded(server=server, added=[int(h) for h in added], op=op)
+
+    def touch(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> None:
+        held = self.match(chain).get(name, 0)
+        self.record(name, chain[:held], now=now)
+
+    def undo(self, recorded: ModelRecorded) -> None:
+        items = recorded.server.items
+        for h in reversed(recorded.added):
+            item = items.get(h)
+            if item is not None and item.op == recorded.op:
+                if any(isinstance(below, int) and self.parents.get(below) == h for below in items):
+                    break  # the server has said that it holds what continues it
+                del items[h]
+
+    def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
+        items, op = self.servers[name].items, next(self.op)
+        key: object = ("anonymous", op)
+        if items and isinstance(next(reversed(items)), tuple):
+            key = next(reversed(items))
+            size_bytes += items[key].size_bytes
+        items[key] = Item(size_bytes=size_bytes, at=now, op=op)
+
+    def credit(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> bool:
+        server, op = self.servers[name], next(self.op)
+        self.parents.update((b, a) for a, b in itertools.pairwise(chain))
+        held = self.match(chain).get(name, 0)
+        size_bytes = SCHEDULE.end_bytes(len(chain)) - SCHEDULE.end_bytes(held)
+        if not size_bytes or server.used_bytes() + size_bytes > server.capacity_bytes:
+            return False
+        at = next(iter(server.items.values())).at if server.items else now
+        for n in range(held, len(chain)):  # the tail last, so that it goes first
+            size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
+            server.items[chain[n]] = Item(size_bytes=size_bytes, at=at, op=op)
+            server.items.move_to_end(chain[n], last=False)
+        return True
+
+    def forget(self, name: EndpointName, chain: list[ChunkHash], *, keep: int, as_of: float) -> int:
+        items = self.servers[name].items
+        item = items.get(chain[keep]) if keep < len(chain) else None
+        if item is None or item.at > as_of:
+            return 0
+        gone = [h for h in self.servers[name].chunks() if chain[keep] in self.upwards(h)]
+        for h in gone:
+            del items[h]
+        return len(gone)
+
+    def upwards(self, chunk: int) -> set[int]:
+        found = {chunk}
+        while (above := self.parents.get(chunk)) is not None:
+            chunk = above
+            found.add(chunk)
+        return found
+
+    def evict(self, now: float) -> None:
+        for server in self.servers.values():
+            while server.items and next(iter(server.items.values())).at + TTL_S <= now:
+                server.evict_one()
+        for server in self.servers.values():
+            while (excess := server.used_bytes() - server.capacity_bytes) > 0:
+                server.evict_one(most_bytes=excess)
+        while sum(len(s.chunks()) for s in self.servers.values()) > self.max_entries:
+            oldest = min(
+                (s for s in self.servers.values() if s.items), key=lambda s: next(iter(s.items.values())).at
+            )
+            oldest.evict_one()
+
+
+Handle = tuple[Recorded, ModelRecorded]
+
+
+class TableMachine(RuleBasedStateMachine):
+    handles: Bundle[Handle] = Bundle("handles")
+    seen: Bundle[bytes] = Bundle("seen")
+
+    @initialize(max_entries=st.integers(min_value=0, max_value=60))
+    def start(self, max_entries: int) -> None:
+        self.now = 0.0
+        self.table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries, ttl_s=TTL_S)
+        self.model = Model(max_entries=max_entries)
+        for name in ("a", "b"):
+            self.table.add_endpoint(EndpointName(name), capacity_bytes=40)
+            self.model.servers[EndpointName(name)] = ModelServer(capacity_bytes=40)
+
+    def tick(self, step_s: float) -> float:
+        # Times differ between any two uses, since servers with equal times have no order for the total bound.
+        self.now += step_s
+        return self.now
+
+    def chain(self, prompt: bytes) -> list[ChunkHash]:
+        return hash_chain(prompt, seed=7, schedule=SCHEDULE)
+
+    def live(self, name: EndpointName) -> bool:
+        return name in self.model.servers
+
+    @rule(target=seen, prompt=prompts())
+    def think_of_a_prompt(self, prompt: bytes) -> bytes:
+        return prompt
+
+    @rule(target=handles, name=names, prompt=prompts() | seen, step_s=steps_s)
+    def record(self, name: EndpointName, prompt: bytes, step_s: float) -> Handle | MultipleResults[Handle]:
+        now, chain = self.tick(step_s), self.chain(prompt)
+        recorded = self.table.record(name, chain, now=now)
+        if not self.live(name):
+            assert recorded.added == 0
+            return multiple()
+        expected = self.model.record(name, chain, now=now)
+        assert chain[recorded.first_added :] == expected.added
+        assert recorded.added == len(expected.added)
+        return recorded, expected
+
+    @rule(name=names, prompt=prompts() | seen, step_s=steps_s)
+    def touch(self, name: EndpointName, prompt: bytes, step_s: float) -> None:
+        now = self.tick(step_s)
+        self.table.touch(name, self.chain(prompt), now=now)
+        if self.live(name):
+            self.model.touch(name, self.chain(prompt), now=now)
+
+    @rule(name=names, prompt=prompts() | seen, step_s=steps_s)
+    def credit(self, name: EndpointName, prompt: bytes, step_s: float) -> None:
+        now, chain = self.tick(step_s), self.chain(prompt)
+        credited = self.table.credit(name, chain, now=now)
+        assert credited == (self.live(name) and self.model.credit(name, chain, now=now))
+
+    @rule(
+        name=names, prompt=prompts() | seen, keep=st.integers(0, 20), ago_s=st.sampled_from([0.0, 1.0, 20.0])
+    )
+    def forget(self, name: EndpointName, prompt: bytes, keep: int, ago_s: float) -> None:
+        chain, as_of = self.chain(prompt), self.now - ago_s
+        forgotten = self.table.forget(name, chain, keep=keep, as_of=as_of)
+        expected = self.model.forget(name, chain, keep=keep, as_of=as_of) if self.live(name) else 0
+        assert forgotten == expected
+
+    @rule(handle=handles)
+    def undo(self, handle: Handle) -> None:
+        self.table.undo(handle[0])
+        self.model.undo(handle[1])
+
+    @rule(handle=consumes(handles))
+    def undo_twice(self, handle: Handle) -> None:
+        for _ in range(2):
+            self.undo(handle)
+
+    @rule(name=names, size_bytes=st.integers(min_value=0, max_value=30), step_s=steps_s)
+    def charge(self, name: EndpointName, size_bytes: int, step_s: float) -> None:
+        now = self.tick(step_s)
+        self.table.charge(name, size_bytes=size_bytes, now=now)
+        if self.live(name) and size_bytes:
+            self.model.charge(name, size_bytes=size_bytes, now=now)
+
+    @rule(step_s=steps_s)
+    def evict_at_once(self, step_s: float) -> None:
+        now, before = self.tick(step_s), len(self.table)
+        assert self.table.evict(now, budget=UNLIMITED) == before - len(self.table)
+        self.model.evict(now)
+        self.settled()
+
+    @rule(step_s=steps_s)
+    def evict_in_small_portions(self, step_s: float) -> None:
+        now, before = self.tick(step_s), None
+        while before != (before := self.sizes()):
+            self.table.evict(now, budget=1)
+            self.table.check_integrity()
+        self.model.evict(now)
+        self.settled()
+
+    @rule(name=names, capacity_bytes=capacities)
+    def resize(self, name: EndpointName, capacity_bytes: int) -> None:
+        if self.live(name):
+            self.table.resize(name, capacity_bytes=capacity_bytes)
+            self.model.servers[name].capacity_bytes = capacity_bytes
+
+    @rule(name=names, by_bytes=st.integers(min_value=1, max_value=8))
+    def shrink_a_little(self, name: EndpointName, by_bytes: int) -> None:
+        if self.live(name):
+            smaller = max(0, self.table.used_bytes(name) - by_bytes)
+            self.resize(name, smaller)
+            self.evict_at_once(0.001)
+
+    @rule(name=names, capacity_bytes=capacities)
+    def add_endpoint(self, name: EndpointName, capacity_bytes: int) -> None:
+        if self.live(name):
+            with pytest.raises(ValueError, match="already"):
+                self.table.add_endpoint(name, capacity_bytes=capacity_bytes)
+            return
+        self.table.add_endpoint(name, capacity_bytes=capacity_bytes)
+        self.model.servers[name] = ModelServer(capacity_bytes=capacity_bytes)
+
+    @rule(name=names)
+    def drop_endpoint(self, name: EndpointName) -> None:
+        if self.live(name):
+            self.table.drop_endpoint(name)
+            del self.model.servers[name]
+
+    @rule(name=names)
+    def restart(self, name: EndpointName) -> None:
+        if self.live(name):
+            self.table.clear_endpoint(name)
+            self.model.servers[name].items.clear()
+
+    @rule(prompt=prompts() | seen)
+    def match(self, prompt: bytes) -> None:
+        assert self.table.match(self.chain(prompt)) == self.model.match(self.chain(prompt))
+
+    def sizes(self) -> list[tuple[int, int]]:
+        return [(self.table.entries(n), self.table.used_bytes(n)) for n in self.table.endpoints()]
+
+    def settled(self) -> None:
+        """After eviction every bound holds."""
+        assert len(self.table) <= self.model.max_entries
+        for name, server in self.model.servers.items():
+            assert self.table.used_bytes(name) <= server.capacity_bytes
+
+    @precondition(lambda self: hasattr(self, "table"))
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        self.table.check_integrity()
+        assert set(self.table.endpoints()) == set(self.model.servers)
+        assert len(self.table) == sum(len(s.chunks()) for s in self.model.servers.values())
+        for name, server in self.model.servers.items():
+            held = {h for run in self.table._mirrors[name].last_use for h in run.hashes}
+            assert held == server.chunks()
+            assert self.table.entries(name) == len(held)
+            assert self.table.used_bytes(name) == server.used_bytes()
+            assert self.table.evictions()[name] == server.evicted
+
+
+TestTable = TableMachine.TestCase
+TestTable.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

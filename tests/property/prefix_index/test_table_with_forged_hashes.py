@@ -1,0 +1,44 @@
+"""Clients that make hashes collide at will get wrong matches at most: the table keeps its invariants and its bounds."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.table import PrefixTable
+from epp.types import ChunkHash, EndpointName
+
+SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=2, later_from_bytes=3)
+NAMES = [EndpointName("a"), EndpointName("b")]
+
+chains = st.lists(st.integers(min_value=0, max_value=4).map(ChunkHash), max_size=8)
+steps = st.tuples(
+    st.sampled_from(["record", "record", "touch", "undo", "evict", "clear"]), st.sampled_from(NAMES), chains
+)
+
+
+@given(script=st.lists(steps, max_size=40), capacity_bytes=st.integers(min_value=0, max_value=20))
+@settings(max_examples=400, deadline=None)
+def test_no_sequence_of_forged_chains_breaks_the_table(
+    script: list[tuple[str, EndpointName, list[ChunkHash]]], capacity_bytes: int
+) -> None:
+    table = PrefixTable(schedule=SCHEDULE, max_entries=12, ttl_s=20.0)
+    for name in NAMES:
+        table.add_endpoint(name, capacity_bytes=capacity_bytes)
+    recorded = []
+    for now, (step, name, chain) in enumerate(script):
+        if step == "record":
+            recorded.append(table.record(name, chain, now=now))
+            assert table.match(chain).get(name, 0) >= recorded[-1].first_added + recorded[-1].added
+        elif step == "touch":
+            table.touch(name, chain, now=now)
+        elif step == "undo" and recorded:
+            table.undo(recorded[len(chain) % len(recorded)])
+        elif step == "evict":
+            table.evict(now)
+            assert len(table) <= 12
+            assert all(table.used_bytes(n) <= capacity_bytes for n in NAMES)
+        elif step == "clear":
+            table.clear_endpoint(name)
+        table.check_integrity()

@@ -1,0 +1,229 @@
+"""What is read from a metrics page, and what makes a page unbelievable."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.scraping.metrics_page import MetricsError, parse_page
+from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page, without_metadata
+
+BUSY = EngineState(
+    running=3,
+    waiting=2,
+    kv_usage=0.25,
+    prompt_tokens=1000,
+    cached_tokens=400,
+    generated_tokens=77,
+    queries=1200,
+    hits=500,
+    finished={"stop": 5, "length": 2, "abort": 1},
+    ttft_s=(0.5, 1.5),
+    prefill_s=(0.25, 0.5, 0.25),
+)
+
+SGLANG = b"""\
+# HELP sglang:num_running_reqs The number of running requests
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 4.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 3.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{model_name="m",tp_rank="0"} 0.28
+# TYPE sglang:max_total_num_tokens gauge
+sglang:max_total_num_tokens{model_name="m"} 161721.0
+# TYPE sglang:page_size gauge
+sglang:page_size{model_name="m"} 64.0
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="m"} 8.128902e+06
+# TYPE sglang:cached_tokens_total counter
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 1000.0
+sglang:cached_tokens_total{cache_source="host",model_name="m"} 20.0
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{model_name="m"} 7.557572e+06
+# TYPE sglang:num_requests_total counter
+sglang:num_requests_total{is_streaming="false",model_name="m"} 10.0
+sglang:num_requests_total{is_streaming="true",model_name="m"} 5.0
+# TYPE sglang:time_to_first_token_seconds histogram
+sglang:time_to_first_token_seconds_bucket{le="0.1",model_name="m"} 3.0
+sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 15.0
+sglang:time_to_first_token_seconds_count{model_name="m"} 15.0
+sglang:time_to_first_token_seconds_sum{model_name="m"} 4.5
+# TYPE sglang:lora_pool_slots_total gauge
+sglang:lora_pool_slots_total{model_name="m"} 8.0
+"""
+
+
+def test_a_page_of_vllm_gives_every_field() -> None:
+    got = parse_page(vllm_page([BUSY]), scraped_at=12.5)
+    assert got.scraped_at == 12.5
+    assert (got.running, got.waiting, got.kv_usage) == (3, 2, 0.25)
+    assert (got.block_size, got.capacity_tokens) == (16, 16000)
+    assert (got.prompt_tokens, got.cached_prompt_tokens, got.generated_tokens) == (1000, 400, 77)
+    assert (got.prefix_queries, got.prefix_hits, got.finished) == (1200, 500, 8)
+    assert (got.ttft_sum_s, got.ttft_count) == (2.0, 2)
+    assert (got.prefill_sum_s, got.prefill_count) == (1.0, 3)
+    assert (got.max_lora, got.active_adapters) == (None, frozenset())
+
+
+def test_engines_of_one_server_add_up_and_their_cache_usage_is_the_mean() -> None:
+    other = EngineState(
+        running=1, waiting=5, kv_usage=0.75, prompt_tokens=10, finished={"stop": 1}, blocks=500
+    )
+    got = parse_page(vllm_page([BUSY, other]), scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (4, 7, 0.5)
+    assert (got.prompt_tokens, got.finished, got.capacity_tokens) == (1010, 9, 24000)
+
+
+def test_the_stated_cache_size_is_believed_over_blocks_times_size() -> None:
+    got = parse_page(vllm_page([EngineState(cache_tokens=12345)]), scraped_at=0)
+    assert got.capacity_tokens == 12345
+
+
+def test_unknown_cache_size_is_none() -> None:
+    page = vllm_page([BUSY]).replace(b'num_gpu_blocks="1000"', b'num_gpu_blocks="None"')
+    got = parse_page(page, scraped_at=0)
+    assert (got.capacity_tokens, got.block_size) == (None, 16)
+
+
+def test_the_newest_lora_series_counts() -> None:
+    series = [
+        LoraSeries(at=100.0, running="old"),
+        LoraSeries(at=300.0, running="sql,chat", waiting="chat,legal", max_lora=6),
+        LoraSeries(at=200.0, running="older"),
+    ]
+    got = parse_page(vllm_page([BUSY], loras=series), scraped_at=0)
+    assert got.active_adapters == {"sql", "chat", "legal"}
+    assert got.max_lora == 6
+
+
+def test_an_idle_server_with_adapters_lists_none_of_them() -> None:
+    series = [LoraSeries(at=1.0, running="sql"), LoraSeries(at=2.0)]
+    got = parse_page(vllm_page([BUSY], loras=series), scraped_at=0)
+    assert (got.active_adapters, got.max_lora) == (frozenset(), 4)
+
+
+def test_names_with_quotes_braces_and_backslashes_are_read_as_written() -> None:
+    nasty = 'we"ird} 7\\path'
+    got = parse_page(vllm_page([BUSY], loras=[LoraSeries(at=1.0, running=nasty)], model=nasty), scraped_at=0)
+    assert got.active_adapters == {nasty}
+    assert got.running == 3
+
+
+def test_a_page_without_metadata_lines_reads_the_same() -> None:
+    page = vllm_page([BUSY], loras=[LoraSeries(at=1.0, running="sql")])
+    assert parse_page(without_metadata(page), scraped_at=0) == parse_page(page, scraped_at=0)
+
+
+def test_older_spellings_of_vllm_are_read() -> None:
+    page = (
+        vllm_page([BUSY])
+        .replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc")
+        .replace(b"vllm:prefix_cache_", b"vllm:gpu_prefix_cache_")
+    )
+    got = parse_page(page, scraped_at=0)
+    assert (got.kv_usage, got.prefix_queries, got.prefix_hits) == (0.25, 1200, 500)
+
+
+def test_where_two_spellings_of_one_metric_stand_the_newer_counts_once() -> None:
+    extra = b"# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.9\n"
+    assert parse_page(extra + vllm_page([BUSY]), scraped_at=0).kv_usage == 0.25
+
+
+def test_the_simulator_counts_prefix_hits_without_a_suffix() -> None:
+    page = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:prefix_cache_hits 5\nvllm:prefix_cache_queries 9\n"
+    got = parse_page(page, scraped_at=0)
+    assert (got.prefix_hits, got.prefix_queries) == (5, 9)
+
+
+def test_a_page_of_sglang_gives_the_same_fields() -> None:
+    got = parse_page(SGLANG, scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (4, 3, 0.28)
+    assert (got.capacity_tokens, got.block_size, got.max_lora) == (161721, 64, 8)
+    assert (got.prompt_tokens, got.cached_prompt_tokens) == (8128902, 1020)
+    assert (got.finished, got.ttft_sum_s, got.ttft_count) == (15, 4.5, 15)
+    assert got.prefix_queries is None
+
+
+def test_tensor_parallel_ranks_of_sglang_do_not_count_twice_but_data_parallel_ranks_do() -> None:
+    page = (
+        b'sglang:num_running_reqs{dp_rank="0",tp_rank="0"} 4\n'
+        b'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4\n'
+        b'sglang:num_running_reqs{dp_rank="1",tp_rank="2"} 3\n'
+    )
+    assert parse_page(page, scraped_at=0).running == 7
+
+
+def test_an_sglang_server_that_has_served_nothing_is_idle_not_broken() -> None:
+    got = parse_page(
+        b'# TYPE sglang:cache_config_info gauge\nsglang:cache_config_info{num_pages="9"} 1\n', scraped_at=0
+    )
+    assert (got.running, got.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1.0", b"abc", b"1e300", b"0x10"])
+@pytest.mark.parametrize(
+    "name", [b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"]
+)
+def test_an_unreadable_load_fails_the_page(name: bytes, value: bytes) -> None:
+    good = {
+        b"vllm:num_requests_running": b"1",
+        b"vllm:num_requests_waiting": b"1",
+        b"vllm:kv_cache_usage_perc": b"0",
+    }
+    page = b"".join(b"%s %s\n" % pair for pair in (good | {name: value}).items())
+    with pytest.raises(MetricsError, match="not a number"):
+        parse_page(page, scraped_at=0)
+
+
+def test_one_unreadable_engine_fails_the_load_of_all() -> None:
+    page = b"".join(
+        b'vllm:num_requests_running{engine="%d"} %s\n' % pair for pair in ((0, b"1"), (1, b"NaN"), (2, b"2"))
+    )
+    with pytest.raises(MetricsError, match="not a number"):
+        parse_page(page, scraped_at=0)
+
+
+def test_an_unreadable_counter_is_unknown_not_zero() -> None:
+    page = b"vllm:num_requests_running 1\nvllm:prompt_tokens_total NaN\nvllm:generation_tokens_total 4\n"
+    got = parse_page(page, scraped_at=0)
+    assert (got.prompt_tokens, got.generated_tokens) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"\n\n",
+        b"<html>login</html>\n",
+        b"\xff\xfe\x00vllm",
+        b"python_info 1\nhttp_requests_total 5\n",
+        b"xvllm:foo 1\n",
+    ],
+)
+def test_a_page_of_another_program_is_refused(page: bytes) -> None:
+    with pytest.raises(MetricsError, match="no vllm"):
+        parse_page(page, scraped_at=0)
+
+
+def test_a_page_cut_before_the_load_is_refused() -> None:
+    page = vllm_page([BUSY])
+    cut = page[: page.index(b"\nvllm:num_requests_running")]
+    with pytest.raises(MetricsError, match="missing"):
+        parse_page(
+            cut + b"\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 0\n", scraped_at=0
+        )
+
+
+def test_a_last_line_without_its_end_is_not_half_read() -> None:
+    got = parse_page(b"vllm:num_requests_running 1\nvllm:prompt_tokens_total 12", scraped_at=0)
+    assert got.prompt_tokens is None
+
+
+def test_a_timestamp_after_the_value_is_not_the_value() -> None:
+    assert parse_page(b"vllm:num_requests_running 5 1712345678000\n", scraped_at=0).running == 5
+
+
+@pytest.mark.parametrize("line", [b"vllm:x 1\n", b"# TYPE vllm:x gauge\n", b"vllm:num_requests_running 0\n"])
+def test_a_page_of_endless_lines_is_given_up(line: bytes) -> None:
+    with pytest.raises(MetricsError, match="more than"):
+        parse_page(b"# TYPE vllm:num_requests_running gauge\n" + line * 60_000, scraped_at=0)
