@@ -210,6 +210,11 @@ class Mirrors:
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
+    def beginning(self, prompt: Prompt) -> int:
+        """Names the prompt's first bytes, as many as the policy's `prefixHash` says; 0: it has no full chunk."""
+        chunks = max(1, self.schedule.chunks_in(self._spec.prefix_hash.size_bytes))
+        return prompt.chain[:chunks][-1] if prompt.chain else 0
+
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
         """What a request asks of the servers of `base_model`; a body that could not be read counts by its size."""
         size = prompt_size(inference, body_bytes=body_bytes)

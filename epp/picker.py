@@ -246,6 +246,7 @@ class Picker:
             prompt_tokens=prompt.tokens,
             cached_tokens=snapshot.of(self._mirrors.cached_tokens(prompt, fleet.columns.block_tokens)),
             session=request.session,
+            beginning=self._mirrors.beginning(prompt),
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self._dry_run is not None:
@@ -264,7 +265,7 @@ class Picker:
             as_tried = fleet.snapshot(
                 slots, model=inference.model, adapter=adapter, spec=tried.policy.spec, now=now
             )
-            asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session)
+            asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session, asked.beginning)
             would_pick = tried.choose(asked_too, as_tried, chosen=snapshot.name(choice.places[0]))
         decision = decision_of(
             choice,

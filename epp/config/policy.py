@@ -17,7 +17,16 @@ from epp.errors import ConfigError
 API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
 KIND: Final = "PrefixRoutingPolicy"
 
-RuleName = Literal["least-cost", "affinity", "round-robin", "random", "least-load", "power-of-two", "session"]
+RuleName = Literal[
+    "least-cost",
+    "affinity",
+    "prefix-hash",
+    "session",
+    "least-load",
+    "power-of-two",
+    "round-robin",
+    "random",
+]
 
 _TAKEN_HEADERS: Final = frozenset(
     {
@@ -218,6 +227,35 @@ class Cost(_Spec, frozen=True):
             description="V, the prefill rate, until the picker has learned it. A change applies to models that the picker has not seen yet.",
         ),
     ] = 8000.0
+
+
+class PrefixHash(_Spec, frozen=True):
+    """Settings of the rule `prefix-hash`: consistent hashing of a prompt's beginning, with bounded loads."""
+
+    size_bytes: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=1_048_576,
+            description="Prompts with the same first bytes, this many, go to the same endpoint. Rounded down to whole chunks, at least one.",
+        ),
+    ] = 1024
+    max_load_ratio: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=100,
+            description="An endpoint with more than this many times the mean of requests in flight passes new requests on to the next one.",
+        ),
+    ] = 1.25
+    min_in_flight: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="An endpoint with fewer requests in flight than this takes every prompt of its own, whatever the mean.",
+        ),
+    ] = 4
 
 
 class Tiers(_Spec, frozen=True):
@@ -455,6 +493,7 @@ class PolicySpec(_Spec, frozen=True):
     failures: Failures = Failures()
     lora: Lora = Lora()
     cost: Cost = Cost()
+    prefix_hash: PrefixHash = PrefixHash()
     table: Table = Table()
     tiers: Tiers = Tiers()
     scrape: Scrape = Scrape()

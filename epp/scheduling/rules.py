@@ -6,15 +6,15 @@ endpoints between picks. Equals are ordered by chance, since a fixed order is a 
 
 from __future__ import annotations
 
-import heapq
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import xxhash
 from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import Cost, PolicySpec, RuleName
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
@@ -36,15 +36,19 @@ class Weighed(Struct, frozen=True, eq=False):
     prompt_tokens: int
     uncached_tokens: Floats
     """U: prompt tokens that each candidate would have to compute; all of them where a match saves too little to count."""
-    session: str = ""
     load_s: Floats | None = None
     """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+    session: str = ""
+    beginning: int = 0
+    """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
 
     def narrowed(self, places: Ints) -> Weighed:
         """The same request beside some of the candidates."""
         load_s = self.load_s[places] if self.load_s is not None else None
         uncached = self.uncached_tokens[places]
-        return Weighed(self.seen.narrowed(places), self.prompt_tokens, uncached, self.session, load_s)
+        return Weighed(
+            self.seen.narrowed(places), self.prompt_tokens, uncached, load_s, self.session, self.beginning
+        )
 
 
 class Ranked(NamedTuple):
@@ -268,13 +272,47 @@ class Session:
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
-        seen = weighed.seen
         if not weighed.session:
-            return Ranked(fewest(seen.burden(), self._rng), "load")
-        seed, digest = xxhash.xxh3_64_intdigest(weighed.session.encode()), xxhash.xxh3_64_intdigest
-        names = seen.roster.names
-        hashes = [digest(names[slot].encode(), seed) for slot in seen.slots]
-        return Ranked(heapq.nlargest(MOST, range(len(hashes)), key=hashes.__getitem__), "session")
+            return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
+        distance = _distance(xxh3_64_intdigest(weighed.session.encode()), weighed.seen)
+        return Ranked(fewest(distance, None), "session")
+
+
+class PrefixHash:
+    """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
+
+    Equal beginnings go to the same endpoint, as every picker computes it alone: nothing has to be remembered or shared. Who has
+    more than its bound of requests passes new ones on to the next in the key's own order. Prompts without a key go by load.
+    """
+
+    gated: ClassVar[bool] = True
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._settings = spec.prefix_hash
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen, burden = weighed.seen, weighed.seen.burden()
+        if not weighed.beginning:
+            return Ranked(fewest(burden, self._rng), "load")
+        distance = _distance(weighed.beginning, seen)
+        fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(seen))
+        bound = max(fair, self._settings.min_in_flight)
+        # Distances are below 1, so whoever is at the bound comes behind all who are not.
+        places = fewest(distance + (burden >= bound), None)
+        return Ranked(places, "hash" if places[0] == int(distance.argmin()) else "load")
+
+
+def _distance(key: int, seen: Snapshot) -> Floats:
+    """How far each candidate is from a key, from 0 to 1, for rendezvous hashing: the nearest owns the key.
+
+    A pseudo-random number of key and name alone, so that a candidate that comes or goes moves no other's keys. The mixing is
+    the finalizer of SplitMix64 (Steele, Lea, Flood, 2014).
+    """
+    mixed = seen.of(seen.roster.names_hashed) ^ np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return (mixed ^ (mixed >> np.uint64(31))) / 2.0**64
 
 
 def _some(weighed: Weighed, rng: random.Random) -> list[int]:
@@ -286,10 +324,11 @@ def _some(weighed: Weighed, rng: random.Random) -> list[int]:
 RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
     "least-cost": LeastCost,
     "affinity": Affinity,
-    "round-robin": RoundRobin,
-    "random": Random,
+    "prefix-hash": PrefixHash,
+    "session": Session,
     "least-load": LeastLoad,
     "power-of-two": PowerOfTwo,
-    "session": Session,
+    "round-robin": RoundRobin,
+    "random": Random,
 }
 """By the policy's name for it."""

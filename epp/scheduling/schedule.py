@@ -30,6 +30,8 @@ class Request(Struct, frozen=True, eq=False):
     cached_tokens: Floats
     """Prompt tokens that each candidate of the snapshot holds, as far as the prefix table knows."""
     session: str = ""
+    beginning: int = 0
+    """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     prescribed: Sequence[int] | None = None
     """Conformance runs only: places in the snapshot that the test names, in its order; the rule is asked and not followed."""
 
@@ -39,7 +41,7 @@ class Choice(Struct, frozen=True, eq=False):
 
     places: list[int]
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial."""
+    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, trial."""
     uncached_tokens: Floats
     """U as the rule saw it, of every candidate."""
     score_s: Floats | None
@@ -100,7 +102,9 @@ class Scheduler:
         over = over_limits(self._spec.load, snapshot)
         left_out, saturated = self._left_out(snapshot, over)
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
-        weighed = Weighed(snapshot, request.prompt_tokens, uncached, request.session, load_s)
+        weighed = Weighed(
+            snapshot, request.prompt_tokens, uncached, load_s, request.session, request.beginning
+        )
         if left_out:
             places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
         else:

@@ -12,13 +12,15 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from epp.types import Address, Endpoint, EndpointName
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Array = TypeVar("Array", Floats, Ints)
+Hashes = npt.NDArray[np.uint64]
+Array = TypeVar("Array", Floats, Ints, Hashes)
 
 _AS_REQUESTS = 10.0
 """A server whose answers all fail looks as busy as if it had so many more requests."""
@@ -27,7 +29,7 @@ _AS_REQUESTS = 10.0
 class Roster:
     """Who has which slot in the fleet. Immutable: each new list of endpoints makes another one."""
 
-    __slots__ = ("addresses", "by_name", "everyone", "models", "names", "turn")
+    __slots__ = ("addresses", "by_name", "everyone", "models", "names", "names_hashed", "turn")
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.everyone = range(len(endpoints))
@@ -40,6 +42,9 @@ class Roster:
         place = {name: n for n, name in enumerate(self.by_name)}
         self.turn: Ints = np.array([place[name] for name in self.names], dtype=np.int64)
         """For each slot, the place of its name in `by_name`."""
+        digests = [xxh3_64_intdigest(name.encode()) for name in self.names]
+        self.names_hashed: Hashes = np.array(digests, dtype=np.uint64)
+        """For each slot, a hash of its name: the same in every picker."""
 
 
 class Snapshot(Struct, frozen=True, eq=False):

@@ -25,6 +25,7 @@ PRODUCT: Final[dict[str, RuleName]] = {
     "least-load": "least-load",
     "power-of-two": "power-of-two",
     "session": "session",
+    "prefix-hash": "prefix-hash",
     "random": "random",
 }
 BENCH: Final = tuple(name for name, config in BY_NAME.items() if config.ours is None)

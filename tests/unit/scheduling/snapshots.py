@@ -58,7 +58,13 @@ def request(seen: Sequence[Seen], *, prompt: int = 1000, session: str = "") -> R
 
 
 def weighed(
-    seen: Sequence[Seen], *, prompt: int = 1000, session: str = "", adapter: str = "", load_s: float = 0.5
+    seen: Sequence[Seen],
+    *,
+    prompt: int = 1000,
+    session: str = "",
+    beginning: int = 0,
+    adapter: str = "",
+    load_s: float = 0.5,
 ) -> Weighed:
     shown = snapshot(seen, adapter=adapter)
     return Weighed(
@@ -66,5 +72,6 @@ def weighed(
         prompt_tokens=prompt,
         uncached_tokens=np.array([prompt - s.cached for s in seen], dtype=float),
         session=session,
+        beginning=beginning,
         load_s=loading_s(shown, load_s=load_s),
     )

@@ -27,9 +27,15 @@ def rule_of(name: RuleName, *, seed: int = 0) -> Rule:
 
 
 def order(
-    rule: Rule, seen: list[Seen], *, prompt: int = 1000, session: str = "", adapter: str = ""
+    rule: Rule,
+    seen: list[Seen],
+    *,
+    prompt: int = 1000,
+    session: str = "",
+    beginning: int = 0,
+    adapter: str = "",
 ) -> list[str]:
-    ranked = rule.rank(weighed(seen, prompt=prompt, session=session, adapter=adapter))
+    ranked = rule.rank(weighed(seen, prompt=prompt, session=session, beginning=beginning, adapter=adapter))
     return [seen[place].name for place in ranked.places]
 
 
@@ -49,10 +55,11 @@ def test_every_name_that_a_policy_may_say_has_a_rule() -> None:
     data=st.data(),
     count=st.integers(1, 25),
     session=st.sampled_from(["", "s1", "s2"]),
+    beginning=st.sampled_from([0, 1, 2**64 - 1]),
     adapter=st.sampled_from(["", "x"]),
 )
 def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
-    name: RuleName, data: st.DataObject, count: int, session: str, adapter: str
+    *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
 ) -> None:
     seen = [
         Seen(
@@ -64,8 +71,8 @@ def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
         )
         for i in range(count)
     ]
-    given = weighed(seen, session=session, adapter=adapter)
-    before = weighed(seen, session=session, adapter=adapter)
+    given = weighed(seen, session=session, beginning=beginning, adapter=adapter)
+    before = weighed(seen, session=session, beginning=beginning, adapter=adapter)
     ranked = rule_of(name).rank(given)
     assert len(ranked.places) == len(set(ranked.places)) == min(count, MOST)
     assert set(ranked.places) <= set(range(count))
@@ -353,3 +360,64 @@ def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
 
 def test_without_chance_equals_keep_their_order() -> None:
     assert fewest(np.zeros(40), None) == list(range(MOST))
+
+
+# -- prefix-hash -------------------------------------------------------------------------------------------------
+
+
+def keys(count: int = 500) -> list[int]:
+    rng = random.Random(5)
+    return [rng.randrange(1, 2**64) for _ in range(count)]
+
+
+def owners(names: list[str], *, in_flight: int = 0) -> dict[int, str]:
+    rule, seen = rule_of("prefix-hash"), [Seen(n, in_flight=in_flight) for n in names]
+    return {key: order(rule, seen, beginning=key)[0] for key in keys()}
+
+
+def test_equal_beginnings_have_one_owner_in_every_picker_whatever_the_order_of_its_list() -> None:
+    assert owners(NAMES) == owners(NAMES[::-1]) == owners(NAMES, in_flight=30)
+
+
+def test_owners_are_as_good_as_evenly_spread_and_only_those_of_a_lost_endpoint_change() -> None:
+    before, after = owners(NAMES), owners(NAMES[1:])
+    counts = Counter(before.values())
+    assert set(counts) == set(NAMES)
+    assert max(counts.values()) < 100
+    assert {key for key in before if before[key] != after[key]} == {
+        key for key in before if before[key] == NAMES[0]
+    }
+
+
+def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
+    rule, key = rule_of("prefix-hash"), keys()[0]
+    idle = order(rule, [Seen(n) for n in NAMES], beginning=key)
+
+    def with_load(owners: int) -> list[str]:
+        return order(rule, [Seen(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key)
+
+    # The bound is 1.25 times the mean, rounded up: 11 where the owner has 10 and each other 8, and 11 where it has 11.
+    assert with_load(10) == idle
+    assert with_load(11) == [*idle[1:], idle[0]]
+
+
+@given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))
+def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
+    load: list[int], key: int
+) -> None:
+    seen = [Seen(f"e{i}", in_flight=n) for i, n in enumerate(load)]
+    first = order(rule_of("prefix-hash"), seen, beginning=key)[0]
+    had = dict(zip([s.name for s in seen], load, strict=True))[first]
+    assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
+
+
+def test_an_endpoint_with_few_requests_takes_all_of_its_own() -> None:
+    rule, key = rule_of("prefix-hash"), keys()[0]
+    owner = order(rule, [Seen(n) for n in NAMES], beginning=key)[0]
+    for in_flight, kept in ((3, True), (4, False)):
+        seen = [Seen(n, in_flight=in_flight if n == owner else 0) for n in NAMES]
+        assert (order(rule, seen, beginning=key)[0] == owner) is kept
+
+
+def test_a_prompt_without_a_full_chunk_goes_by_load() -> None:
+    assert order(rule_of("prefix-hash"), [Seen("busy", in_flight=1), Seen("idle")]) == ["idle", "busy"]
