@@ -22,10 +22,11 @@ from epp.kvevents.decoding import Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
+from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.picker import Picker
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.kv_reports import Tier
 from epp.request.parse import parse_request
-from epp.residency import Routed, Tier
 from epp.types import Address, Endpoint, EndpointName, InferenceRequest
 from tests.unit.kvevents.a_language import write_language
 
@@ -44,8 +45,8 @@ def chat(kilobytes: int, seed: int) -> InferenceRequest:
     return parse_request("/v1/chat/completions", json.dumps(body).encode())
 
 
-def routed(inference: InferenceRequest) -> Routed:
-    return Routed(
+def routed(inference: InferenceRequest) -> RoutedPrompt:
+    return RoutedPrompt(
         server=EndpointName("s0"),
         process=0,
         model="",
@@ -85,7 +86,7 @@ def of_a_prompt(language: FolderLanguage) -> None:
         names = median_ms(lambda i=ids: hasher.names(i, block_tokens=16), rounds=rounds)  # type: ignore[misc]  # as above
         knowledge = knowledge_of(8)
 
-        def follow(p: Routed = prompt) -> None:
+        def follow(p: RoutedPrompt = prompt) -> None:
             knowledge.map(  # noqa: B023 - called in this round alone
                 p.chain,
                 ends_bytes=mapped.ends_bytes,  # noqa: B023 - as above

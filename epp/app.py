@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.settings import AssumedModes, Config, Listen, Tls
@@ -31,10 +31,8 @@ from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
 from epp.gate import Gate
 from epp.hash_secret import hash_secret
-from epp.journal import Journal
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
-from epp.kvevents import start as exact
 from epp.picker import Picker
 from epp.request import jsontext
 from epp.request.blocked import BlockedPaths
@@ -48,6 +46,9 @@ from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 from epp.types import Endpoint
+
+if TYPE_CHECKING:
+    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
 
 _log = logging.getLogger("epp")
 _HOUSEKEEPING_S = 1.0
@@ -77,7 +78,10 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
     if config.kubernetes is not None:
         require(config.kubernetes)
     sharing.require(config.sharing)
-    exact.require(config.exact_mode)
+    if config.exact_mode is not None:
+        from epp.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
+
+        exact.require(config.exact_mode)
     endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
     policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else None
     policy = DEFAULT_POLICY
@@ -117,6 +121,14 @@ def _policy(text: bytes, config: Config) -> Policy:
     return policy
 
 
+def _exact_mode(config: Config, picker: Picker) -> ExactService | None:
+    if config.exact_mode is None:
+        return None
+    from epp.kvevents import start  # noqa: PLC0415 - nothing of exact mode is loaded without it
+
+    return start.make(picker, config.exact_mode)
+
+
 def _modes(assumed: AssumedModes) -> Modes:
     return Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body])
 
@@ -132,27 +144,15 @@ class App:
         now = time.monotonic()
         rng = random.Random()
         self._sources = sources = Sources(rng=rng)
-        journal: Journal | None = [] if sharing.shares(config.sharing, hub=hub) else None
-        prompts = exact.queue_of(config.exact_mode)
         self._picker = Picker(
             DEFAULT_POLICY,
             rng=rng,
             unix_offset_s=time.time() - now,
-            journal=journal,
-            routed=prompts,
             secret=hash_secret(config, hub=hub),
         )
         self._use_policy(inputs.policy)
-        self._sharing = (
-            sharing.make(self._picker, journal, config.sharing, hub=hub, keep=sources.keep)
-            if journal is not None
-            else None
-        )
-        self._exact = (
-            exact.make(self._picker, prompts, config.exact_mode)
-            if prompts is not None and config.exact_mode is not None
-            else None
-        )
+        self._sharing = sharing.make(self._picker, config.sharing, hub=hub, keep=sources.keep)
+        self._exact = _exact_mode(config, self._picker)
         self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),

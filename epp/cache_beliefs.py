@@ -19,11 +19,11 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.learning import TokenEstimate
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
+from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
-from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
 from epp.scheduling.snapshot import Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
@@ -145,16 +145,16 @@ class Mirrors:
 
     # -- what servers say of themselves -------------------------------------------------------------------------
 
-    def take_in(self, findings: Iterable[Finding]) -> set[EndpointName]:
+    def take_in(self, findings: Iterable[KvReport]) -> set[EndpointName]:
         """Correct the table by what servers' own events say. Those whose share of it should be fitted anew."""
         accounts = set()
         for finding in findings:
             match finding:
-                case Held():
+                case ChainReport():
                     self._correct(finding.server, finding.chain, finding.held, at=finding.at)
-                case Checked():
+                case LookupReport():
                     self._check(finding)
-                case Account():
+                case ServerReport():
                     self._account(finding)
                     accounts.add(finding.server)
         return accounts
@@ -183,7 +183,7 @@ class Mirrors:
         else:
             self.corrected["credited"] += self.table.credit(name, chain, now=at)
 
-    def _check(self, checked: Checked) -> None:
+    def _check(self, checked: LookupReport) -> None:
         chain, believed = checked.chain, self.table.match(checked.chain)
         for name, held in checked.held.items():
             if held > believed.get(name, 0):
@@ -193,7 +193,7 @@ class Mirrors:
             if name in checked.sure and held < min(chunks, checked.to_chunk):
                 self._correct(name, chain, held, at=checked.at - UNDER_WAY_S)
 
-    def _account(self, account: Account) -> None:
+    def _account(self, account: ServerReport) -> None:
         name = account.server
         if not account.live:
             self.forget_server(name)

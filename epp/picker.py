@@ -25,17 +25,17 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.recently_left import Absent
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
-from epp.journal import Journal
+from epp.picker_events import Answered, Began, Ended, Grew, Listener, Moved, PickerEvent, Restarted
 from epp.prefix_index.hashing import Roots
+from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
-from epp.residency import Finding, RoutedQueue
+from epp.routed_request import RoutedRequest, own
 from epp.scheduling.record import decision_of, hurried_decision
 from epp.scheduling.schedule import Choice, Scheduler
 from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.snapshot import Snapshot
-from epp.ticket import Ticket, own
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 Outcome = Literal["ended", "aborted", "failed"]
@@ -62,8 +62,7 @@ class Considered(NamedTuple):
 class Picker:
     """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read.
 
-    journal: where to note what others are to be told; None: nobody is told, and whoever gives one drains it.
-    routed: where exact mode takes the prompts from that servers began to answer; None: it is off.
+    Whoever wants to know what happens here calls `subscribe`.
     """
 
     def __init__(
@@ -72,19 +71,20 @@ class Picker:
         *,
         rng: random.Random,
         unix_offset_s: float = 0.0,
-        journal: Journal | None = None,
-        routed: RoutedQueue | None = None,
         secret: HashSecret = _NO_SECRET,
     ) -> None:
         self._rng = rng
-        self._journal = journal
-        self._routed = routed
+        self._listeners: tuple[Listener, ...] = ()
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
         self._absent = Absent()
         self._mirrors = Mirrors(policy.spec, secret=secret)
         self._apply(policy)
         self._dry_run: DryRun | None = None
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` with every event from now on, in order, and before any other work is done."""
+        self._listeners = (*self._listeners, listener)
 
     # -- what the sources say ------------------------------------------------------------------------------------
 
@@ -180,8 +180,7 @@ class Picker:
             self._fleet.failures.forget(state)
             self.table.clear_endpoint(name)
             before = None
-            if self._journal is not None:
-                self._journal.append(("restarted", now, state))
+            self._tell(Restarted(now, state))
         state.observe(metrics, now=now)
         self._mirrors.observe(state, before, metrics, now=now)
 
@@ -189,7 +188,7 @@ class Picker:
         """Another picker got an answer from this server, good or bad."""
         self._fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
-    def take_in(self, findings: Sequence[Finding]) -> None:
+    def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by what servers' own events say of their caches."""
         for name in self._mirrors.take_in(findings):
             state = self._fleet.get(name)
@@ -283,7 +282,7 @@ class Picker:
         if choice.reason == "trial":
             fleet.failures.tried(state, decision.model, now=now)
         ahead_tokens = snapshot.undone_tokens[chosen] + choice.uncached_tokens[chosen]
-        ticket = self._book(
+        routed = self._book(
             state,
             decision,
             prompt=prompt,
@@ -291,9 +290,8 @@ class Picker:
             foretold_s=float(ahead_tokens / snapshot.rate[chosen]),
             now=now,
         )
-        if self._journal is not None:
-            self._journal.append(("began", now, ticket))
-        return ticket
+        self._tell(Began(now, routed, inference))
+        return routed
 
     def least_wait_s(self, model: str, *, now: float) -> float:
         """The least time until a server of this base model begins with what it is sent now: the least B/V. 0 where there is none."""
@@ -306,7 +304,7 @@ class Picker:
         snapshot = self._fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
         return float((snapshot.undone_tokens / snapshot.rate).min())
 
-    def _pick_hurried(self, request: PickRequest, *, now: float) -> Ticket:
+    def _pick_hurried(self, request: PickRequest, *, now: float) -> RoutedRequest:
         """The less loaded of two by chance, whatever the rule and the prompt. Nobody is scored."""
         inference, fleet, spec = request.inference, self._fleet, self._spec
         adapter = fleet.adapter(inference.model) if inference.model else ""
@@ -329,96 +327,87 @@ class Picker:
             policy=self._policy,
             at_unix_s=now + self._unix_offset_s,
         )
-        ticket = self._book(state, decision, prompt=prompt, inference=inference, foretold_s=0.0, now=now)
-        if self._journal is not None:
-            self._journal.append(("began", now, ticket))
-        return ticket
+        routed = self._book(state, decision, prompt=prompt, inference=inference, foretold_s=0.0, now=now)
+        self._tell(Began(now, routed, inference))
+        return routed
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
         """The answer begins. True if another endpoint than the first choice served it: booking and entry move there."""
-        ticket = own(pick)
-        if ticket.ended:
+        routed = own(pick)
+        if routed.ended:
             return False
-        ticket.responded = True
-        ticket.decision.status = status
+        routed.responded = True
+        routed.decision.status = status
         # Not the endpoint's address of today: that may have changed since it was answered.
-        expected = ticket.decision.served or ticket.destinations[0]
+        expected = routed.decision.served or routed.destinations[0]
         mismatch = served is not None and served != expected
-        self._fleet.failures.began(ticket.wait, now=now)
+        self._fleet.failures.began(routed.wait, now=now)
         if served is not None:
-            ticket.decision.served = served
+            routed.decision.served = served
             if mismatch:
-                self._failed(ticket, now=now)  # else the data plane would not have turned to another
-                self._move(ticket, served, now=now)
-        ticket.decision.served_by = ticket.state.endpoint.name
-        ticket.decision.headers_s = now + self._unix_offset_s - ticket.decision.at_unix_s
-        self._judge(ticket, status, now=now)
+                self._failed(routed, now=now)  # else the data plane would not have turned to another
+                self._move(routed, served, now=now)
+        routed.decision.served_by = routed.state.endpoint.name
+        routed.decision.headers_s = now + self._unix_offset_s - routed.decision.at_unix_s
+        self._judge(routed, status, now=now)
         if status >= 400:
-            self._forget_prefix(ticket)
-        elif self._routed is not None:
-            ticket.hand_over(self._routed, self._mirrors.schedule, now=now)
-        if not ticket.streams:
+            self._forget_prefix(routed)
+        if not routed.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
-            ticket.state.computed(ticket.booking, now=now)
+            routed.state.computed(routed.booking, now=now)
+        self._tell(Answered(now, routed, mismatch))
         return mismatch
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         """Learn from a sampled answer."""
-        ticket = own(pick)
-        decision = ticket.decision
+        routed = own(pick)
+        decision = routed.decision
         decision.cached_tokens = feedback.cached_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-        if feedback.prompt_tokens and ticket.prompt.teaches:
-            learned = self._mirrors.learned(ticket.state.endpoint.model)
-            learned.tokens.learn(ticket.prompt.size, feedback.prompt_tokens)
-        conversation = ticket.conversation
+        if feedback.prompt_tokens and routed.prompt.teaches:
+            learned = self._mirrors.learned(routed.state.endpoint.model)
+            learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
+        conversation = routed.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
-        if ticket.prefix_lost or not self._mirrored(ticket):
+        if routed.prefix_lost or not self._mirrored(routed):
             return
-        chain = self._mirrors.next_turn_chain(ticket.chain, conversation, feedback.text)
-        if len(chain) > len(ticket.chain):
-            self.table.record(ticket.state.endpoint.name, chain, now=now)
-            if self._journal is not None:
-                self._journal.append(("grew", now, ticket.state, chain))
+        chain = self._mirrors.next_turn_chain(routed.chain, conversation, feedback.text)
+        if len(chain) > len(routed.chain):
+            self.table.record(routed.state.endpoint.name, chain, now=now)
+            self._tell(Grew(now, routed.state, chain))
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
-        ticket = own(pick)
-        if ticket.ended:
+        routed = own(pick)
+        if routed.ended:
             return
-        ticket.ended = True
-        ticket.decision.outcome = outcome
-        status = ticket.decision.status
+        routed.ended = True
+        routed.decision.outcome = outcome
+        status = routed.decision.status
         served = outcome == "ended" and status is not None and status < 400
-        ticket.wait.over = True
+        routed.wait.over = True
         if outcome == "failed" and (status is None or status < 400):
-            self._failed(ticket, now=now)  # it broke off
-        ticket.state.release(ticket.booking, computed=served, now=now)
-        if served and ticket.prompt.teaches:
-            ticket.state.window.ended(ticket.prompt.size)
-        if self._routed is not None:
-            ticket.let_go(self._routed)
-        if not ticket.responded:
-            self._forget_prefix(ticket)
-        if not ticket.prefix_lost and self._mirrored(ticket):
+            self._failed(routed, now=now)  # it broke off
+        routed.state.release(routed.booking, computed=served, now=now)
+        if served and routed.prompt.teaches:
+            routed.state.window.ended(routed.prompt.size)
+        if not routed.responded:
+            self._forget_prefix(routed)
+        if not routed.prefix_lost and self._mirrored(routed):
             # Servers order their blocks by when they are freed, which is now.
-            self.table.touch(ticket.state.endpoint.name, ticket.chain, now=now)
-        if self._journal is not None:
-            self._journal.append(("over", now, ticket))
+            self.table.touch(routed.state.endpoint.name, routed.chain, now=now)
+        self._tell(Ended(now, routed))
 
     def detach(self, pick: Pick, *, now: float) -> None:
         """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
-        ticket = own(pick)
-        if not ticket.ended:
-            ticket.ended = ticket.wait.over = True
-            ticket.decision.outcome = "detached"
-            if self._routed is not None:
-                ticket.let_go(self._routed)
-            ticket.state.detach()
-            if self._journal is not None:
-                self._journal.append(("over", now, ticket))
+        routed = own(pick)
+        if not routed.ended:
+            routed.ended = routed.wait.over = True
+            routed.decision.outcome = "detached"
+            routed.state.detach()
+            self._tell(Ended(now, routed))
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -426,6 +415,10 @@ class Picker:
         self._policy = policy
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, self._rng)
+
+    def _tell(self, event: PickerEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     def _align(self) -> None:
         """Servers have come or gone: the table's bits mean other slots now."""
@@ -445,14 +438,14 @@ class Picker:
         inference: InferenceRequest,
         foretold_s: float,
         now: float,
-    ) -> Ticket:
+    ) -> RoutedRequest:
         """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
         cached_tokens = decision.matched_tokens
         booking = self._booked(state, prompt, cached=cached_tokens, adapter=decision.adapter, now=now)
         recorded = self._mirrors.record(state, prompt, cached_tokens=cached_tokens, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
-        ticket = Ticket(
+        return RoutedRequest(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
@@ -472,9 +465,6 @@ class Picker:
                 now=now,
             ),
         )
-        if self._routed is not None and prompt.chain:
-            ticket.awaited = self._routed.keep(inference)
-        return ticket
 
     def _booked(
         self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
@@ -485,54 +475,53 @@ class Picker:
             booking.loads = state.use_adapter(adapter, spec=self._spec, now=now)
         return booking
 
-    def _failed(self, ticket: Ticket, *, now: float) -> None:
-        self._fleet.failures.answered(ticket.state, failed=True, settings=self._spec.failures, now=now)
+    def _failed(self, routed: RoutedRequest, *, now: float) -> None:
+        self._fleet.failures.answered(routed.state, failed=True, settings=self._spec.failures, now=now)
 
-    def _judge(self, ticket: Ticket, status: int, *, now: float) -> None:
+    def _judge(self, routed: RoutedRequest, status: int, *, now: float) -> None:
         """What an answer's status says of its server. Other errors than these are the client's."""
-        failures, settings, model = self._fleet.failures, self._spec.failures, ticket.decision.model
+        failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
         if status >= 500 or status == 429:
-            self._failed(ticket, now=now)
+            self._failed(routed, now=now)
         elif status == 404:
-            failures.refused_model(ticket.state, model, settings=settings, now=now)
+            failures.refused_model(routed.state, model, settings=settings, now=now)
         elif status < 400:
-            failures.served_model(ticket.state, model, settings=settings, now=now)
+            failures.served_model(routed.state, model, settings=settings, now=now)
 
-    def _mirrored(self, ticket: Ticket) -> bool:
-        """Whether the table still holds this ticket's chunks for this very server.
+    def _mirrored(self, routed: RoutedRequest) -> bool:
+        """Whether the table still holds this request's chunks for this very server.
 
         The server may have been removed, another may have taken its name, or chunks may be cut differently by now.
         """
-        state = ticket.state
-        same_server = self._fleet.get(state.endpoint.name) is state and state.process == ticket.process
-        return bool(ticket.chain) and ticket.table is self.table and same_server
+        state = routed.state
+        same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
+        return bool(routed.chain) and routed.table is self.table and same_server
 
-    def _forget_prefix(self, ticket: Ticket) -> None:
+    def _forget_prefix(self, routed: RoutedRequest) -> None:
         """The server did not compute the prompt: what only this request recorded is taken back."""
-        if ticket.recorded is not None and not ticket.prefix_lost and self._mirrored(ticket):
-            self.table.undo(ticket.recorded)
-        ticket.prefix_lost = True
+        if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
+            self.table.undo(routed.recorded)
+        routed.prefix_lost = True
 
-    def _move(self, ticket: Ticket, served: Address, *, now: float) -> None:
+    def _move(self, routed: RoutedRequest, served: Address, *, now: float) -> None:
         """Booking and table entry go from the first choice to the endpoint that really served."""
-        ticket.state.release(ticket.booking, computed=False, now=now)
-        self._forget_prefix(ticket)
+        routed.state.release(routed.booking, computed=False, now=now)
+        self._forget_prefix(routed)
         state = self._fleet.at(served)
         if state is None:
             # An endpoint that just left the fleet, or has yet to join it: booked on a state that no pick looks at.
             stranger = Endpoint(
-                name=EndpointName(str(served)), address=served, model=ticket.state.endpoint.model
+                name=EndpointName(str(served)), address=served, model=routed.state.endpoint.model
             )
             state = self._fleet.new_state(stranger, spec=self._spec, now=now)
-        ticket.state, ticket.process = state, state.process
+        routed.state, routed.process = state, state.process
         cached = 0
-        if self._mirrored(ticket):
+        if self._mirrored(routed):
             block_tokens = self._fleet.columns.block_tokens
-            cached = int(self._mirrors.cached_tokens(ticket.prompt, block_tokens)[state.slot])
-            ticket.recorded = self.table.record(state.endpoint.name, ticket.chain, now=now)
-            ticket.prefix_lost = False
-        ticket.booking = self._booked(
-            state, ticket.prompt, cached=cached, adapter=ticket.decision.adapter, now=now
+            cached = int(self._mirrors.cached_tokens(routed.prompt, block_tokens)[state.slot])
+            routed.recorded = self.table.record(state.endpoint.name, routed.chain, now=now)
+            routed.prefix_lost = False
+        routed.booking = self._booked(
+            state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
-        if self._journal is not None:
-            self._journal.append(("moved", now, ticket))
+        self._tell(Moved(now, routed))

@@ -28,7 +28,7 @@ from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.decoding import Event, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.picker import Picker
-from epp.residency import Tier
+from epp.prefix_index.kv_reports import Tier
 from epp.types import EndpointName
 from model_server.core.block_pool import Block, BlockPool
 from model_server.core.hashing import BlockHash

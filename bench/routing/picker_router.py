@@ -17,7 +17,6 @@ from bench.routing.shared import Shared
 from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
-from epp.journal import Journal
 from epp.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
@@ -56,18 +55,10 @@ class PickerRouter:
     ) -> None:
         """unsaid: fields of `EndpointMetrics` that these servers' pages leave out."""
         self._rng = random.Random(seed)
-        journals: list[Journal] = [[] for _ in range(replicas)]
-        self._pickers = [
-            Picker(
-                policy,
-                rng=random.Random(seed * 1000 + n),
-                journal=None if share_delay_s is None else journal,
-            )
-            for n, journal in enumerate(journals)
-        ]
+        self._pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         self._shared: Shared | None = None
         if share_delay_s is not None:
-            self._shared = Shared(self._pickers, journals, delay_s=share_delay_s)
+            self._shared = Shared(self._pickers, delay_s=share_delay_s)
         self._adapters = adapters
         self._bytes_per_token = bytes_per_token
         self._unsaid: dict[str, Any] = dict.fromkeys(unsaid)

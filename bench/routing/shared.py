@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import count
 
 from epp.config.sharing import Sharing
-from epp.journal import Journal
 from epp.picker import Picker
 from epp.sharing.exchange import Exchange
 
@@ -17,16 +16,15 @@ _SETTINGS = Sharing()
 class Shared:
     """Says what each picker did every flush interval, and lets the others hear it `delay_s` later."""
 
-    def __init__(self, pickers: Sequence[Picker], journals: Sequence[Journal], *, delay_s: float) -> None:
+    def __init__(self, pickers: Sequence[Picker], *, delay_s: float) -> None:
         self._exchanges = [
             Exchange(
                 picker,
-                journal,
                 me=bytes([n]) * 8,
                 outbox_bytes=_SETTINGS.outbox_bytes,
                 peer_timeout_s=_SETTINGS.peer_timeout_seconds,
             )
-            for n, (picker, journal) in enumerate(zip(pickers, journals, strict=True))
+            for n, picker in enumerate(pickers)
         ]
         self._delay_s = delay_s
         self._flush_at = 0.0
@@ -46,7 +44,6 @@ class Shared:
             return
         self._flush_at = now + _SETTINGS.flush_interval_seconds
         for exchange in self._exchanges:
-            exchange.gather()
             exchange.expire(now=now)
             while (batch := exchange.next_batch(now=now)) is not None:
                 self.said_bytes += len(batch)

@@ -14,7 +14,7 @@ from typing import Final
 
 from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.decoding import Cleared, Event, Removed, Stored
-from epp.residency import Tier
+from epp.prefix_index.kv_reports import Tier
 
 _BITS: Final = 10
 """Of each tier's count, so that the usual ones are small integers, which Python shares."""

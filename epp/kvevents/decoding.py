@@ -18,7 +18,7 @@ from typing import cast
 import msgspec
 
 from epp.kvevents.block_hashes import BlockName, block_name
-from epp.residency import Tier
+from epp.prefix_index.kv_reports import Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from epp.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockN
 from epp.kvevents.decoding import Event, MalformedError, Stored, decode
 from epp.kvevents.knowledge import Knowledge, OverfullError
 from epp.kvevents.mapping import Language, UnmappedError, map_prompt
+from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget, Step
-from epp.residency import Finding, Routed
+from epp.prefix_index.kv_reports import KvReport
 from epp.types import EndpointName
 
 _CHECK_AFTER_S: Final = 30.0
@@ -88,7 +89,7 @@ class _Model:
     reason: str = _NO_EVENT_YET
     hasher: BlockHasher | None = None
     block_tokens: int = 0
-    waiting: deque[Routed] = field(default_factory=deque)
+    waiting: deque[RoutedPrompt] = field(default_factory=deque)
     waiting_bytes: int = 0
     checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_CHECKS)
@@ -113,7 +114,7 @@ class _Model:
         self.checks.clear()
         self.misses_in_a_row = 0
 
-    def wait(self, routed: Routed) -> None:
+    def wait(self, routed: RoutedPrompt) -> None:
         """Until it is known how blocks are named; the oldest are passed over where too many wait, or too much."""
         self.waiting.append(routed)
         self.waiting_bytes += routed.inference.held_bytes
@@ -121,7 +122,7 @@ class _Model:
             self.skipped["waiting"] += 1
             self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
-    def waited(self) -> Sequence[Routed]:
+    def waited(self) -> Sequence[RoutedPrompt]:
         """The waiting is over."""
         waiting, self.waiting, self.waiting_bytes = self.waiting, deque(), 0
         return waiting
@@ -261,7 +262,7 @@ class Exact:
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def routed(self, routed: Routed, *, now: float) -> bool:
+    def routed(self, routed: RoutedPrompt, *, now: float) -> bool:
         """A server has begun to answer a prompt. True: it is another process than the one before."""
         known = self._servers.get(routed.server)
         if known is None:
@@ -279,7 +280,7 @@ class Exact:
             self._map(model, routed, now=now)
         return restarted
 
-    def _map(self, model: _Model, routed: Routed, *, now: float) -> None:
+    def _map(self, model: _Model, routed: RoutedPrompt, *, now: float) -> None:
         assert model.settings is not None
         assert model.hasher is not None
         try:
@@ -336,7 +337,7 @@ class Exact:
                     "template or adapter paths are not the servers'"
                 )
 
-    def findings(self, *, now: float) -> list[Finding]:
+    def findings(self, *, now: float) -> list[KvReport]:
         """What the picker should know, since the last call."""
         for model in self._models.values():
             if model.waiting and model.hasher is not None:

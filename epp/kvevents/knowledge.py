@@ -22,7 +22,7 @@ from epp.kvevents.blocks import ServerBlocks
 from epp.kvevents.chunks import ChunkTree, Node
 from epp.kvevents.decoding import Event
 from epp.kvevents.pending_prompts import Awaited
-from epp.residency import UNDER_WAY_S, Account, Checked, Finding, Held, Tier
+from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
 from epp.types import ChunkHash, EndpointName
 
 
@@ -61,7 +61,7 @@ class Knowledge:
         self._tree = ChunkTree(max_chunks=max_chunks)
         self._servers: dict[EndpointName, _Server] = {}
         self._num_blocks = 0
-        self._found: list[Finding] = []
+        self._found: list[KvReport] = []
         self._again: OrderedDict[tuple[_Server, Node], float] = OrderedDict()
         """The last loss of each is said a second time, and when: what was under way then has come or will not. Soonest first."""
 
@@ -170,7 +170,7 @@ class Knowledge:
         seen = next((node.depth - 1 for node in path if node.known and not node.seen), len(path))
         if seen > unknown:
             self._found.append(
-                Checked(
+                LookupReport(
                     chain=chain[: len(path)],
                     held=held,
                     sure=frozenset(k.name for k in self._servers.values() if self._sure(k, path, held)),
@@ -207,7 +207,7 @@ class Knowledge:
 
     # -- findings ------------------------------------------------------------------------------------------------
 
-    def findings(self, *, now: float) -> list[Finding]:
+    def findings(self, *, now: float) -> list[KvReport]:
         """What changed since the last call, in an order that can be applied one by one."""
         found, self._found = self._found, []
         for known in self._servers.values():
@@ -223,7 +223,7 @@ class Knowledge:
         found += [account for known in self._servers.values() if (account := self._account(known))]
         return found
 
-    def _settle(self, known: _Server) -> Iterator[Finding]:
+    def _settle(self, known: _Server) -> Iterator[KvReport]:
         if not known.changed:
             return
         changed = sorted(known.changed.items(), key=lambda item: item[0].depth)
@@ -243,7 +243,7 @@ class Knowledge:
                 yield _loss(known, node, at=at)
             elif own and self._above(known, node):
                 for end in self._gain(known, node):
-                    yield Held(server=known.name, chain=end.chain(), held=end.depth, at=at)
+                    yield ChainReport(server=known.name, chain=end.chain(), held=end.depth, at=at)
 
     def _gain(self, known: _Server, first: Node) -> list[Node]:
         """Hold a node and all below it that can be held now. The ends of what is held now."""
@@ -304,13 +304,13 @@ class Knowledge:
             known.slower[node.chunk] = tier
         known.moved[node.chunk] = tier
 
-    def _account(self, known: _Server) -> Account | None:
+    def _account(self, known: _Server) -> ServerReport | None:
         """None: nothing worth telling."""
         live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
         if not moved and known.told == (live, known.known_bytes):
             return None
         known.told, known.moved = (live, known.known_bytes), {}
-        return Account(server=known.name, live=live, known_bytes=known.known_bytes, moved=moved)
+        return ServerReport(server=known.name, live=live, known_bytes=known.known_bytes, moved=moved)
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -333,8 +333,8 @@ class Knowledge:
                     assert known.slower.get(node.chunk, Tier.GPU) is self._tier(known, node)
 
 
-def _loss(known: _Server, node: Node, *, at: float) -> Held:
-    return Held(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
+def _loss(known: _Server, node: Node, *, at: float) -> ChainReport:
+    return ChainReport(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
 
 
 def _upwards(node: Node | None) -> Iterator[Node]:

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 from epp.kvevents.alignment import aligned_blocks, chunk_ends, whole_blocks
 from epp.kvevents.block_hashes import BlockHasher, BlockName
 from epp.kvevents.conversation import Text, UnreadableError, read_conversation
+from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.shaping import Shaping, ShapingError, read_shaping
 from epp.request.names import is_digest
-from epp.residency import Routed
 from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4
@@ -71,7 +71,7 @@ class Mapped:
 
 
 def map_prompt(
-    routed: Routed,
+    routed: RoutedPrompt,
     *,
     language: Language | None,
     hasher: BlockHasher,

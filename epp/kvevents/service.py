@@ -23,11 +23,12 @@ from typing import Final
 import zmq
 
 from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
+from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
 from epp.kvevents.sockets import END_OF_REPLAY, Context, Socket, new_context, open_socket, receive
 from epp.picker import Picker
-from epp.residency import Account, Finding, RoutedQueue
+from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.types import Endpoint, EndpointName
 
 _log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class ExactService:
     def __init__(
         self,
         picker: Picker,
-        queue: RoutedQueue,
+        queue: RoutedPrompts,
         make_exact: Callable[[], Exact],
         *,
         topic: str,
@@ -118,7 +119,7 @@ class ExactService:
         self._clock = clock
         self._wanted: Mapping[EndpointName, Source] = {}
         """Replaced as a whole by the loop, read by the thread."""
-        self._found: deque[Finding] = deque()
+        self._found: deque[KvReport] = deque()
         self._failure: BaseException | None = None
         """What ended the thread."""
         self._runs = 0
@@ -193,7 +194,7 @@ class ExactService:
             },
         )
         self._picker.take_in(
-            [Account(server=name, live=False) for name in {**self._wanted, **status.servers}]
+            [ServerReport(server=name, live=False) for name in {**self._wanted, **status.servers}]
         )
 
     async def _apply(self) -> None:

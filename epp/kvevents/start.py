@@ -1,4 +1,4 @@
-"""Makes exact mode from the configuration, or says what it lacks. Called by `app`."""
+"""Makes exact mode from the configuration, or says what it lacks. Imported by `app` only where the configuration asks for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from epp.config.exact import ExactMode, ExactModel
 from epp.errors import ConfigError
 from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.picker import Picker
-from epp.residency import RoutedQueue
 from epp.types import Endpoint
 
 if TYPE_CHECKING:
@@ -19,21 +19,16 @@ if TYPE_CHECKING:
 _PACKAGES = ("jinja2", "tokenizers", "zmq")
 
 
-def require(settings: ExactMode | None) -> None:
+def require(settings: ExactMode) -> None:
     """ConfigError where something that the settings need is missing: a package, a tokenizer."""
-    if settings is not None:
-        _models(settings)
+    _models(settings)
 
 
-def queue_of(settings: ExactMode | None) -> RoutedQueue | None:
-    """Where the picker puts prompts; None: exact mode is off."""
-    if settings is None:
-        return None
-    return RoutedQueue(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
-
-
-def make(picker: Picker, queue: RoutedQueue, settings: ExactMode) -> ExactService:
+def make(picker: Picker, settings: ExactMode) -> ExactService:
+    """Listens to the picker from now on; `run` starts the rest."""
     models = _models(settings)
+    prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
+    picker.subscribe(prompts.hear)
     from epp.kvevents.service import ExactService, Source  # noqa: PLC0415 - needs ZeroMQ, which is an extra
 
     def source(endpoint: Endpoint) -> Source | None:
@@ -51,7 +46,7 @@ def make(picker: Picker, queue: RoutedQueue, settings: ExactMode) -> ExactServic
     def exact() -> Exact:
         return Exact(models, max_blocks=settings.max_blocks, max_chunks=settings.max_chunks)
 
-    return ExactService(picker, queue, exact, topic=settings.topic, source=source)
+    return ExactService(picker, prompts, exact, topic=settings.topic, source=source)
 
 
 def _models(settings: ExactMode) -> dict[str, ModelSettings]:

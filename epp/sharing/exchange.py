@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from epp.journal import Journal
 from epp.picker import Picker
 from epp.sharing.batches import channel_of
 from epp.sharing.listener import Listener
@@ -22,12 +21,10 @@ LIFE_SIGN_S: Final = 1.0
 class Exchange:
     """Between one picker and its peers. `me` is random, another one after each start."""
 
-    def __init__(
-        self, picker: Picker, journal: Journal, *, me: bytes, outbox_bytes: int, peer_timeout_s: float
-    ) -> None:
+    def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int, peer_timeout_s: float) -> None:
         self._picker = picker
-        self._journal = journal
         self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes)
+        picker.subscribe(self.speaker.hear)
         self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s)
         self._hello_told = 0
         self._said_at = float("-inf")
@@ -46,10 +43,6 @@ class Exchange:
         if agreed is not None and agreed != self._picker.secret:
             self._picker.set_secret(agreed)
         return agreed is not None
-
-    def gather(self) -> None:
-        """Take in what the picker did; to be called whether or not anybody can be told."""
-        self.speaker.gather(self._journal)
 
     @property
     def has_endpoints(self) -> bool:

@@ -1,7 +1,7 @@
-"""Runs one picker's exchange over a link: gathers, says, reads, stores and loads tables. No pick waits for any of it.
+"""Runs one picker's exchange over a link: says, reads, stores and loads tables. No pick waits for any of it.
 
-Four loops, each started again by `keep` if it fails. The ticking one alone is bound to the clock: it empties the journal into the bounded row whatever the link
-does. The others wait for the link, and after an error try again, ever more slowly, up to a second apart.
+Four loops, each started again by `keep` if it fails. The ticking loop alone is bound to the clock; it forgets silent peers whatever
+the link does. The others wait for the link, and after an error try again, ever more slowly, up to a second apart.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ class SharingService:
         with contextlib.suppress(LinkError, TimeoutError):
             if self.connected:
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    self._exchange.gather()
                     await self._flush()
                     if not self._exchange.listener.peers:
                         await self._write_table()
@@ -140,7 +139,6 @@ class SharingService:
     async def _tick(self) -> None:
         while True:
             exchange, now = self._exchange, self._clock()
-            exchange.gather()
             exchange.expire(now=now)
             if exchange.listener.joining:
                 exchange.listener.joining = False

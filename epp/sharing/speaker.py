@@ -1,4 +1,4 @@
-"""What this picker tells the others: its journal, turned into events, kept in a bounded row, cut into batches.
+"""What this picker tells the others: its events, noted as they happen in a bounded row, cut into batches.
 
 Nothing here waits or is waited for. When the link is slow or away the row grows to its limit; from there on the oldest
 events go, counted, and the next batch says that requests told of before are to be forgotten, since their ends may be gone.
@@ -17,18 +17,17 @@ from typing import Final, Literal
 from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.state import EndpointState
-from epp.journal import Journal, Work
+from epp.picker_events import Answered, Began, Ended, Grew, Moved, PickerEvent, Restarted
+from epp.routed_request import RoutedRequest
+from epp.sharing import batches
 from epp.sharing.batches import (
     HASH_BYTES,
     Batch,
-    Began,
     Event,
     Flag,
     Held,
     Kept,
-    Moved,
     Over,
-    Restarted,
     age_ms,
     encode,
 )
@@ -73,7 +72,7 @@ class Speaker:
         self._limit_bytes = limit_bytes
         self._rows: deque[_Row] = deque()
         self._bytes = 0
-        self._numbers: dict[Work, int] = {}
+        self._numbers: dict[RoutedRequest, int] = {}
         self._newest = 0
         self._batches = 0
         self._told = Told()
@@ -96,38 +95,40 @@ class Speaker:
         """Somebody joined or missed a batch: the next one refers to nothing before it."""
         self._fresh = True
 
-    def gather(self, journal: Journal) -> None:
-        """Take the journal's entries into the row; the journal is empty then."""
-        for entry in journal:
-            if entry[0] == "grew":
-                self._add(_row_of("held", entry[1], entry[2], chain=array("Q", entry[3])))
-            elif entry[0] == "restarted":
-                self._add(_row_of("restarted", entry[1], entry[2]))
-            else:
-                self._add_work(entry[0], entry[1], entry[2])
-        journal.clear()
-        while self._bytes > self._limit_bytes:
-            self._bytes -= self._rows.popleft().size_bytes
-            self.dropped += 1
-            self._forget = True
+    def hear(self, event: PickerEvent) -> None:
+        """One event of this picker, into the row."""
+        match event:
+            case Began(at, request):
+                self._newest += 1
+                self._numbers[request] = self._newest
+                self._add_request("began", at, request)
+            case Ended(at, request):
+                number = self._numbers.pop(request, 0)
+                kept, failed = _kept(request), _failed(request)
+                self._add(_Row(kind="over", at=at, number=number, kept=kept, failed=failed))
+            case Moved(at, request):
+                self._add_request("moved", at, request)
+            case Grew(at, server, chain):
+                self._add(_row_of("held", at, server, chain=array("Q", chain)))
+            case Restarted(at, server):
+                self._add(_row_of("restarted", at, server))
+            case Answered():
+                pass  # `Ended` says how the request went
 
-    def _add_work(self, kind: Literal["began", "moved", "over"], at: float, work: Work) -> None:
-        if kind == "over":
-            number = self._numbers.pop(work, 0)
-            self._add(_Row(kind=kind, at=at, number=number, kept=_kept(work), failed=_failed(work)))
-            return
-        if kind == "began":
-            self._newest += 1
-            self._numbers[work] = self._newest
-        chain = array("Q", () if work.prefix_lost else work.chain)
-        row = _row_of(kind, at, work.state, chain=chain)
-        row.number = self._numbers.get(work, 0)
-        row.tokens, row.adapter = work.booking.tokens, work.decision.adapter
+    def _add_request(self, kind: Literal["began", "moved"], at: float, request: RoutedRequest) -> None:
+        chain = array("Q", () if request.prefix_lost else request.chain)
+        row = _row_of(kind, at, request.state, chain=chain)
+        row.number = self._numbers.get(request, 0)
+        row.tokens, row.adapter = request.booking.tokens, request.decision.adapter
         self._add(row)
 
     def _add(self, row: _Row) -> None:
         self._rows.append(row)
         self._bytes += row.size_bytes
+        while self._bytes > self._limit_bytes:
+            self._bytes -= self._rows.popleft().size_bytes
+            self.dropped += 1
+            self._forget = True
 
     def batch(self, *, now: float, hello: int = 0, flags: int = 0) -> bytes:
         """The next batch, of as many events as one may hold; without any, a sign of life."""
@@ -166,11 +167,11 @@ class Speaker:
             return Over(ago=self._newest - row.number, age_ms=age, kept=int(row.kept), failed=row.failed)
         endpoint = self._told.name(row.name, row.identity)
         if row.kind == "restarted":
-            return Restarted(age_ms=age, endpoint=endpoint)
+            return batches.Restarted(age_ms=age, endpoint=endpoint)
         head, tail = self._told.chain(row.chain or ())
         if row.kind == "held":
             return Held(age_ms=age, endpoint=endpoint, head=head, tail=tail)
-        made = Began if row.kind == "began" else Moved
+        made = batches.Began if row.kind == "began" else batches.Moved
         return made(
             ago=self._newest - row.number,
             age_ms=age,
@@ -198,16 +199,16 @@ def _row_of(
     return _Row(kind=kind, at=at, name=state.endpoint.name, identity=identity_of(state), chain=chain)
 
 
-def _kept(work: Work) -> Kept:
-    decision = work.decision
+def _kept(request: RoutedRequest) -> Kept:
+    decision = request.decision
     if decision.outcome == "detached":
         return Kept.DETACHED
-    if work.prefix_lost:
+    if request.prefix_lost:
         return Kept.LOST
     served = decision.outcome == "ended" and decision.status is not None and decision.status < 400
     return Kept.COMPUTED if served else Kept.ABORTED
 
 
-def _failed(work: Work) -> bool:
-    status = work.decision.status
-    return work.decision.outcome == "failed" or status == 429 or (status is not None and status >= 500)
+def _failed(request: RoutedRequest) -> bool:
+    status = request.decision.status
+    return request.decision.outcome == "failed" or status == 429 or (status is not None and status >= 500)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from epp.config.sharing import Redis, Sharing
 from epp.errors import ConfigError
-from epp.journal import Journal
 from epp.picker import Picker
 from epp.sharing.exchange import Exchange
 from epp.sharing.hub_link import HubLink
@@ -42,26 +41,19 @@ def require(settings: Sharing) -> None:
             raise ConfigError(f"sharing.redis.{field}: {path}: {error.strerror}") from error
 
 
-def shares(settings: Sharing, *, hub: Path | None) -> bool:
-    """Whether there is anybody to share with."""
-    return settings.redis is not None or hub is not None
-
-
-def make(
-    picker: Picker, journal: Journal, settings: Sharing, *, hub: Path | None, keep: Keep
-) -> SharingService:
-    """Over Redis if there is one, so that the workers of all machines share alike; else over the hub of this one."""
+def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> SharingService | None:
+    """Over Redis if there is one, so that the workers of all machines share alike; else over the hub of this one, if it has one."""
     link: Link
     if settings.redis is not None:
         link = _redis_link(settings.redis)
         if settings.redis.signing_key_file:
             link = SignedLink(link, key=_key(settings.redis))
-    else:
-        assert hub is not None, "asked to share with nobody"
+    elif hub is not None:
         link = HubLink(hub)
+    else:
+        return None
     exchange = Exchange(
         picker,
-        journal,
         me=secrets.token_bytes(_SPEAKER_BYTES),
         outbox_bytes=settings.outbox_bytes,
         peer_timeout_s=settings.peer_timeout_seconds,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
-from epp.residency import RoutedQueue
 from epp.types import Endpoint
 
 
@@ -28,8 +28,9 @@ async def following_picker(
     endpoints: Sequence[Endpoint], settings: ModelSettings, *, topic: str = ""
 ) -> AsyncIterator[Follower]:
     """Their `kv_events` and `kv_replay` say where to listen. Checks the integrity of all parts at the end."""
-    queue = RoutedQueue(max_prompts=100, max_bytes=10**7)
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=queue)
+    queue = RoutedPrompts(max_prompts=100, max_bytes=10**7)
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    picker.subscribe(queue.hear)
     picker.set_endpoints(endpoints, now=0.0)
     exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
     service = ExactService(

@@ -15,11 +15,12 @@ import zmq
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Step
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
+from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
-from epp.residency import Account, Finding, RoutedQueue
 from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.processes import wait_until
@@ -65,8 +66,9 @@ class Following:
     """A picker, and the service that follows servers for it at these addresses."""
 
     def __init__(self, exact: Callable[[], Exact], *, topic: str, **addresses: str) -> None:
-        self.queue = RoutedQueue(max_prompts=10, max_bytes=10**6)
-        self.picker = Picker(DEFAULT_POLICY, rng=random.Random(1), routed=self.queue)
+        self.queue = RoutedPrompts(max_prompts=10, max_bytes=10**6)
+        self.picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+        self.picker.subscribe(self.queue.hear)
         endpoints = [
             Endpoint(EndpointName(name), Address("127.0.0.1", n), kv_events=address)
             for n, (name, address) in enumerate(addresses.items(), 1)
@@ -191,8 +193,8 @@ async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Pu
 class Lying(Exact):
     """Finds what no picker can take in."""
 
-    def findings(self, *, now: float) -> list[Finding]:
-        return [Account(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # that is what is wrong with it
+    def findings(self, *, now: float) -> list[KvReport]:
+        return [ServerReport(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # that is what is wrong with it
 
 
 async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(publisher: Publisher) -> None:

@@ -20,11 +20,11 @@ from epp.decision import PickRequest
 from epp.kvevents.decoding import decode
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
+from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Forget, Step
 from epp.kvevents.service import ExactService, Source
 from epp.picker import Picker
 from epp.request.parse import parse_request
-from epp.residency import RoutedQueue
 from epp.types import Address, Endpoint, EndpointName
 from model_server.core.cache_options import CacheOptions
 from model_server.core.hashing import BlockHash
@@ -238,7 +238,7 @@ async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_
     log = KvEventLog(block_size_tokens=16)
     settings = KvEventSettings(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0")
     async with open_publisher(log, settings, wall_clock=lambda: 1.0) as publisher:
-        queue, exact = RoutedQueue(max_prompts=1, max_bytes=1), Deaf()
+        queue, exact = RoutedPrompts(max_prompts=1, max_bytes=1), Deaf()
         picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
         replay = publisher.replay_endpoint or ""
         service = ExactService(

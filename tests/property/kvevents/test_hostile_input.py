@@ -16,10 +16,10 @@ from epp.errors import BadRequestError
 from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.language import FolderLanguage
+from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget, Sequence
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.request.parse import parse_request
-from epp.residency import Routed
 from epp.types import EndpointName
 from tests.unit.kvevents.a_language import write_language
 
@@ -112,7 +112,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> FolderLanguage:
     return FolderLanguage(write_language(Path(tmp_path_factory.mktemp("model")), template=TEMPLATE))
 
 
-def routed(path: str, raw: bytes, *, server: EndpointName) -> Routed | None:
+def routed(path: str, raw: bytes, *, server: EndpointName) -> RoutedPrompt | None:
     """None: the picker would have refused it, or it has no whole chunk."""
     try:
         inference = parse_request(path, raw)
@@ -121,7 +121,7 @@ def routed(path: str, raw: bytes, *, server: EndpointName) -> Routed | None:
     chain = hash_chain(inference.prompt, seed=1, schedule=SCHEDULE)
     if not chain:
         return None
-    return Routed(
+    return RoutedPrompt(
         server=server,
         process=0,
         model="",

@@ -18,8 +18,8 @@ from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.prefix_index.hashing import hash_chain
+from epp.prefix_index.kv_reports import UNDER_WAY_S, Tier
 from epp.prefix_index.secret import HashSecret
-from epp.residency import UNDER_WAY_S, Tier
 from epp.types import ChunkHash, EndpointName
 
 CHUNK, BLOCK = 16, 6

@@ -15,10 +15,11 @@ from epp.config.policy import PolicySpec
 from epp.kvevents.block_hashes import Algorithm, BlockHasher
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
+from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.kv_reports import ServerReport
 from epp.prefix_index.secret import HashSecret
-from epp.residency import Account, Routed
 from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 
 A, B = EndpointName("a"), EndpointName("b")
@@ -47,7 +48,7 @@ class Fleet:
     ) -> bool:
         """True if that showed a restart."""
         prompt = b"".join(token.to_bytes(4, "little") for token in tokens)
-        routed = Routed(
+        routed = RoutedPrompt(
             server=name,
             process=process,
             model="",
@@ -185,9 +186,9 @@ def test_misses_at_a_server_of_which_only_a_part_is_known_prove_nothing() -> Non
 def test_a_server_is_said_to_be_followed_only_while_its_model_is_on() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(tokens))
-    assert not any(isinstance(f, Account) and f.live for f in fleet.exact.findings(now=5.0))
+    assert not any(isinstance(f, ServerReport) and f.live for f in fleet.exact.findings(now=5.0))
     fleet.route(A, tokens)
-    (account,) = [f for f in fleet.exact.findings(now=6.0) if isinstance(f, Account)]
+    (account,) = [f for f in fleet.exact.findings(now=6.0) if isinstance(f, ServerReport)]
     assert (account.server, account.live, account.known_bytes) == (A, True, 4 * len(tokens))
 
 
@@ -329,7 +330,7 @@ def test_an_error_that_nobody_foresaw_costs_only_the_prompt_that_it_came_of() ->
     fleet, tokens = Fleet(ModelSettings(language=Brittle())), prompt_of(1)
     fleet.tell(A, stored(tokens))
     text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)
-    routed = Routed(
+    routed = RoutedPrompt(
         server=A,
         process=0,
         model="",

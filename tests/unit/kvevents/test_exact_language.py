@@ -15,9 +15,9 @@ from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.conversation import Text, UnreadableError, read_conversation
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import UnmappedError, UntemplatedError, map_prompt
+from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.request.parse import parse_request
-from epp.residency import Routed
 from epp.types import EndpointName
 from tests.unit.kvevents.a_language import write_language
 
@@ -29,9 +29,9 @@ def language(tmp_path: Path) -> FolderLanguage:
     return FolderLanguage(write_language(tmp_path))
 
 
-def routed(path: str, *, adapter: str = "", **body: Any) -> Routed:
+def routed(path: str, *, adapter: str = "", **body: Any) -> RoutedPrompt:
     inference = parse_request(path, json.dumps({"model": "m", **body}).encode())
-    return Routed(
+    return RoutedPrompt(
         server=EndpointName("a"),
         process=0,
         model="",
@@ -43,7 +43,7 @@ def routed(path: str, *, adapter: str = "", **body: Any) -> Routed:
     )
 
 
-def chat(*messages: dict[str, Any], **more: Any) -> Routed:
+def chat(*messages: dict[str, Any], **more: Any) -> RoutedPrompt:
     return routed("/v1/chat/completions", messages=list(messages), **more)
 
 
@@ -52,7 +52,7 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
 
 
 def blocks_at(
-    prompt: Routed, language: FolderLanguage, *, block_tokens: int = 4
+    prompt: RoutedPrompt, language: FolderLanguage, *, block_tokens: int = 4
 ) -> tuple[Sequence[int], Sequence[int]]:
     mapped = map_prompt(
         prompt,
@@ -242,7 +242,9 @@ def test_token_ids_need_no_tokenizer() -> None:
         (routed("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
     ],
 )
-def test_prompts_that_cannot_be_mapped_say_why(language: FolderLanguage, prompt: Routed, reason: str) -> None:
+def test_prompts_that_cannot_be_mapped_say_why(
+    language: FolderLanguage, prompt: RoutedPrompt, reason: str
+) -> None:
     with pytest.raises(UnmappedError) as caught:
         map_prompt(
             prompt, language=language, hasher=BlockHasher("sha256"), block_tokens=16, adapter_path=None
@@ -330,7 +332,7 @@ def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
 
 
 def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) -> None:
-    def ids(prompt: Routed) -> int:
+    def ids(prompt: RoutedPrompt) -> int:
         return map_prompt(
             prompt, language=language, hasher=BlockHasher("sha256"), block_tokens=4, adapter_path=None
         ).tokens

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,26 +52,31 @@ def test_a_wrong_section_is_refused_with_its_field(tmp_path: Path, exact: str, m
 
 def test_a_tokenizer_that_is_not_there_is_refused_at_start(tmp_path: Path) -> None:
     config = load_config(config_text(tmp_path, "{models: [{tokenizerFolder: /nowhere}]}"))
+    assert config.exact_mode is not None
     with pytest.raises(ConfigError, match=r"exactMode\.models\[0\]: /nowhere/tokenizer.json: No such file"):
         start.require(config.exact_mode)
 
 
-def test_without_the_section_there_is_no_exact_mode(tmp_path: Path) -> None:
+def test_without_the_section_nothing_of_exact_mode_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "endpoints.yaml").write_text("endpoints: [{name: a, address: '10.0.0.1:80'}]")
     path = tmp_path / "config.yaml"
-    path.write_text("endpointsFile: endpoints.yaml\n")
-    config = load_config(path)
-    start.require(config.exact_mode)
-    assert start.queue_of(config.exact_mode) is None
+    path.write_text(f"endpointsFile: {tmp_path}/endpoints.yaml\n")
+    loaded = (
+        "import asyncio, sys; from pathlib import Path; from epp.app import App; from epp.config.settings import load_config\n"
+        "async def make(): App(load_config(Path(sys.argv[1])))\n"
+        "asyncio.run(make()); print(*[m for m in sys.modules if m.startswith('epp.kvevents') or m in ('zmq', 'tokenizers')])"
+    )
+    command = [sys.executable, "-c", loaded, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "\n"
 
 
 def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path: Path) -> None:
     folder = write_language(tmp_path / "model")
     config = load_config(config_text(tmp_path, f"{{models: [{{tokenizerFolder: {folder}}}]}}"))
     assert config.exact_mode is not None
-    queue = start.queue_of(config.exact_mode)
-    assert queue is not None
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(0), routed=queue)
-    source = start.make(picker, queue, config.exact_mode)._source
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    source = start.make(picker, config.exact_mode)._source
     plain = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), model="m", incarnation="7")
     assert source(plain) == Source("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
     six = Endpoint(EndpointName("a"), Address("fd00::1", 8000))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from epp.kvevents.decoding import Cleared, MalformedError, Removed, Stored, decode
-from epp.residency import Tier
+from epp.prefix_index.kv_reports import Tier
 from tests.contract.recordings import read_kv_events
 
 

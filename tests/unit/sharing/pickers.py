@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import Pick, PickRequest
-from epp.journal import Journal
 from epp.picker import Outcome, Picker
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange
@@ -41,20 +40,19 @@ class Replica:
         policy: Policy = DEFAULT_POLICY,
         secret: HashSecret = NO_SECRET,
     ) -> None:
-        journal: Journal = []
-        self.picker = Picker(policy, rng=random.Random(number), journal=journal, secret=secret)
+        self.picker = Picker(policy, rng=random.Random(number), secret=secret)
         self.picker.set_endpoints(on or endpoints(), now=0.0)
         self.exchange = Exchange(
             self.picker,
-            journal,
             me=number.to_bytes(8, "little"),
             outbox_bytes=outbox_bytes,
             peer_timeout_s=TIMEOUT_S,
         )
 
-    def pick(self, prompt: bytes, *, now: float, model: str = "m") -> Pick:
+    def pick(self, prompt: bytes, *, now: float, model: str = "m", only: Address | None = None) -> Pick:
         inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
-        return self.picker.pick(PickRequest(request_id="r", inference=inference), now=now)
+        subset = frozenset({only}) if only is not None else None
+        return self.picker.pick(PickRequest(request_id="r", inference=inference, subset=subset), now=now)
 
     def end(self, pick: Pick, *, now: float, outcome: Outcome = "ended", status: int = 200) -> None:
         self.picker.on_response_headers(pick, status=status, served=None, now=now)
@@ -62,7 +60,6 @@ class Replica:
 
     def say(self, *, now: float) -> list[bytes]:
         """All that it has to say now."""
-        self.exchange.gather()
         said = []
         while (batch := self.exchange.next_batch(now=now)) is not None:
             said.append(batch)

@@ -6,15 +6,18 @@ import random
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
+from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.picker import Picker
-from epp.residency import Account, RoutedQueue, Tier
+from epp.prefix_index.kv_reports import ServerReport, Tier
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
 
 
-def a_picker(queue: RoutedQueue | None) -> Picker:
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(0), routed=queue)
+def a_picker(queue: RoutedPrompts | None) -> Picker:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    if queue is not None:
+        picker.subscribe(queue.hear)
     picker.set_endpoints([A, B], now=0.0)
     return picker
 
@@ -29,8 +32,8 @@ def ask(name: str, *, only: Endpoint | None = None, size: int = 4000) -> PickReq
     )
 
 
-def a_queue(*, max_prompts: int = 10, max_bytes: int = 10**6) -> RoutedQueue:
-    return RoutedQueue(max_prompts=max_prompts, max_bytes=max_bytes)
+def a_queue(*, max_prompts: int = 10, max_bytes: int = 10**6) -> RoutedPrompts:
+    return RoutedPrompts(max_prompts=max_prompts, max_bytes=max_bytes)
 
 
 def test_a_prompt_is_handed_over_when_its_answer_begins_with_the_server_that_serves_it() -> None:
@@ -69,14 +72,6 @@ def test_what_is_over_a_bound_is_dropped_and_counted() -> None:
     assert (len(queue), queue.dropped, queue.held_bytes) == (2, 3, 8000)
 
 
-def test_without_exact_mode_no_prompt_is_held() -> None:
-    picker = a_picker(None)
-    pick = picker.pick(ask("x"), now=1.0)
-    assert pick.awaited is None  # type: ignore[attr-defined]  # the picker's own ticket
-    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
-    picker.end(pick, outcome="ended", now=3.0)
-
-
 def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is_picked() -> None:
     picker = a_picker(None)
     for endpoint in (A, B):
@@ -84,12 +79,12 @@ def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is
         picker.on_response_headers(held, status=200, served=endpoint.address, now=1.0)
         picker.end(held, outcome="ended", now=1.0)
     chain = picker._mirrors.chain(ask("x").inference)
-    picker.take_in([Account(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.STORAGE))])
+    picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.STORAGE))])
     chosen = picker.pick(ask("x"), now=100.0)
     assert chosen.decision.chosen == B.name
     by_name = {c.name: c.matched_tokens for c in chosen.decision.candidates}
     assert by_name[A.name] < 0.6 * by_name[B.name]
-    picker.take_in([Account(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.GPU))])
+    picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.GPU))])
     matched = {c.name: c.matched_tokens for c in picker.pick(ask("x"), now=200.0).decision.candidates}
     assert matched[A.name] == matched[B.name]
 
@@ -97,16 +92,16 @@ def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is
 def test_a_followed_servers_share_of_the_table_has_room_for_all_that_it_says_it_holds() -> None:
     picker = a_picker(None)
     before = picker.table.capacity_bytes(A.name)
-    picker.take_in([Account(server=A.name, live=True, known_bytes=before // 2)])
+    picker.take_in([ServerReport(server=A.name, live=True, known_bytes=before // 2)])
     assert picker.table.capacity_bytes(A.name) == before
-    picker.take_in([Account(server=A.name, live=True, known_bytes=2 * before)])
+    picker.take_in([ServerReport(server=A.name, live=True, known_bytes=2 * before)])
     assert picker.table.capacity_bytes(A.name) == 2 * before
-    picker.take_in([Account(server=A.name, live=False)])
+    picker.take_in([ServerReport(server=A.name, live=False)])
     assert picker.table.capacity_bytes(A.name) == before
 
 
 def test_an_account_of_a_server_that_left_is_dropped() -> None:
     picker = a_picker(None)
     picker.set_endpoints([B], now=1.0)
-    picker.take_in([Account(server=A.name, live=True, known_bytes=5)])
+    picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])
     assert A.name not in picker._mirrors._known_bytes

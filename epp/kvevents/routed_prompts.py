@@ -1,0 +1,136 @@
+"""Prompts on their way from the picker to exact mode: listens to the picker's events, and is emptied by exact mode's thread.
+
+On the path of a request: one look at a byte budget when the request begins, one append when its answer begins. Every attribute
+is written by one side only, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epp.picker_events import Answered, Began, Ended, PickerEvent
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.routed_request import RoutedRequest
+from epp.types import ChunkHash, EndpointName, InferenceRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedPrompt:
+    """A prompt that a server has begun to answer."""
+
+    server: EndpointName
+    process: int
+    """Counts the processes seen under the server's name."""
+    model: str
+    """The server's base model; empty where its source does not say."""
+    adapter: str
+    inference: InferenceRequest
+    chain: Sequence[ChunkHash]
+    schedule: ChunkSchedule
+    """By which the chain was cut."""
+    at: float
+
+
+class RoutedPrompts:
+    """A queue that is bounded in number and bytes; a prompt over a bound is dropped and counted.
+
+    The picker's thread calls `hear`, the other thread calls `take`. While nobody takes any, the picker's thread closes the queue.
+    """
+
+    def __init__(self, *, max_prompts: int, max_bytes: int) -> None:
+        self._max_prompts = max_prompts
+        self._max_bytes = max_bytes
+        self._unanswered: dict[RoutedRequest, InferenceRequest] = {}
+        """Prompts whose answers have not begun. The picker's thread alone uses it."""
+        self._queue: deque[RoutedPrompt] = deque()
+        self._kept_bytes = 0
+        """Bytes ever kept, less those let go: written by the picker's thread alone."""
+        self._taken_bytes = 0
+        """Bytes ever taken: written by the other thread."""
+        self._closed = False
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def hear(self, event: PickerEvent) -> None:
+        """One event of the picker."""
+        kind = type(event)
+        if kind is Began:
+            self._keep(event.request, event.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
+        elif kind is Answered:
+            self._put(event.request, at=event.at)  # type: ignore[union-attr]
+        elif kind is Ended:
+            self._let_go(event.request)  # type: ignore[union-attr]
+
+    def _keep(self, request: RoutedRequest, inference: InferenceRequest) -> None:
+        """Until its answer begins, if the bounds allow it."""
+        if self._closed or not request.chain:
+            return
+        size = inference.held_bytes
+        if self.held_bytes + size > self._max_bytes:
+            self.dropped += 1
+            return
+        self._kept_bytes += size
+        self._unanswered[request] = inference
+
+    def _put(self, request: RoutedRequest, *, at: float) -> None:
+        """The answer begins. A refused request is kept until it ends, since its server computed nothing."""
+        status = request.decision.status
+        if status is None or status >= 400:
+            return
+        inference = self._unanswered.pop(request, None)
+        if inference is None:
+            return
+        if self._closed:
+            self._kept_bytes -= inference.held_bytes
+        elif len(self._queue) >= self._max_prompts:
+            self.dropped += 1
+            self._kept_bytes -= inference.held_bytes
+        else:
+            self._queue.append(_routed(request, inference, at=at))
+
+    def _let_go(self, request: RoutedRequest) -> None:
+        """No answer will begin."""
+        inference = self._unanswered.pop(request, None)
+        if inference is not None:
+            self._kept_bytes -= inference.held_bytes
+
+    def take(self) -> RoutedPrompt | None:
+        """The oldest, if there is any."""
+        try:
+            routed = self._queue.popleft()
+        except IndexError:
+            return None
+        self._taken_bytes += routed.inference.held_bytes
+        return routed
+
+    def close(self) -> None:
+        """Nobody takes any more: drop what is queued, and keep nothing from here on."""
+        self._closed = True
+        while self.take() is not None:
+            pass
+
+    def open(self) -> None:
+        """Somebody takes again."""
+        self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        return self._kept_bytes - self._taken_bytes
+
+
+def _routed(request: RoutedRequest, inference: InferenceRequest, *, at: float) -> RoutedPrompt:
+    endpoint = request.state.endpoint
+    return RoutedPrompt(
+        server=endpoint.name,
+        process=request.process,
+        model=endpoint.model,
+        adapter=request.decision.adapter,
+        inference=inference,
+        chain=request.chain,
+        schedule=request.table.schedule,
+        at=at,
+    )

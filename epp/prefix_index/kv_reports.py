@@ -1,0 +1,68 @@
+"""What servers say of their own caches, in chunks: the form in which exact mode corrects the prefix index."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from epp.types import ChunkHash, EndpointName
+
+UNDER_WAY_S: Final = 60.0
+"""A server may still be about to store a prompt that it got so recently: that the prompt is missing proves nothing."""
+
+
+class Tier(enum.IntEnum):
+    """Where a server has a block, the fastest first."""
+
+    GPU = 0
+    CPU = 1
+    STORAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainReport:
+    """A server came to hold a chain, or lost the end of it, by its own account.
+
+    The server holds the chunks before `held`. If the chain has more, the server lacks the next one, unless that chunk was used
+    after `at`: a prompt that is being computed is stored soon.
+    """
+
+    server: EndpointName
+    chain: Sequence[ChunkHash]
+    held: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupReport:
+    """How much of one chain each server holds: a prompt was routed, and its blocks were looked up at every server."""
+
+    chain: Sequence[ChunkHash]
+    held: Mapping[EndpointName, int]
+    """Chunks by server, for servers that hold any."""
+    sure: AbstractSet[EndpointName]
+    """Servers that hold no more than `held` says, but for what they got in the last `UNDER_WAY_S`."""
+    from_chunk: int
+    """Shorter prefixes hold no whole block: nothing is known of them."""
+    to_chunk: int
+    """No server ever stored a longer prefix, so its names may be wrong: nothing is taken away beyond this chunk."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """What is known of one server as a whole."""
+
+    server: EndpointName
+    live: bool
+    """Its events are followed, and it names blocks as we do."""
+    known_bytes: int = 0
+    """Prompt text that the server holds by its own account."""
+    moved: Mapping[ChunkHash, Tier] = field(default_factory=dict)
+    """Chunks that came to another tier since the last report. A chunk that no report names is in the first tier."""
+
+
+KvReport = ChainReport | LookupReport | ServerReport

@@ -1,0 +1,76 @@
+"""What the picker tells its listeners: one event for each thing that happens, in order."""
+
+from __future__ import annotations
+
+import random
+
+from epp.config.policy import DEFAULT_POLICY
+from epp.decision import PickRequest
+from epp.picker import Picker
+from epp.picker_events import Answered, Began, Ended, Moved, PickerEvent, Restarted
+from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+
+A, B = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
+
+
+def a_picker() -> tuple[Picker, list[PickerEvent]]:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints([Endpoint(EndpointName("a"), A), Endpoint(EndpointName("b"), B)], now=0.0)
+    events: list[PickerEvent] = []
+    picker.subscribe(events.append)
+    return picker, events
+
+
+def a_request() -> PickRequest:
+    return PickRequest(
+        request_id="r", inference=InferenceRequest(kind=ApiKind.CHAT, prompt=b"x" * 1000, stream=True)
+    )
+
+
+def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
+    picker, events = a_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    elsewhere = B if pick.destinations[0] == A else A
+    picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+    picker.end(pick, outcome="ended", now=4.0)
+    assert [(type(event), event.at) for event in events] == [
+        (Began, 1.0),
+        (Moved, 2.0),
+        (Answered, 2.0),
+        (Ended, 3.0),
+    ]
+    assert {id(event.request) for event in events if not isinstance(event, Restarted)} == {id(pick)}  # type: ignore[union-attr]  # no server alone
+    assert isinstance(events[2], Answered)
+    assert events[2].mismatch
+
+
+def test_a_request_that_is_let_go_ends_once() -> None:
+    picker, events = a_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    picker.detach(pick, now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+    assert [type(event) for event in events] == [Began, Ended]
+
+
+def test_every_listener_hears_every_event_from_when_it_subscribes() -> None:
+    picker, events = a_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    late: list[PickerEvent] = []
+    picker.subscribe(late.append)
+    picker.end(pick, outcome="aborted", now=2.0)
+    assert late == events[1:]
+
+
+def test_a_restart_seen_from_counters_is_told_and_one_that_the_source_tells_is_not() -> None:
+    picker, events = a_picker()
+    name = EndpointName("a")
+    picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
+    picker.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
+    assert [(type(event), event.at) for event in events] == [(Restarted, 2.0)]
+    state = picker.fleet.get(name)
+    assert state is not None
+    assert state.cold_at == 2.0
+    picker.set_endpoints([Endpoint(name, A, incarnation="2")], now=3.0)
+    assert len(events) == 1
+    assert state.cold_at == 3.0
