@@ -1,6 +1,6 @@
 """The thread that follows the servers' KV events and looks at routed prompts, and how its findings get to the picker.
 
-Owns the sockets: for each server a SUB socket, and a DEALER socket while a replay is under way, a fresh one for each, so that
+Owns the sockets: for each server a subscription, and a DEALER socket while a replay is under way, a fresh one for each, so that
 nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The picker belongs to the event loop: findings are
 handed over there, in portions. The thread touches nothing of the loop's but the queue of prompts, which is made for that.
 
@@ -26,7 +26,15 @@ from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
-from epp.kvevents.sockets import END_OF_REPLAY, Context, Socket, new_context, open_socket, receive
+from epp.kvevents.sockets import (
+    END_OF_REPLAY,
+    Context,
+    Socket,
+    Subscription,
+    new_context,
+    open_socket,
+    receive,
+)
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.types import Endpoint, EndpointName
@@ -83,7 +91,7 @@ class _Followed:
     name: EndpointName
     source: Source
     messages: Messages
-    sub: Socket
+    sub: Subscription
     replay: Socket | None = None
     asked: int = 0
     """Which of the replays that became due `replay` is for."""
@@ -218,7 +226,7 @@ class ExactService:
                 wake()
         finally:
             for one in followed.values():
-                one.sub.close(linger=0)
+                one.sub.close()
                 if one.replay is not None:
                     one.replay.close(linger=0)
             context.term()
@@ -241,7 +249,7 @@ class ExactService:
             for one in followed.values():
                 if one.replay is not None and one.replay in readable:
                     self._read_replay(one, now=now)
-                if one.sub in readable:
+                if one.sub.socket in readable:
                     self._read_live(one, now=now)
                 self._tend_replay(one, poller, context, now=now)
             self._look_at_prompts(followed, now=now)
@@ -251,6 +259,7 @@ class ExactService:
                 wake()
             if now >= status_at:
                 status_at = now + _STATUS_EVERY_S
+                self._listen_anew(followed, poller, context, now=now)
                 self._tell(followed)
 
     def _reconcile(
@@ -265,11 +274,8 @@ class ExactService:
         wanted = self._wanted
         for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
             gone = followed.pop(name)
-            self._counted = self._counted[0] + gone.messages.gaps, self._counted[1] + gone.messages.lost
-            _close(gone, poller)
-            poller.unregister(gone.sub)
-            gone.sub.close(linger=0)
-            self._exact.drop(name)
+            _unsubscribe(gone, poller)
+            self._drop(gone, poller)
         for name in self._exact.take_relearning():
             self._heard(followed[name], followed[name].messages.restarted(), now=now)
         self._deaf = {name: deaf for name, deaf in self._deaf.items() if wanted.get(name) == deaf.source}
@@ -277,21 +283,52 @@ class ExactService:
             deaf = self._deaf.get(name)
             if name in followed or (deaf is not None and now < deaf.again_at):
                 continue
-            try:
-                sub = open_socket(context, zmq.SUB, source.events, topic=self._topic)
-            except zmq.ZMQError as error:  # no file descriptor is left, or the address is none
-                self._deaf[name] = _Deaf(
-                    source, f"{source.events}: {zmq.strerror(error.errno or 0)}", now + _TRY_AGAIN_S
-                )
+            sub = self._subscribed(name, source, poller, context, now=now)
+            if sub is None:
                 continue
             self._deaf.pop(name, None)
-            poller.register(sub, zmq.POLLIN)
             followed[name] = _Followed(name, source, Messages(replays=bool(source.replay)), sub)
             self._exact.add(name, model=source.model)
 
+    def _subscribed(
+        self, name: EndpointName, source: Source, poller: zmq.Poller, context: Context, *, now: float
+    ) -> Subscription | None:
+        """None, with the reason kept: no file descriptor is left, or the address is none."""
+        try:
+            sub = Subscription(context, source.events, topic=self._topic)
+        except zmq.ZMQError as error:
+            reason = f"{source.events}: {zmq.strerror(error.errno or 0)}"
+            self._deaf[name] = _Deaf(source, reason, now + _TRY_AGAIN_S)
+            return None
+        poller.register(sub.socket, zmq.POLLIN)
+        return sub
+
+    def _listen_anew(
+        self,
+        followed: dict[EndpointName, _Followed],
+        poller: zmq.Poller,
+        context: Context,
+        *,
+        now: float,
+    ) -> None:
+        """Where a connection has ended. What was missed shows as a gap in the numbers of the messages."""
+        for one in [one for one in followed.values() if one.sub.read_out()]:
+            _unsubscribe(one, poller)
+            sub = self._subscribed(one.name, one.source, poller, context, now=now)
+            if sub is not None:
+                one.sub = sub
+                continue
+            del followed[one.name]
+            self._drop(one, poller)
+
+    def _drop(self, gone: _Followed, poller: zmq.Poller) -> None:
+        self._counted = self._counted[0] + gone.messages.gaps, self._counted[1] + gone.messages.lost
+        _close(gone, poller)
+        self._exact.drop(gone.name)
+
     def _read_live(self, one: _Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            frames = receive(one.sub)
+            frames = receive(one.sub.socket)
             if frames is None:
                 return
             if len(frames) != 3 or len(frames[1]) != 8:
@@ -375,6 +412,11 @@ class ExactService:
 
 def _words(state: str, reason: str) -> str:
     return f"{state}: {reason}" if reason else state
+
+
+def _unsubscribe(one: _Followed, poller: zmq.Poller) -> None:
+    poller.unregister(one.sub.socket)
+    one.sub.close()
 
 
 def _close(one: _Followed, poller: zmq.Poller) -> None:

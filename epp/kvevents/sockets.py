@@ -17,9 +17,10 @@ END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 _RECEIVE_HIGH_WATER_MARK: Final = 256
 """Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
 _MOST_MESSAGE_BYTES: Final = 2**20
-"""Of one message: 200,000 tokens that a server stored in one step. ZeroMQ drops the connection of a sender of larger ones, and connects anew."""
+"""Of one message: 200,000 tokens that a server stored in one step. ZeroMQ closes the connection of a sender of larger ones, and never
+connects anew by itself: see `Subscription`."""
 _MOST_SOCKETS: Final = 8_192
-"""Two for each server that is followed and a few of ZeroMQ's own."""
+"""Four for each server that is followed and a few of ZeroMQ's own."""
 
 
 def new_context() -> Context:
@@ -43,6 +44,35 @@ def open_socket(context: Context, kind: int, address: str, *, topic: str | None 
         socket.close(linger=0)
         raise
     return socket
+
+
+class Subscription:
+    """A SUB socket, and whether its connection has ended since it was opened.
+
+    ZeroMQ connects anew after most ends of a connection, but not after a message over the limit or one that breaks its protocol. So
+    whoever reads opens another subscription after any end.
+    """
+
+    def __init__(self, context: Context, address: str, *, topic: str) -> None:
+        """ZMQError."""
+        self.socket = open_socket(context, zmq.SUB, address, topic=topic)
+        try:
+            self._monitor: Socket = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        except zmq.ZMQError:
+            self.socket.close(linger=0)
+            raise
+        self._ended = False
+
+    def read_out(self) -> bool:
+        """The connection has ended, and everything that came over it was read."""
+        while receive(self._monitor) is not None:
+            self._ended = True
+        return self._ended and not self.socket.poll(0)
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self._monitor.close(linger=0)  # else the context never ends
+        self.socket.close(linger=0)
 
 
 def receive(socket: Socket) -> list[bytes] | None:

@@ -18,6 +18,7 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Step
 from epp.kvevents.service import ExactService, Source
+from epp.kvevents.sockets import _MOST_MESSAGE_BYTES
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
@@ -246,3 +247,23 @@ async def test_frames_of_another_topic_or_of_no_message_are_let_pass(publisher: 
         await wait_until(more_is_heard, what="what follows is heard")
         assert parts.service.status.malformed == 3
         assert (parts.service.status.gaps, parts.service.status.lost) == (0, 0)
+
+
+async def test_a_message_over_the_limit_never_comes_in_and_its_server_is_followed_on(
+    publisher: Publisher,
+) -> None:
+    async with following(an_exact, a=publisher.address) as parts:
+
+        def a_is_heard(after: int) -> bool:
+            publisher.send(removed(1))
+            return parts.events(A) > after
+
+        await wait_until(lambda: a_is_heard(0), what="it is followed")
+        largest = bytes(_MOST_MESSAGE_BYTES)
+        publisher.send_frames(b"kv", bytes(8), b"", largest)
+        await wait_until(lambda: parts.service.status.malformed == 1, what="one of the limit's size was read")
+        heard = parts.events(A)
+        publisher.send_frames(b"kv", bytes(8), b"", largest + b"x")
+        await wait_until(lambda: a_is_heard(heard + 2), what="what follows is heard")
+        assert parts.service.status.malformed == 1
+        assert parts.service.status.gaps >= 1, "what was sent until it listened again is known to be missing"
