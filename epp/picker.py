@@ -25,7 +25,7 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.recently_left import Absent
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
-from epp.picker_events import Answered, Began, Ended, Grew, Listener, Moved, PickerEvent, Restarted
+from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Listener, Moved, PickerEvent, Restarted
 from epp.prefix_index.hashing import Roots
 from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
@@ -188,6 +188,10 @@ class Picker:
         """Another picker got an answer from this server, good or bad."""
         self._fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
+    def heard_hang(self, state: EndpointState, *, now: float) -> None:
+        """Requests of another picker hang at this server."""
+        self._fleet.failures.hangs(state, now=now)
+
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by what servers' own events say of their caches."""
         for name in self._mirrors.take_in(findings):
@@ -204,7 +208,8 @@ class Picker:
 
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions; a look for answers that do not come."""
-        self._fleet.failures.look(now=now)
+        for state in self._fleet.failures.look(now=now):
+            self._tell(Hangs(now, state))
         self.table.evict(now)
         for name in self._absent.give_up(now=now):
             self.table.drop_endpoint(name)

@@ -62,6 +62,13 @@ class Restarted(Struct, frozen=True, eq=False):
     server: EndpointState
 
 
-PickerEvent = Began | Moved | Answered | Grew | Ended | Restarted
+class Hangs(Struct, frozen=True, eq=False):
+    """Requests wait for their first byte at a server while others answer; see `endpoints.failures`."""
+
+    at: float
+    server: EndpointState
+
+
+PickerEvent = Began | Moved | Answered | Grew | Ended | Restarted | Hangs
 
 Listener = Callable[[PickerEvent], None]

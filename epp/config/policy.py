@@ -164,7 +164,7 @@ class Failures(_Spec, frozen=True):
             gt=0,
             le=600,
             description="Least time between two trial requests to a server that is left out. Where requests are few, a trial "
-            "comes after 2.5 times as long.",
+            "comes after four times as long.",
         ),
     ] = 2.0
     hang_seconds: Annotated[

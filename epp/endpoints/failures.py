@@ -9,7 +9,7 @@ the model that it was about, and only where another server has answered for this
 A server hangs if requests wait there for their first byte longer than others took, while other servers have answered requests
 since. That is looked at when a request is overdue, so it costs nothing while answers come.
 
-Pure: times are monotonic seconds. Owned by `Fleet`; told by the picker and, of answers that other pickers got, by `sharing`.
+Pure: times are monotonic seconds. Owned by `Fleet`; told by the picker and, of what other pickers saw, by `sharing`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ABOVE_MEAN: Final = 0.2
 """A server that is left out fails by so much more than the average of the candidates."""
 _TRIAL_PICKS: Final = 64
 """Requests from one trial to the next, unless `_LONGEST_TRIALS` trial intervals have passed."""
-_LONGEST_TRIALS: Final = 2.5
+_LONGEST_TRIALS: Final = 4.0
 _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
 _TYPICAL_STEP: Final = 0.05
@@ -178,29 +178,37 @@ class Failures:
             if mark is not None:
                 mark.tried_at, mark.tried_picks = now, self._picks
 
-    def look(self, *, now: float) -> None:
-        """Find requests whose first byte is overdue; forget shares that have come down to nothing."""
+    def look(self, *, now: float) -> Sequence[EndpointState]:
+        """Find requests whose first byte is overdue; forget shares that have come down to nothing. Servers that hang since now."""
+        found = []
         while self._waits and self._waits[0][0] <= now:
             wait = heapq.heappop(self._waits)[2]
-            if not wait.over:
-                self._suspect(wait, now=now)
+            if not wait.over and self._suspect(wait) and self.hangs(wait.state, now=now):
+                found.append(wait.state)
         if self._marks:
             for key in [
                 key for key, mark in self._marks.items() if not mark.out and mark.now(now) < _NOTHING
             ]:
                 del self._marks[key]
+        return found
 
-    def _suspect(self, wait: Wait, *, now: float) -> None:
+    def _suspect(self, wait: Wait) -> bool:
+        """Whether an overdue answer, after others like it, says that its server hangs."""
         state = wait.state
         others = self._answers - state.answers - wait.others_before
         if state.answers > wait.own_before or others < _OTHERS:
-            return
+            return False
         overdue = self._overdue[state] = self._overdue.get(state, 0) + 1
-        if overdue >= _OVERDUE:
-            mark = self._marks.setdefault((state, ""), Mark())
-            mark.share, mark.at, mark.hangs = 1.0, now, True
-            if not mark.out:
-                self._leave_out(mark, now=now)
+        return overdue >= _OVERDUE
+
+    def hangs(self, state: EndpointState, *, now: float) -> bool:
+        """A server hangs, as this picker or another found. True: it was not known."""
+        mark = self._marks.setdefault((state, ""), Mark())
+        news = not mark.hangs
+        mark.share, mark.at, mark.hangs = 1.0, now, True
+        if not mark.out:
+            self._leave_out(mark, now=now)
+        return news
 
     def _leave_out(self, mark: Mark, *, now: float) -> None:
         mark.out = True

@@ -31,6 +31,8 @@ MOST_BATCH_BYTES: Final = 16 * 2**20
 MOST_TABLE_BYTES: Final = 128 * 2**20
 MOST_EVENTS: Final = 8_192
 """Of one batch. `speaker` and `storing` cut batches far below."""
+MOST_HANGING: Final = 256
+"""Endpoints in one batch."""
 _MOST_PORTIONS: Final = 65_536
 
 _Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
@@ -148,6 +150,8 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     names: Annotated[list[tuple[_Name, int]], Meta(max_length=MOST_NAMES)]
     """Added to its names: what each is called, and a hash of which process of that name is meant."""
     events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
+    hanging: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
+    """Endpoints that were found to hang since the last batch. Left out by pickers of an older version."""
 
 
 class StoredTable(msgspec.Struct, array_like=True, frozen=True):

@@ -13,7 +13,7 @@ Pure: `now` is the caller's monotonic time, `age_s` how long a batch has been un
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -157,6 +157,7 @@ class Listener:
         except (MalformedError, GeneratorExit):
             self._missed(peer, now=now)  # the rest of it, and who knows what else
             raise
+        self._hang(peer, batch.hanging if books else [], now=now)
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
         """A stored table, a portion at each step, so that others may have their turn between. MalformedError."""
@@ -233,19 +234,10 @@ class Listener:
         if isinstance(event, Over):
             self._over(peer, newest - event.ago, event, at=at, now=now)
             return
-        known = peer.heard.name(event.endpoint)
-        if known is None:
-            self.counts.unresolved += 1
-            return
-        name = EndpointName(known[0])
-        state = self._picker.fleet.get(name)
+        state = self._server(peer, event.endpoint)
         if state is None:
-            self.counts.strangers += 1
             return
-        if known[1] != identity_of(state):
-            self.counts.stale += 1
-            return
-        self.counts.events += 1
+        name = state.endpoint.name
         if isinstance(event, Began | Moved):
             self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
         elif isinstance(event, Held):
@@ -256,6 +248,27 @@ class Listener:
             self._restarted(state, at=at)
         else:
             self._sized(state, event)
+
+    def _hang(self, peer: _Peer, hanging: Sequence[int], *, now: float) -> None:
+        for index in hanging:
+            if (state := self._server(peer, index)) is not None:
+                self._picker.heard_hang(state, now=now)
+
+    def _server(self, peer: _Peer, index: int) -> EndpointState | None:
+        """The endpoint that an event is about; None, and counted, where this picker does not have this very process."""
+        known = peer.heard.name(index)
+        if known is None:
+            self.counts.unresolved += 1
+            return None
+        state = self._picker.fleet.get(EndpointName(known[0]))
+        if state is None:
+            self.counts.strangers += 1
+            return None
+        if known[1] != identity_of(state):
+            self.counts.stale += 1
+            return None
+        self.counts.events += 1
+        return state
 
     def _began(
         self,

@@ -17,11 +17,12 @@ from typing import Final, Literal
 from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.state import EndpointState
-from epp.picker_events import Answered, Began, Ended, Grew, Moved, PickerEvent, Restarted
+from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Moved, PickerEvent, Restarted
 from epp.routed_request import RoutedRequest
 from epp.sharing import batches
 from epp.sharing.batches import (
     HASH_BYTES,
+    MOST_HANGING,
     Batch,
     Event,
     Flag,
@@ -42,7 +43,7 @@ _BATCH_BYTES: Final = 256 * 1024
 class _Row:
     """One event that waits. Plain values: the request may change or go meanwhile."""
 
-    kind: Literal["began", "moved", "over", "held", "restarted"]
+    kind: Literal["began", "moved", "over", "held", "restarted", "hangs"]
     at: float
     number: int = 0
     name: str = ""
@@ -112,6 +113,8 @@ class Speaker:
                 self._add(_row_of("held", at, server, chain=array("Q", chain)))
             case Restarted(at, server):
                 self._add(_row_of("restarted", at, server))
+            case Hangs(at, server):
+                self._add(_row_of("hangs", at, server))
             case Answered():
                 pass  # `Ended` says how the request went
 
@@ -141,13 +144,17 @@ class Speaker:
             flags |= Flag.FORGET
         self._fresh = self._forget = False
         events: list[Event] = []
+        hanging: list[int] = []
         taken = 0
-        while self._rows and taken < _BATCH_BYTES:
+        while self._rows and taken < _BATCH_BYTES and len(hanging) < MOST_HANGING:
             row = self._rows.popleft()
             taken += row.size_bytes
-            events.append(self._event(row, now=now))
+            if row.kind == "hangs":
+                hanging.append(self._told.name(row.name, row.identity))
+            else:
+                events.append(self._event(row, now=now))
         self._bytes -= taken
-        self.told += len(events)
+        self.told += len(events) + len(hanging)
         self._batches += 1
         return encode(
             Batch(
@@ -158,6 +165,7 @@ class Speaker:
                 newest=self._newest,
                 names=self._told.new_names(),
                 events=events,
+                hanging=hanging,
             )
         )
 
@@ -190,7 +198,7 @@ class Speaker:
 
 
 def _row_of(
-    kind: Literal["began", "moved", "held", "restarted"],
+    kind: Literal["began", "moved", "held", "restarted", "hangs"],
     at: float,
     state: EndpointState,
     *,

@@ -155,7 +155,7 @@ def test_it_is_back_within_ten_seconds_of_its_recovery(rule: RuleName) -> None:
 @pytest.mark.parametrize("per_s", [5.0, 200.0])
 def test_slow_and_fast_traffic_alike(per_s: float) -> None:
     traffic = Traffic(per_s=per_s).run(40.0)
-    assert traffic.to(SICK, since=5.0, until=20.0) <= (0.04 if per_s < 10 else 0.02)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= (0.03 if per_s < 10 else 0.02)
     assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
 
 

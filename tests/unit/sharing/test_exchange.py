@@ -7,9 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY, Chunks, Policy
+from epp.config.policy import DEFAULT_POLICY, Chunks, Policy, PolicySpec
 from epp.sharing.batches import Began, Flag, MalformedError, decode_batch, encode
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.unit.picker_questions import policy_of
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
 
 
@@ -74,6 +75,36 @@ def test_a_server_that_fails_one_picker_is_left_out_by_the_others_and_comes_back
     meet([one, other], now=8.5)
     shown = other.pick(text("s"), now=8.6).decision.candidates
     assert [c.excluded for c in shown if c.name == chosen] == [""]
+
+
+def hangs_for(replica: Replica, name: str, *, now: float) -> None:
+    """Half of twenty requests get no first byte; those that went elsewhere do."""
+    for n in range(20):
+        pick = replica.pick(text(f"{name}{n}"), now=now + n / 100)
+        if pick.decision.chosen != name:
+            replica.end(pick, now=now + n / 100)
+    replica.picker.housekeep(now=now + 30.0)
+
+
+def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
+    policy = policy_of(PolicySpec(rule="round-robin"))
+    one, other = Replica(1, policy=policy), Replica(2, policy=policy)
+    meet([one, other], now=0.0)
+    hangs_for(one, "a", now=1.0)
+    meet([one, other], now=31.5)
+    shown = other.pick(text("q"), now=31.6).decision.candidates
+    assert [c.excluded for c in shown if c.name == "a"] == ["failing"]
+    settings = other.picker.policy.spec.failures
+    why = other.picker.fleet.failures.why(list(other.picker.fleet.states()), settings=settings, now=31.6)
+    assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its requests hang"}
+    answers = 0
+    for n in range(30):  # trials among them
+        pick = one.pick(text(f"r{n}"), now=40.0 + 6 * n)
+        answers += pick.decision.chosen == "a"
+        one.end(pick, now=40.1 + 6 * n)
+    assert answers >= 2
+    meet([one, other], now=230.0)
+    assert [c.excluded for c in other.pick(text("s"), now=230.1).decision.candidates] == ["", ""]
 
 
 def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
