@@ -103,7 +103,7 @@ def _check(config: Config) -> int:
     from epp import app  # noqa: PLC0415 - see `_serve`
 
     inputs = app.load_inputs(config)
-    remarks = preflight.inspect(config)
+    remarks = [*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)]
     endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.endpoints]
     shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
     print(msgspec.yaml.encode(shown).decode(), end="")

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from epp.config.dialects import MOST_DESTINATIONS
 from epp.errors import PickError
 from epp.types import Address, EndpointName, InferenceRequest
 
@@ -26,6 +27,8 @@ class PickRequest(Struct, frozen=True):
     session: str = ""
     prescribed: tuple[Address, ...] = ()
     """Conformance runs only: addresses that the test names, in order."""
+    max_destinations: int = MOST_DESTINATIONS
+    """The most that whoever asks can read; the policy may allow fewer."""
     hurried: bool = False
     """The picker has too much to do: choose by load alone, at the least cost."""
 
@@ -89,7 +92,7 @@ class Decision(Struct):
     """Time from the pick to the headers of the answer."""
     status: int | None = None
     outcome: str = ""
-    """ended, aborted, failed or detached, once it is over."""
+    """ended, aborted, failed or detached (its stream ended on purpose before its answer did), once it is over."""
     ttft_s: float | None = None
     cached_tokens: int | None = None
     """What the server itself said, where the answer was sampled."""

@@ -316,8 +316,8 @@ class Picker:
         slots = fleet.candidates(
             inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
         )
-        failures, most = fleet.failures, spec.max_destinations
-        few = [self._fleet.in_slot(slot) for slot in self._rng.sample(slots, min(len(slots), most))]
+        failures, most = fleet.failures, min(spec.max_destinations, request.max_destinations)
+        few = [fleet.in_slot(slot) for slot in self._rng.sample(slots, min(len(slots), max(most, 2)))]
         few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
         few.sort(key=lambda state: round(failures.share(state, now=now), 1))
         state = few[0]
@@ -326,7 +326,7 @@ class Picker:
         )
         decision = hurried_decision(
             request,
-            [state.endpoint for state in few],
+            [each.endpoint for each in few[:most]],
             prompt_tokens=prompt.tokens,
             adapter=adapter,
             policy=self._policy,

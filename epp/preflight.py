@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from epp.config.policy import Policy, PolicySpec
 from epp.config.settings import Config
 from epp.errors import ConfigError
 from epp.files.certificate import check_tls, files_of, to_do
@@ -32,10 +33,40 @@ def inspect(config: Config) -> list[str]:
         _check_folder(_nearest(Path(config.envoy.eds_file).absolute().parent), field="envoy.edsFile")
     if config.hash_secret_file:
         hash_secret(config, hub=None)
-    return _remarks(config)
+    return [*_of_dialect(config), *_of_certificates(config)]
 
 
-def _remarks(config: Config) -> list[str]:
+def contradictions(config: Config, policy: Policy) -> list[str]:
+    """Remarks on a policy that asks for what the gateway does not do."""
+    most, caller = policy.spec.max_destinations, config.caller
+    if caller.reads_list and most == 1:
+        return [
+            "maxDestinations is 1: a server that is down is a failed request, though this gateway reads a list"
+        ]
+    if not caller.reads_list and most not in (1, PolicySpec().max_destinations):
+        return [f"maxDestinations is {most}, but {_named(config)} gets one destination; it counts as 1"]
+    return []
+
+
+def _of_dialect(config: Config) -> list[str]:
+    """What the gateway keeps the picker from doing."""
+    caller, remarks = config.caller, []
+    if config.workers > 1 and caller.by_pool and config.dialect != "auto":
+        remarks.append(
+            f"workers: an InferencePool names one port, so {config.dialect} calls the first worker alone"
+        )
+    if not caller.shows_path and config.blocked_paths:
+        remarks.append(
+            f"blockedPaths: {config.dialect} does not tell the path of a request, so nothing is refused here; let its routes name the paths that clients may use"
+        )
+    return remarks
+
+
+def _named(config: Config) -> str:
+    return "an unknown gateway (dialect: auto)" if config.dialect == "auto" else config.dialect
+
+
+def _of_certificates(config: Config) -> list[str]:
     """Envoy's own certificates: looked at where they are in sight."""
     if (tls := config.envoy.tls) is None:
         return []

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
 
@@ -466,9 +467,10 @@ class PolicySpec(_Spec, frozen=True):
     max_destinations: Annotated[
         int,
         Meta(
-            ge=2,
-            le=8,
-            description="Most destinations in the answer to the data plane: the choice and its fallbacks, best first.",
+            ge=1,
+            le=MOST_DESTINATIONS,
+            description="Most destinations in the answer to the data plane: the choice and its fallbacks, best first. "
+            "A gateway that reads a single address gets one, whatever stands here (`dialect` in the configuration).",
         ),
     ] = 3
     session_header: Annotated[

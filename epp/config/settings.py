@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from epp.config.dialects import Dialect, DialectName, dialect_of
 from epp.config.exact import ExactMode
 from epp.config.sharing import Sharing
 from epp.config.yaml_faults import decode, in_words
@@ -376,12 +377,20 @@ class Config(_Section, frozen=True):
     workers: Annotated[
         int, Meta(ge=1, le=64, description="Number of worker processes. Each has a socket of its own.")
     ] = 1
-    hold_streams: Annotated[
-        bool,
+    dialect: Annotated[
+        DialectName,
         Meta(
-            description="Keep each ext_proc stream open until the answer ends, so that the load is exact. Set to false where the gateway fails closed."
+            description="Which gateway calls the picker (docs/protocol.md). It decides how many destinations an answer names, and "
+            "what `holdStreams` is by default. auto: our own Envoy if `envoy.edsFile` is set; else one destination, which every gateway can read."
         ),
-    ] = True
+    ] = "auto"
+    hold_streams: Annotated[
+        bool | None,
+        Meta(
+            description="Keep each ext_proc stream open until the answer ends, so that the load is exact. Set to false where the gateway "
+            "fails closed. null: false for the dialect ai-gateway, else true."
+        ),
+    ] = None
     drain_seconds: Annotated[
         float, Meta(ge=0, le=86400, description="After SIGTERM, longest wait for the streams in flight.")
     ] = 30.0
@@ -412,9 +421,20 @@ class Config(_Section, frozen=True):
     ] = None
     log: Log = Log()
 
+    @property
+    def caller(self) -> Dialect:
+        """The gateway that this picker is set up for."""
+        return dialect_of(self.dialect, own_envoy=bool(self.envoy.eds_file))
+
+    @property
+    def holds_streams(self) -> bool:
+        """`hold_streams`, or what fits the dialect."""
+        return not self.caller.fails_closed if self.hold_streams is None else self.hold_streams
+
     def validate(self) -> None:
         """Check what types cannot. ConfigError with the field at fault."""
         self._check_source()
+        self._check_dialect()
         for field, text in (
             ("admin.address", self.admin.address),
             ("envoy.listen", self.envoy.listen),
@@ -438,7 +458,7 @@ class Config(_Section, frozen=True):
         self.sharing.validate()
         if self.exact_mode is not None:
             self.exact_mode.validate()
-        if self.hold_streams and not self.envoy.fail_open:
+        if self.holds_streams and not self.envoy.fail_open:
             raise ConfigError(
                 "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "
                 "set holdStreams to false"
@@ -457,6 +477,17 @@ class Config(_Section, frozen=True):
         if bool(self.kubernetes.selector) != bool(self.kubernetes.target_ports):
             raise ConfigError(
                 "kubernetes.selector: goes with kubernetes.targetPorts; set both, or neither to follow the InferencePool"
+            )
+
+    def _check_dialect(self) -> None:
+        if self.envoy.eds_file and not self.caller.own_config:
+            raise ConfigError(
+                f"dialect: {self.dialect}, but envoy.edsFile is for the Envoy of `epp envoy-config`; remove one of the two"
+            )
+        if self.hold_streams and self.caller.fails_closed:
+            raise ConfigError(
+                f"holdStreams: {self.dialect} fails closed, so a dead picker would cut every answer whose stream it holds; "
+                "remove it, or set it to false"
             )
 
     def _check_workers(self) -> None:

@@ -108,7 +108,10 @@ class Streams:
 
 
 class Conversation:
-    """One stream. `receive` each message; when `may_end`, `detach` and end it with OK; `close` at the end, whatever happened."""
+    """One stream. `receive` each message; when `may_end`, `detach` and end it with OK; `close` at the end, whatever happened.
+
+    `half_close` is the end that the data plane makes in good order.
+    """
 
     __slots__ = ("_deliver", "_names", "_picked", "_streams", "let_go", "stream")
 
@@ -162,6 +165,12 @@ class Conversation:
     def detach(self, *, now: float) -> None:
         self._streams.live.discard(self)
         self.stream.detach(now=now)
+        self._streams.room()
+
+    def half_close(self, *, now: float) -> None:
+        """The data plane has ended its side in good order."""
+        self._streams.live.discard(self)
+        self.stream.half_close(now=now)
         self._streams.room()
 
     def close(self, *, now: float, broken: bool = False) -> None:

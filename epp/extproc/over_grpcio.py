@@ -154,6 +154,7 @@ class GrpcioTransport:
             data = await _read(context)
             reading[0] = False
             if data is _EOF:
+                conversation.half_close(now=streams.clock())
                 return
             answers = conversation.receive(data, now=streams.clock())
             del data  # A body must not stay in memory until the next message.

@@ -101,7 +101,7 @@ class _Process(Handler):
 
     def half_closed(self, *, now: float) -> None:
         self._call.end(OK)
-        self._conversation.close(now=now)
+        self._conversation.half_close(now=now)
 
     def gone(self, *, now: float, broken: bool) -> None:
         self._conversation.close(now=now, broken=broken)

@@ -57,6 +57,7 @@ class RequestHead(Struct):
     """What the request headers say. The state machine holds one for each request."""
 
     path: str
+    """Empty: the data plane sends no pseudo-headers, so the body has to tell the API."""
     request_id: str
     """Empty: none came."""
     declared_bytes: int

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.policy import Policy
 from epp.decision import Observer, Pick, PickRequest
 from epp.extproc.events import (
@@ -63,6 +64,10 @@ class StreamSettings:
     streamed_hold_bytes: int = 24 * 1024
     """Of a STREAMED early body. Must stay under the data plane's buffer limit, which some gateways set to 32 KiB."""
     hold_streams: bool = True
+    max_destinations: int = MOST_DESTINATIONS
+    """What the data plane can read; fewer where its first message shows that it reads one."""
+    shows_answers: bool = True
+    """The stream lives as long as the HTTP request. False: it ends once the data plane has the pick."""
     conformance_headers: bool = False
     scores_metadata: bool = False
     mode_override: bool = True

@@ -18,7 +18,10 @@ Where flow control holds a request, the pick is made later, and its answer deliv
 answer to the headers, and with BUFFERED the data plane is first asked to wait (`Delay`). In the other modes no request waits, for
 the data plane would pass it by, or stop reading.
 
-A data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so there.
+A data plane that sends no `:path` and does not say its mode asks for a pick and nothing else (NGINX Gateway Fabric): it gets one
+destination in the answer to the headers, no body back, and no wait. Its clean close after the pick says nothing of the HTTP request.
+
+Any other data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so there.
 What comes out of order but can be let pass is let pass and reported to the observer; StreamProtocolError is for what cannot.
 
 Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`; after a refusal nothing is answered.
@@ -94,7 +97,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_body", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
+        "_asks_only", "_body", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
         "_observer", "_phase", "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "_wait",
         "hold",
     )  # fmt: skip
@@ -126,6 +129,7 @@ class HttpStream:
         self._modes = settings.assumed_modes
         self._head: RequestHead | None = None
         self._subset: tuple[str, ...] | None = None
+        self._asks_only = False
         self._made_id = False
         self._body = Body(settings.room)
         self._kind = NO_BODY.kind
@@ -198,6 +202,13 @@ class HttpStream:
             self._picker.detach(self._pick, now=now)
             self._observer.ended(self._pick)
 
+    def half_close(self, *, now: float) -> None:
+        """The data plane has ended its side in good order: the HTTP request is over, unless it wanted the pick alone."""
+        if self._asks_only and self._response.status is None:
+            self.detach(now=now)
+        else:
+            self.close(now=now)
+
     def close(self, *, now: float, broken: bool = False) -> None:
         """Release what the request holds. Idempotent. broken: the picker itself failed, not the data plane or client."""
         if self._closed:
@@ -234,6 +245,7 @@ class HttpStream:
         if not head.request_id:
             head.request_id, self._made_id = self._new_id(), True
         self._head, self._subset = head, event.subset
+        self._asks_only = event.modes is None and not (head.path and self._settings.shows_answers)
         mode = self._modes.request_body
         if self._response.status is not None:
             return self._pass_on(Slot.REQUEST_HEADERS)
@@ -326,6 +338,8 @@ class HttpStream:
         first = self._decide(Slot.REQUEST_HEADERS, body, instead=instead, partial=partial, now=now)
         if first and isinstance(first[0], Refuse):
             return first
+        if self._asks_only:
+            return first
         if not self._modes.request_body.echoed:
             return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
         echoes = pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream)
@@ -366,7 +380,7 @@ class HttpStream:
         try:
             request = self._asked(body, instead=instead, partial=partial)
             longest_s = longest_wait_s(slot, request, modes=self._modes, settings=self._settings)
-            if self._hurry or longest_s <= 0 or not self._wait.on:
+            if self._hurry or self._asks_only or longest_s <= 0 or not self._wait.on:
                 picked: Pick | Sequence[Action] = self._picker.pick(request, now=now)
             else:
                 picked = self._wait.offer(
@@ -434,6 +448,7 @@ class HttpStream:
             subset=None if subset is None else read_addresses(subset),
             session=head.session,
             prescribed=prescribed,
+            max_destinations=1 if self._asks_only else settings.max_destinations,
             hurried=self._hurry,
         )
 

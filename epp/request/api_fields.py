@@ -80,6 +80,19 @@ class Other(Struct, gc=False):
     model: Raw = NO_RAW
 
 
+class Telling(Struct, gc=False):
+    """Fields that tell the API of a body where no path does."""
+
+    messages: Raw = NO_RAW
+    system: Raw = NO_RAW
+    prompt: Raw = NO_RAW
+    prompt_embeds: Raw = NO_RAW
+    input: Raw = NO_RAW
+    encoding_format: Raw = NO_RAW
+    dimensions: Raw = NO_RAW
+    previous_response_id: Raw = NO_RAW
+
+
 _B = TypeVar("_B", bound=AnyBody)
 
 
@@ -121,4 +134,5 @@ DECODE_COMPLETIONS: Final = _decoder(Completions)
 DECODE_EMBEDDINGS: Final = _decoder(Embeddings)
 DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
+DECODE_TELLING: Final = msgspec.json.Decoder(Telling)
 DECODE_OTHER: Final = msgspec.json.Decoder(Other)

@@ -28,10 +28,12 @@ from epp.request.api_fields import (
     DECODE_MESSAGES,
     DECODE_OTHER,
     DECODE_RESPONSES,
+    DECODE_TELLING,
     SHAPING_CHAT,
     SHAPING_COMPLETIONS,
     AnyBody,
     Message,
+    Telling,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
 from epp.request.cost import Weight, weigh
@@ -55,6 +57,7 @@ Body = bytes | memoryview
 def parse_request(path: str, body: Body) -> InferenceRequest:
     """Read a body sent to `path`; its ending names the API, so a gateway's prefix and a query string do no harm.
 
+    Without a path the body's fields tell the API, and what does not fit it is somebody else's: it is routed by load.
     BadRequestError when the path is one of the known APIs and the body is not what that API asks for.
     """
     if not body:
@@ -64,6 +67,8 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     weight = weigh(body)
     if weight.too_costly:
         return _unread(path, body, weight, why=COSTLY)
+    if not path:
+        return _parse_pathless(body)
     parse = _api(path)[1]
     return _parse_other(body) if parse is None else _parse_known(parse, body)
 
@@ -93,6 +98,34 @@ def _seen_model(value: bytes) -> str:
         return (name_in(Raw(value)) if value else None) or ""
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
+
+
+def _parse_pathless(body: Body) -> InferenceRequest:
+    try:
+        told = DECODE_TELLING.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _parse_other(body)
+    parse = _told_api(told)
+    if parse is None:
+        return _parse_other(body)
+    try:
+        return _parse_known(parse, body)
+    except BadRequestError:
+        return _parse_other(body)
+
+
+def _told_api(told: Telling) -> Callable[[Body], InferenceRequest] | None:
+    """Where two APIs have the same fields, the one whose prompt is written alike: a prefix is found by either."""
+    if told.messages is not NO_RAW:
+        return _parse_chat if told.system is NO_RAW else _parse_messages
+    if told.prompt is not NO_RAW or told.prompt_embeds is not NO_RAW:
+        return _parse_completions
+    if told.input is not NO_RAW:
+        text = bytes(memoryview(told.input)[:64])
+        plain_items = text[:1] == b"[" and text[1:].lstrip()[:1] != b"{"
+        embeds = plain_items or told.encoding_format is not NO_RAW or told.dimensions is not NO_RAW
+        return _parse_embeddings if embeds else _parse_responses
+    return _parse_responses if told.previous_response_id is not NO_RAW else None
 
 
 def _parse_known(parse: Callable[[Body], InferenceRequest], body: Body) -> InferenceRequest:

@@ -33,6 +33,7 @@ def decision_of(
 ) -> Decision:
     """The record of a pick: the first of `choice.places` gets the request."""
     inference, spec, places = request.inference, policy.spec, choice.places
+    most = min(spec.max_destinations, request.max_destinations)
     chosen = places[0]
     return Decision(
         request_id=request.request_id,
@@ -47,7 +48,7 @@ def decision_of(
         matched_tokens=int(asked.cached_tokens[chosen]),
         reason=choice.reason,
         chosen=snapshot.name(chosen),
-        destinations=tuple([snapshot.address(place) for place in places[: spec.max_destinations]]),
+        destinations=tuple([snapshot.address(place) for place in places[:most]]),
         candidates=Shown(choice, snapshot, asked, spec=spec),
         unread=inference.unread,
         dry_run=would_pick,

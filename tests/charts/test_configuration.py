@@ -63,10 +63,10 @@ def test_the_picker_takes_its_configuration_and_its_policy(
 def test_the_shape_decides_what_the_picker_listens_on(helm: Helm, tmp_path: Path) -> None:
     own = config_of(helm.render_set(value_set("gateway-default")), tmp_path)
     assert own.listen.address.startswith("unix:")
-    assert own.hold_streams
+    assert own.holds_streams
     behind = config_of(helm.render_set(value_set("gateway-shape")), tmp_path)
     assert behind.listen.tls is not None
-    assert not behind.hold_streams, "the gateway fails closed: a dead picker must cut no answer"
+    assert not behind.holds_streams, "the gateway fails closed: a dead picker must cut no answer"
     assert behind.kubernetes is not None
     assert not behind.kubernetes.selector, "the InferencePool says which pods"
 

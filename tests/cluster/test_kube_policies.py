@@ -44,7 +44,7 @@ NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
     ("long", {"scrape": {"path": "/" + "x" * 300}}, "spec.scrape.path: Too long"),
     ("header", {"sessionHeader": "X Session"}, "spec.sessionHeader"),
     ("mode", {"mode": "Try"}, "spec.mode: Unsupported value"),
-    ("list", {"maxDestinations": 1}, "spec.maxDestinations"),
+    ("list", {"maxDestinations": 0}, "spec.maxDestinations"),
     ("entries", {"table": {"maxEntries": 10}}, "spec.table.maxEntries"),
 )
 

@@ -19,7 +19,7 @@ def test_the_endpoints_file_is_all_that_must_be_said(file: Path) -> None:
     file.write_text("endpointsFile: endpoints.yaml")
     config = load_config(file)
     assert config.endpoints_file == "endpoints.yaml"
-    assert config.hold_streams
+    assert config.holds_streams
     assert config.envoy.fail_open
     assert not config.conformance_headers
 

@@ -50,7 +50,7 @@ def test_json_is_a_policy_too() -> None:
         ("{cost: {prefillTokensPerSecond: 0}}", "$.spec.cost.prefillTokensPerSecond", "> 0"),
         ("{table: {ttlSeconds: .inf}}", "$.spec.table.ttlSeconds", "<="),
         ("{scrape: {path: metrics}}", "$.spec.scrape.path", "regex"),
-        ("{maxDestinations: 1}", "$.spec.maxDestinations", ">= 2"),
+        ("{maxDestinations: 0}", "$.spec.maxDestinations", ">= 1"),
         ("{sessionHeader: X-Session}", "$.spec.sessionHeader", "regex"),
         ("{chunks: {sizeBytes: 2048}}", "$.spec", "chunks.laterSizeBytes is under chunks.sizeBytes"),
         ("{scrape: {intervalSeconds: 9}}", "$.spec", "scrape.staleAfterSeconds is under"),

@@ -46,7 +46,6 @@ def refusal(path: str, body: bytes) -> BadRequestError:
         ("/v1/responses/resp_1/cancel", ApiKind.OTHER),
         ("/chat/completions", ApiKind.OTHER),
         ("/tokenize?next=/v1/chat/completions", ApiKind.OTHER),
-        ("", ApiKind.OTHER),
     ],
 )
 def test_the_end_of_the_path_names_the_api(path: str, kind: ApiKind) -> None:
@@ -318,3 +317,35 @@ def test_a_body_that_is_only_skimmed_tells_its_model(key: str) -> None:
 def test_what_is_skimmed_may_be_anything() -> None:
     for body in (b"", b"nonsense", b'{"model": 5}', b'{"model": "' + b"[" * 100_000):
         assert skim_request("/v1/completions", body, unread="overload").model == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"model": "m", "prompt": "a fox"}, "/v1/completions"),
+        ({"model": "m", "messages": [{"role": "user", "content": "a fox"}]}, "/v1/chat/completions"),
+        ({"model": "m", "system": "s", "messages": [{"role": "user", "content": "a"}]}, "/v1/messages"),
+        ({"model": "m", "input": "a fox"}, "/v1/responses"),
+        ({"model": "m", "input": [{"role": "user", "content": "a fox"}]}, "/v1/responses"),
+        ({"model": "m", "input": ["a fox", "a hen"]}, "/v1/embeddings"),
+        ({"model": "m", "input": [1, 2, 3]}, "/v1/embeddings"),
+        ({"model": "m", "input": "a fox", "dimensions": 64}, "/v1/embeddings"),
+    ],
+)
+def test_without_a_path_the_fields_of_the_body_tell_the_api(body: dict[str, object], path: str) -> None:
+    sent = json.dumps(body).encode()
+    assert parse_request("", sent) == parse_request(path, sent)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "m", "messages": "text"}',
+        b'{"model": "m", "query": "a fox"}',
+        b'{"messages": []}',
+        b"[1]",
+        b"no json",
+    ],
+)
+def test_without_a_path_a_body_that_fits_no_api_is_routed_and_not_refused(body: bytes) -> None:
+    assert parse_request("", body).kind is ApiKind.OTHER

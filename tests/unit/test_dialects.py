@@ -1,0 +1,96 @@
+"""The profile of each gateway: what it sets, and what `epp check` says does not go with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from epp.cli import main
+from epp.config.dialects import DIALECTS, DialectName, dialect_of
+from epp.config.settings import load_config
+from epp.errors import ConfigError
+
+
+def config(folder: Path, text: str = "", *, policy: str = "{}") -> Path:
+    (folder / "endpoints.yaml").write_text('endpoints: [{name: a, address: "10.0.0.1:8000"}]')
+    head = "{apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}, spec: "
+    (folder / "policy.yaml").write_text(head + policy + "}")
+    file = folder / "epp.yaml"
+    file.write_text(f"endpointsFile: {folder}/endpoints.yaml\npolicyFile: {folder}/policy.yaml\n{text}")
+    return file
+
+
+def remarks(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["check", "--config", str(file)]) == 0
+    return capsys.readouterr().err
+
+
+def test_every_name_has_a_profile() -> None:
+    assert {"auto", *DIALECTS} == set(get_args(DialectName))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("auto", 1),
+        ("envoy", 8),
+        ("envoy-gateway", 8),
+        ("istio", 8),
+        ("ai-gateway", 1),
+        ("agentgateway", 1),
+        ("nginx", 1),
+        ("gke", 8),
+    ],
+)
+def test_a_gateway_gets_as_many_destinations_as_it_reads_and_an_unknown_one_gets_one(
+    tmp_path: Path, name: str, most: int
+) -> None:
+    assert load_config(config(tmp_path, f"dialect: {name}")).caller.max_destinations == most
+
+
+def test_a_picker_that_writes_endpoints_for_an_envoy_serves_our_own() -> None:
+    assert dialect_of("auto", own_envoy=True) is DIALECTS["envoy"]
+
+
+def test_streams_are_not_held_where_the_gateway_fails_closed(tmp_path: Path) -> None:
+    assert not load_config(config(tmp_path, "dialect: ai-gateway")).holds_streams
+    assert load_config(config(tmp_path, "dialect: istio")).holds_streams
+    assert load_config(config(tmp_path)).holds_streams
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("dialect: istio\nenvoy: {edsFile: /tmp/eds.json}", "envoy.edsFile"),
+        ("dialect: ai-gateway\nholdStreams: true", "holdStreams"),
+        ("dialect: traefik", "dialect"),
+    ],
+)
+def test_what_contradicts_the_dialect_is_refused(tmp_path: Path, text: str, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        load_config(config(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "policy", "said"),
+    [
+        ("dialect: istio", "{maxDestinations: 1}", "maxDestinations is 1"),
+        ("dialect: agentgateway", "{maxDestinations: 4}", "it counts as 1"),
+        ("", "{maxDestinations: 4}", "unknown gateway"),
+        ("dialect: nginx", "{}", "does not tell the path"),
+        ("dialect: gke\nworkers: 2", "{}", "InferencePool names one port"),
+    ],
+)
+def test_check_says_what_the_gateway_makes_of_other_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, policy: str, said: str
+) -> None:
+    assert said in remarks(config(tmp_path, text, policy=policy), capsys)
+
+
+@pytest.mark.parametrize("name", ["envoy", "envoy-gateway", "istio", "agentgateway"])
+def test_check_has_nothing_to_say_of_a_dialect_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert remarks(config(tmp_path, f"dialect: {name}"), capsys) == ""
