@@ -7,6 +7,7 @@ import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.harness.client import Reply
@@ -84,6 +85,30 @@ async def test_a_client_that_goes_away_ends_the_stream_at_the_picker(bench: Benc
         await wait_until(lambda: bench.picker.open_streams == 0, what="the stream ends")
         await gate.wait_waiting(0)
         gate.open()
+
+
+async def test_answers_that_servers_cut_are_counted_and_named_and_clients_that_leave_are_not(
+    bench: Bench,
+) -> None:
+    cut = "http.gateway.downstream_rq_tx_reset"
+    backend = bench.backends[0]
+    bench.picker.always(backend.address)
+    backend.behaviour.chunks = 3
+    backend.behaviour.before_last.shut()
+    async with bench.client.stream() as answer:
+        await answer.piece()
+        answer.abort()
+    await wait_until(lambda: bench.picker.open_streams == 0, what="the first request is over")
+    assert await bench.envoy.stat(cut) == 0
+    async with bench.client.stream() as answer:
+        await answer.piece()
+        await backend.stop()
+        with pytest.raises(aiohttp.ClientError):
+            await answer.rest()
+    await bench.envoy.wait_stat_is(cut, 1)
+    await wait_until(lambda: len(bench.envoy.access_log()) == 2, what="both are in the log")
+    entry = bench.envoy.access_log()[1]
+    assert (entry["flags"] in ("UC", "UPE"), entry["served_by"]) == (True, str(backend.address))
 
 
 async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(bench: Bench) -> None:
