@@ -91,6 +91,31 @@ VALUE_SETS: Final = (
         },
     ),
     ValueSet(
+        "gateway-envoy-gateway",
+        GATEWAY,
+        {
+            "shape": "gateway",
+            "gateway": {
+                "provider": "envoy-gateway",
+                "tls": {"secretName": "picker-tls", "serverName": "picker.example.com"},
+                "httpRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "inference", "namespace": "gateways"}],
+                },
+            },
+            "sharing": {"enabled": False},
+        },
+    ),
+    ValueSet(
+        "gateway-istio",
+        GATEWAY,
+        {
+            "shape": "gateway",
+            "gateway": {"provider": "istio", "tls": {"secretName": "picker-tls"}},
+            "sharing": {"enabled": False},
+        },
+    ),
+    ValueSet(
         "servers-vllm",
         MODEL_SERVER,
         {

@@ -71,6 +71,40 @@ def test_the_shape_decides_what_the_picker_listens_on(helm: Helm, tmp_path: Path
     assert not behind.kubernetes.selector, "the InferencePool says which pods"
 
 
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ({}, 1),
+        ({"provider": "istio"}, 8),
+        ({"provider": "nginx"}, 1),
+        ({"provider": "ai-gateway"}, 1),
+    ],
+)
+def test_the_provider_decides_how_many_destinations_an_answer_may_name(
+    helm: Helm, tmp_path: Path, values: dict[str, Any], most: int
+) -> None:
+    objects = helm.render(GATEWAY, {"shape": "gateway", "gateway": values})
+    config = config_of(objects, tmp_path)
+    assert config.caller.max_destinations == most
+    assert config.holds_streams == (values.get("provider") != "ai-gateway")
+
+
+def test_behind_envoy_gateway_pods_are_followed_by_label_and_no_pool_is_made(
+    helm: Helm, tmp_path: Path
+) -> None:
+    objects = helm.render_set(value_set("gateway-envoy-gateway"))
+    config = config_of(objects, tmp_path)
+    assert config.kubernetes is not None
+    assert config.kubernetes.selector
+    kinds = {each["kind"] for each in objects}
+    assert "InferencePool" not in kinds
+    policies = {"EnvoyExtensionPolicy", "BackendTrafficPolicy", "ClientTrafficPolicy", "BackendTLSPolicy"}
+    assert policies <= kinds
+    (route,) = (each for each in objects if each["kind"] == "HTTPRoute")
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert of_kind(objects, "Service", backend["name"])["spec"]["selector"] == config.kubernetes.selector
+
+
 @pytest.mark.envoy
 def test_envoy_comes_up_with_what_the_init_container_makes_of_it(helm: Helm, tmp_path: Path) -> None:
     config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)

@@ -96,6 +96,27 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             {"shape": "gateway", "gateway": {"httpRoute": {"enabled": True}}},
             "gateway.httpRoute.parentRefs: name the Gateway",
         ),
+        ({"gateway": {"provider": "istio"}}, "gateway.provider: in shape own-envoy"),
+        ({"shape": "gateway", "gateway": {"provider": "traefik"}}, "provider"),
+        (
+            {"shape": "gateway", "gateway": {"provider": "gke"}, "config": {"dialect": "gke"}},
+            "config.dialect: gateway.provider sets it",
+        ),
+        (
+            {"shape": "gateway", "gateway": {"provider": "envoy-gateway"}},
+            "gateway.httpRoute.enabled: the policies of provider envoy-gateway",
+        ),
+        (
+            {
+                "shape": "gateway",
+                "gateway": {
+                    "provider": "envoy-gateway",
+                    "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+                },
+                "pool": {"targetPorts": [8000, 8001]},
+            },
+            "pool.targetPorts: a route of provider envoy-gateway",
+        ),
         ({"shape": "gateway", "config": {"workers": 2}}, "config.workers: an InferencePool names one port"),
         ({"tls": {"requireClientCertificate": True}}, "tls.requireClientCertificate: needs tls.secretName"),
         (

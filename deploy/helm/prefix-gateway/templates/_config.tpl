@@ -5,7 +5,7 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- $own := include "gateway.ownEnvoy" . }}
 {{- $bind := .Values.bindAddress }}
 {{- $kubernetes := dict "pool" (include "gateway.pool" .) }}
-{{- if and $own (eq .Values.pool.follow "pods") }}
+{{- if or (and $own (eq .Values.pool.follow "pods")) (include "gateway.envoyGateway" .) }}
 {{- $_ := set $kubernetes "selector" (include "gateway.selector" . | fromYaml) }}
 {{- $_ := set $kubernetes "targetPorts" .Values.pool.targetPorts }}
 {{- end }}
@@ -43,6 +43,9 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- $_ := set $tls "clientCaFile" "/etc/prefix-gateway/tls/ca.crt" }}
 {{- end }}
 {{- $_ := set $base "listen" (dict "address" (printf "%s:%s" $bind (include "gateway.extProcPort" .)) "tls" $tls) }}
+{{- with .Values.gateway.provider }}
+{{- $_ := set $base "dialect" . }}
+{{- end }}
 {{- if eq .Values.gateway.failureMode "FailClose" }}
 {{- $_ := set $base "holdStreams" false }}
 {{- end }}

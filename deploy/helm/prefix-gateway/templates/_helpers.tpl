@@ -75,6 +75,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if eq .Values.shape "own-envoy" }}true{{ end }}
 {{- end }}
 
+{{- define "gateway.envoyGateway" -}}
+{{- if and (eq .Values.shape "gateway") (eq .Values.gateway.provider "envoy-gateway") }}true{{ end }}
+{{- end }}
+
 {{- define "gateway.valkeyBundled" -}}
 {{- if and .Values.sharing.enabled (not .Values.sharing.url) }}true{{ end }}
 {{- end }}
@@ -162,6 +166,20 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- if and (eq .Values.shape "gateway") (gt (int (dig "workers" 1 $config)) 1) }}
 {{- fail "config.workers: an InferencePool names one port of the picker; in shape `gateway` add replicas instead" }}
+{{- end }}
+{{- if and (include "gateway.ownEnvoy" .) .Values.gateway.provider }}
+{{- fail "gateway.provider: in shape own-envoy our own Envoy calls the picker; set shape: gateway" }}
+{{- end }}
+{{- if and .Values.gateway.provider (dig "dialect" "" $config) }}
+{{- fail "config.dialect: gateway.provider sets it; remove one of the two" }}
+{{- end }}
+{{- if include "gateway.envoyGateway" . }}
+{{- if not .Values.gateway.httpRoute.enabled }}
+{{- fail "gateway.httpRoute.enabled: the policies of provider envoy-gateway belong to this route; set it to true" }}
+{{- end }}
+{{- if gt (len .Values.pool.targetPorts) 1 }}
+{{- fail "pool.targetPorts: a route of provider envoy-gateway reaches one port of each pod; install one release for each port" }}
+{{- end }}
 {{- end }}
 {{- if and .Values.gateway.httpRoute.enabled (not .Values.gateway.httpRoute.parentRefs) }}
 {{- fail "gateway.httpRoute.parentRefs: name the Gateway that the route belongs to, or set enabled to false" }}
