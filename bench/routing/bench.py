@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.routing.catalog import router_of
+from bench.routing.catalog import BY_NAME, router_of
 from bench.routing.measure import Row, row_of
 from bench.routing.more_workloads import MORE
 from bench.routing.traces import trace_spec
@@ -111,6 +111,9 @@ def outcome_of(run: Run) -> Outcome:
             spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
         )
     plan = plan_of(run.setting, spec, arrivals_s=arrivals_s)
+    own_pages_s = BY_NAME[run.rule].pages_every_s
+    if own_pages_s is not None:
+        plan = replace(plan, scrape_interval_s=min(plan.scrape_interval_s, own_pages_s))
     return fleet_of(run, spec, plan, workload).run()
 
 

@@ -35,6 +35,8 @@ class Config:
     """A rule of the product; `settings` then are those of its cost and adapters."""
     unsaid: tuple[str, ...] = ()
     """What the servers' pages leave out, so that the picker cannot learn from it."""
+    pages_every_s: float | None = None
+    """How often it reads the servers' pages, where its project does that oftener than the others; None: as all others do."""
     default: bool = True
     """As documented; else a setting of the sweep."""
 
@@ -80,6 +82,7 @@ CONFIGS: tuple[Config, ...] = (
         "sgl+library", prefix.RadixTree, {"threshold": 0.5, "absolute": 32, "relative": 1.1}, default=False
     ),
     Config("sgl+8", prefix.RadixTree, {"threshold": 0.3, "absolute": 8, "relative": 1.2}, default=False),
+    Config("sgl-zmq", prefix.DeepestHolder),
     Config("ray", prefix.RayPrefix),
     Config("ray+4", prefix.RayPrefix, {"imbalance": 4}, default=False),
     Config("aibrix", prefix.Aibrix),
@@ -90,14 +93,22 @@ CONFIGS: tuple[Config, ...] = (
     Config("aibrix-pd", cost.AibrixPd),
     Config("aibrix-conductor", cost.Conductor),
     Config("dynamo", cost.Dynamo),
-    Config("dynamo+1.5", cost.Dynamo, {"credit": 1.5}, default=False),
-    Config("dynamo+2", cost.Dynamo, {"credit": 2.0}, default=False),
+    Config("dynamo+0.5", cost.Dynamo, {"scale": 0.5}, default=False),
+    Config("dynamo+2", cost.Dynamo, {"scale": 2.0}, default=False),
+    Config("dynamo+4", cost.Dynamo, {"scale": 4.0}, default=False),
     Config("dynamo+load", cost.Dynamo, {"load_weight": 1.0}, default=False),
     Config("lmetric", cost.LMetric),
     Config("lmetric+B", cost.LMetric, {"with_backlog": True}, default=False),
     Config("lpwl", cost.LeastWork),
-    Config("gaie322", cost.WeightedSum),
-    Config("gaie322+111", cost.WeightedSum, {"prefix": 1.0, "queue": 1.0, "kv": 1.0}, default=False),
+    Config("gaie322", cost.WeightedSum, pages_every_s=0.05),
+    Config("gaie322+1s", cost.WeightedSum, default=False),
+    Config(
+        "gaie322+111",
+        cost.WeightedSum,
+        {"prefix": 1.0, "queue": 1.0, "kv": 1.0},
+        pages_every_s=0.05,
+        default=False,
+    ),
     Config("llmd-affinity", prefix.LlmdAffinity),
     Config("llmd-affinity+4s", prefix.LlmdAffinity, {"budget_s": 4.0, "rate": 8000.0}, default=False),
     Config("llmd-affinity+1s", prefix.LlmdAffinity, {"budget_s": 1.0, "rate": 8000.0}, default=False),

@@ -117,6 +117,71 @@ def diurnal(rng: random.Random, count: int) -> list[Timed]:
     return made
 
 
+def classification(rng: random.Random, count: int) -> list[Timed]:
+    """Short answers: one of 12 instructions of 600 tokens, a text of 300 on average, an answer of 1 to 8 tokens."""
+    weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(12)))
+    return [
+        Timed(
+            rng.expovariate(1),
+            made_request(
+                n,
+                (Segment(SYSTEM_IDS + rng.choices(range(12), cum_weights=weights)[0], 600),),
+                length(rng, mean=300, sigma=0.9, least=8, most=6000),
+                rng.randint(1, 8),
+            ),
+        )
+        for n in range(count)
+    ]
+
+
+def documents(rng: random.Random, count: int) -> list[Timed]:
+    """Long documents: 10,000 to 120,000 tokens, each asked about three to six times, seconds to minutes apart."""
+    made: list[tuple[float, SimRequest]] = []
+    arrived = 0.0
+    while len(made) < count:
+        arrived += rng.expovariate(1 / 4.5)
+        document = Segment(
+            own_id(1_000_000 + len(made)), length(rng, mean=35_000, sigma=0.8, least=10_000, most=120_000)
+        )
+        at = arrived
+        for _ in range(rng.randint(3, 6)):
+            question, answer = 20 + rng.randrange(180), length(rng, mean=300, sigma=0.6, least=16, most=1500)
+            made.append((at, made_request(len(made), (Segment(SYSTEM_IDS, 400), document), question, answer)))
+            at += rng.lognormvariate(3, 1)
+    return _in_turn(made[:count])
+
+
+def tenants(rng: random.Random, count: int) -> list[Timed]:
+    """500 tenants by Zipf, each with its own system prompt of 500 to 6,000 tokens."""
+    weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(500)))
+    sizes = [length(rng, mean=2000, sigma=0.7, least=500, most=6000) for _ in range(500)]
+    made = []
+    for n in range(count):
+        tenant = rng.choices(range(500), cum_weights=weights)[0]
+        own, answer = (
+            length(rng, mean=400, sigma=0.9, least=16, most=6000),
+            length(rng, mean=200, sigma=0.6, least=8, most=1000),
+        )
+        made.append(
+            Timed(
+                rng.expovariate(1),
+                made_request(n, (Segment(SYSTEM_IDS + tenant, sizes[tenant]),), own, answer),
+            )
+        )
+    return made
+
+
+def _in_turn(made: Sequence[tuple[float, SimRequest]]) -> list[Timed]:
+    """Requests at their times, as gaps of one on average."""
+    ordered = sorted(made, key=lambda each: each[0])
+    mean = ordered[-1][0] / len(ordered)
+    times = [0.0, *(at for at, _ in ordered)]
+    return [
+        Timed((at - before) / mean, replace(request, request_id=n))
+        for n, (before, (at, request)) in enumerate(zip(times, ordered, strict=False))
+    ]
+
+
 MORE: Mapping[str, Spec] = {
     spec.name: spec
     for spec in (
@@ -131,6 +196,9 @@ MORE: Mapping[str, Spec] = {
         Spec(name="fan-out", about=fan_out.__doc__ or "", kind="open", make=fan_out),
         Spec(name="reasoning", about=reasoning.__doc__ or "", kind="open", make=reasoning, num_requests=1000),
         Spec(name="diurnal", about=diurnal.__doc__ or "", kind="open", make=diurnal),
+        Spec(name="classification", about=classification.__doc__ or "", kind="open", make=classification),
+        Spec(name="documents", about=documents.__doc__ or "", kind="open", make=documents, block_tokens=512),
+        Spec(name="tenants", about=tenants.__doc__ or "", kind="open", make=tenants),
     )
 }
 

@@ -33,19 +33,18 @@ class LMetric(SimpleRule):
 
 
 class Dynamo(SimpleRule):
-    """Prefill blocks less credited overlap, and distinct active blocks, this request's included."""
+    """Prefill blocks less the overlap, and distinct active blocks, this request's included."""
 
-    def __init__(
-        self, world: World, *, scale: float = 1.0, credit: float = 1.0, load_weight: float = 0.0
-    ) -> None:
+    def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
+        """scale: its `prefill_load_scale`, the lever that its documents name; a credit above 1 is refused there."""
         super().__init__(world)
-        self._scale, self._credit, self._load_weight = scale, credit, load_weight
+        self._scale, self._load_weight = scale, load_weight
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         size = self.world.block_tokens
 
         def key(pod: Pod) -> float:
-            prefill = (pod.backlog_tokens + asked.num_tokens) / size - self._credit * depths[pod.name]
+            prefill = (pod.backlog_tokens + asked.num_tokens) / size - depths[pod.name]
             own = sum(name not in pod.active_blocks for name in asked.names)
             return (
                 self._scale * max(0.0, prefill)

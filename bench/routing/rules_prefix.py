@@ -133,8 +133,20 @@ class AibrixPreble(SimpleRule):
         return self.world.least(self.pods, lambda pod: load[pod.name] + self.uncached(asked, depths, pod))
 
 
+class DeepestHolder(SimpleRule):
+    """The least loaded of those that hold most of the prompt; who holds nothing counts as well where nobody holds more."""
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        deepest = max(depths.values())
+        holders = [pod for pod in self.pods if depths[pod.name] == deepest]
+        return self.world.least(holders, lambda pod: pod.in_flight)
+
+
 class LlmdAffinity(SimpleRule):
-    """Servers that hold most of the prompt, unless their backlog is far behind the others'; of these the least backlog."""
+    """Servers that hold most of the prompt, unless their backlog is far behind the others'; of these the least work.
+
+    Work: tokens in flight and this request's uncached tokens there.
+    """
 
     def __init__(
         self, world: World, *, threshold: float = 0.8, budget_s: float = 18.0, rate: float = 15928.0
@@ -149,7 +161,9 @@ class LlmdAffinity(SimpleRule):
             behind = min(p.backlog_tokens for p in holders) - min(p.backlog_tokens for p in others)
             if behind / self._rate > self._budget_s:
                 holders = []
-        return self.world.least(holders or self.pods, lambda pod: pod.backlog_tokens)
+        return self.world.least(
+            holders or self.pods, lambda pod: pod.backlog_tokens + self.uncached(asked, depths, pod)
+        )
 
 
 class DualMap(SimpleRule):

@@ -15,11 +15,14 @@ from bench.routing.more_workloads import (
     INTERACTIVE,
     MORE,
     burst,
+    classification,
     diurnal,
+    documents,
     fan_out,
     greedy_tenant,
     reasoning,
     retrieval,
+    tenants,
     two_priorities,
 )
 from bench.routing.workloads import Timed, no_sharing
@@ -105,6 +108,28 @@ def test_retrieval_shares_documents_in_the_middle() -> None:
     assert len({r.segments[0] for r in made}) == 1
     assert documents.most_common(1)[0][1] > 20
     assert all(2 <= len(r.segments) - 1 <= 6 for r in made)
+
+
+def test_classification_answers_are_a_few_tokens() -> None:
+    made = requests(classification(random.Random(1), 300))
+    assert max(r.answer.num_tokens for r in made) <= 8
+    assert len({r.segments[0] for r in made}) == 12
+
+
+def test_a_document_is_asked_about_several_times_in_order_of_time() -> None:
+    timed = documents(random.Random(1), 300)
+    asked_of = Counter(t.request.segments[1] for t in timed)
+    assert 3 <= max(asked_of.values()) <= 6
+    assert all(10_000 <= document.num_tokens <= 120_000 for document in asked_of)
+    assert [t.request.request_id for t in timed] == list(range(300))
+    assert all(t.gap >= 0 for t in timed)
+    assert sum(t.gap for t in timed) == pytest.approx(300)
+
+
+def test_tenants_are_many_and_unlike() -> None:
+    counts = Counter(r.segments[0] for r in requests(tenants(random.Random(1), 2000)))
+    assert len(counts) > 200
+    assert counts.most_common(1)[0][1] > 200
 
 
 def test_a_coding_agents_session_is_long_and_its_prompt_grows() -> None:

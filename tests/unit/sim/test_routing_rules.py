@@ -140,6 +140,16 @@ def test_affinity_gives_way_to_a_backlog_over_its_budget() -> None:
     assert choice(prefix.LlmdAffinity(a_world(backlog=(400_000, 10, 0))), 9, 0, 0) == 2
 
 
+def test_affinity_counts_this_requests_own_work_beside_the_backlog() -> None:
+    # Both hold enough. The first has 200 of its own to compute behind 50, the second 100 behind 100; by backlog alone it were the first.
+    assert choice(prefix.LlmdAffinity(a_world(backlog=(50, 100, 0))), 8, 9, 0) == 1
+
+
+def test_the_deepest_holders_share_by_load() -> None:
+    assert choice(prefix.DeepestHolder(a_world(in_flight=(5, 3, 0))), 9, 9, 4) == 1
+    assert choice(prefix.DeepestHolder(a_world(in_flight=(5, 3, 0)))) == 2
+
+
 def test_dual_map_leaves_the_cached_candidate_when_it_is_too_late() -> None:
     home = choice(prefix.DualMap(a_world()), 5, 4, 3)
     backlog = [0, 0, 0]
@@ -159,10 +169,12 @@ def test_lmetric_multiplies_work_by_load() -> None:
     assert choice(cost.LMetric(a_world(in_flight=(3, 0, 5))), 8, 0, 0) == 0
 
 
-def test_credit_lets_dynamo_hold_on_to_a_cached_server() -> None:
-    world = a_world(backlog=(700, 0, 0))
+def test_the_prefill_scale_lets_dynamo_hold_on_to_a_cached_server() -> None:
+    world = a_world()
+    world.pods[0].active_blocks.update(block_names((Segment(77, 600),), block_tokens=BLOCK))
+    # 5 blocks to compute, 6 active and 10 own: 21; elsewhere 10 and 10. With the prefill twice: 26 and 30.
     assert choice(cost.Dynamo(world), 5, 0, 0) in {1, 2}
-    assert choice(cost.Dynamo(world, credit=2.0), 5, 0, 0) == 0
+    assert choice(cost.Dynamo(world, scale=2.0), 5, 0, 0) == 0
 
 
 def test_load_aware_takes_load_above_the_mean_off_the_match() -> None:
