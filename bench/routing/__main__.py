@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all
+from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
 from bench.routing.more_workloads import MORE
 from bench.routing.report import ablation, cells_of, goals, report, svg
@@ -50,6 +50,8 @@ _QUICK_RULES = (
     "llmd-affinity",
 )
 
+_LOADS_OF = {"saturation": saturation, "capacity": calibrate}
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -75,7 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help="names, `defaults`, `sweeps`, `all` (both) or `ours`; --list shows them",
     )
-    add("--loads", default="", metavar="X,Y", help="shares of capacity (default 0.5,0.9,1.3)")
+    add("--loads", default="", metavar="X,Y", help="shares (default 0.5,0.8,1.0,1.2) of --load-of")
+    add(
+        "--load-of",
+        choices=_LOADS_OF,
+        default="saturation",
+        help="what a load is a share of: the most that the fleet can do (default), or what it does with 16 requests in flight at each server",
+    )
     add("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
     add("--scale", type=float, default=0.0, metavar="X", help="times the usual number of requests")
     _add_fleet(parser)
@@ -168,15 +176,15 @@ def _run(args: argparse.Namespace) -> list[Result]:
     quick = args.quick
     rules = list(_QUICK_RULES) if quick and args.rules == "defaults" else _rules(args.rules)
     names = [*_workloads(args.workloads, quick=quick), *map(str, args.trace)]
-    loads = [float(x) for x in args.loads.split(",") if x] or ([0.9] if quick else [0.5, 0.9, 1.3])
+    loads = [float(x) for x in args.loads.split(",") if x] or ([0.8] if quick else [0.5, 0.8, 1.0, 1.2])
     seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
     setting = _setting(args)
     store = Store(args.store) if args.store else None
     known = store.results() if store else []
     capacities = {}
     for name in names:
-        capacities[name] = _known_capacity(known, name, setting) or calibrate(name, setting)
-        print(f"capacity of {label(name)}: {capacities[name][0]:.2f} requests/s", file=sys.stderr)
+        capacities[name] = _known_capacity(known, name, setting) or _LOADS_OF[args.load_of](name, setting)
+        print(f"{args.load_of} of {label(name)}: {capacities[name][0]:.2f} requests/s", file=sys.stderr)
     runs = plan_runs(names, rules, loads=loads, seeds=seeds, setting=setting, capacities=capacities)
     todo = store.missing(runs, anew=filter(is_ours, rules)) if store else runs
     results = run_all(todo, processes=args.processes)
