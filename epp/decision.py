@@ -1,13 +1,15 @@
 """What is asked of the picker, what it answers, and what it tells about it.
 
-`PickRequest` goes in, `Pick` comes out and is handed back at each later event of the same HTTP request; its `Decision`
-is the record shown to people. `Observer` is how the edges report events to whoever counts them.
+`PickRequest` goes in, `Pick` comes out and is handed back at each later event of the same HTTP request. Its `Phase` says how far the
+request is; its `Decision` is the record shown to people. `Observer` is how the edges report events to whoever counts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import enum
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -107,15 +109,56 @@ class Decision(Struct):
     """Of the policy that is tried beside, if there is one."""
 
 
+Outcome = Literal["ended", "aborted", "failed"]
+"""How an HTTP request ended: with its answer, before it, or by a fault of its server."""
+
+
+class Phase(enum.StrEnum):
+    """Where one routed request stands."""
+
+    SENT = "sent"
+    """To a server, which has not answered yet."""
+    ANSWERED = "answered"
+    """The headers of a good answer came: the server computed the prompt."""
+    DECLINED = "declined"
+    """The headers of an error came (status 400 or more): the server did not compute the prompt."""
+    ENDED = "ended"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    DETACHED = "detached"
+    """The stream was let go on purpose while the answer runs on."""
+
+
+OVER: Final = frozenset({Phase.ENDED, Phase.ABORTED, Phase.FAILED, Phase.DETACHED})
+"""Nothing is booked for the request any more."""
+
+FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
+    Phase.SENT: {Phase.ANSWERED, Phase.DECLINED, *OVER},
+    Phase.ANSWERED: OVER,
+    Phase.DECLINED: OVER,
+    **dict.fromkeys(OVER, frozenset()),
+}
+"""The phases that may follow each phase."""
+
+
 class Pick(Struct, eq=False):
-    """The ticket of one pick: where to send it, and the bookings to release. Opaque but for its public fields."""
+    """One routed request as its stream sees it: where to send it, and its phase."""
 
     decision: Decision
     destinations: tuple[Address, ...]
     """Ordered fallback list, best first, never empty."""
     sampled: bool
     """Ask Envoy for the body of the answer."""
-    ended: bool = False
+    phase: Phase = Phase.SENT
+
+    def enter(self, phase: Phase) -> None:
+        """The next phase. An assertion fails if it may not follow this one."""
+        assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
+        self.phase = phase
+
+    @property
+    def over(self) -> bool:
+        return self.phase in OVER
 
     @property
     def explanation(self) -> str:

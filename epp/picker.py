@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from epp.cache_beliefs import Mirrors, Prompt
 from epp.config.policy import Policy, PolicySpec
-from epp.decision import Decision, Pick, PickRequest
+from epp.decision import Decision, Outcome, Phase, Pick, PickRequest
 from epp.dry_run import DryRun
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
@@ -31,14 +31,12 @@ from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
-from epp.routed_request import RoutedRequest, own
+from epp.routed_request import RoutedRequest, is_fault, own
 from epp.scheduling.record import decision_of, hurried_decision
 from epp.scheduling.schedule import Choice, Scheduler
 from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-
-Outcome = Literal["ended", "aborted", "failed"]
 
 _NO_SECRET = HashSecret()
 
@@ -337,15 +335,17 @@ class Picker:
         return routed
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """The answer begins. True if another endpoint than the first choice served it: booking and entry move there."""
+        """The answer begins; later headers of the same answer change nothing.
+
+        True if another endpoint than the first choice served it: booking and table entry move there.
+        """
         routed = own(pick)
-        if routed.ended:
+        if routed.phase is not Phase.SENT:
             return False
-        routed.responded = True
+        routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
         routed.decision.status = status
-        # Not the endpoint's address of today: that may have changed since it was answered.
-        expected = routed.decision.served or routed.destinations[0]
-        mismatch = served is not None and served != expected
+        # Not the endpoint's address of today: that may have changed since the pick was answered.
+        mismatch = served is not None and served != routed.destinations[0]
         self._fleet.failures.began(routed.wait, now=now)
         if served is not None:
             routed.decision.served = served
@@ -386,19 +386,18 @@ class Picker:
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
         routed = own(pick)
-        if routed.ended:
+        if routed.over:
             return
-        routed.ended = True
+        phase = routed.phase
+        routed.enter(Phase(outcome))
         routed.decision.outcome = outcome
-        status = routed.decision.status
-        served = outcome == "ended" and status is not None and status < 400
         routed.wait.over = True
-        if outcome == "failed" and (status is None or status < 400):
+        if outcome == "failed" and phase is not Phase.DECLINED:
             self._failed(routed, now=now)  # it broke off
-        routed.state.release(routed.booking, computed=served, now=now)
-        if served and routed.prompt.teaches:
+        routed.state.release(routed.booking, computed=routed.computed, now=now)
+        if routed.computed and routed.prompt.teaches:
             routed.state.window.ended(routed.prompt.size)
-        if not routed.responded:
+        if phase is Phase.SENT:
             self._forget_prefix(routed)
         if not routed.prefix_lost and self._mirrored(routed):
             # Servers order their blocks by when they are freed, which is now.
@@ -408,8 +407,9 @@ class Picker:
     def detach(self, pick: Pick, *, now: float) -> None:
         """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
         routed = own(pick)
-        if not routed.ended:
-            routed.ended = routed.wait.over = True
+        if not routed.over:
+            routed.enter(Phase.DETACHED)
+            routed.wait.over = True
             routed.decision.outcome = "detached"
             routed.state.detach()
             self._tell(Ended(now, routed))
@@ -486,7 +486,7 @@ class Picker:
     def _judge(self, routed: RoutedRequest, status: int, *, now: float) -> None:
         """What an answer's status says of its server. Other errors than these are the client's."""
         failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
-        if status >= 500 or status == 429:
+        if is_fault(status):
             self._failed(routed, now=now)
         elif status == 404:
             failures.refused_model(routed.state, model, settings=settings, now=now)

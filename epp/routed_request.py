@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from epp.cache_beliefs import Prompt
-from epp.decision import Pick
+from epp.decision import Phase, Pick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.failures import Wait
 from epp.endpoints.state import EndpointState
@@ -29,13 +29,29 @@ class RoutedRequest(Pick, eq=False, kw_only=True):
     """Which process of the server it went to: a restarted one holds nothing of it."""
     wait: Wait
     """For its first byte."""
-    responded: bool = False
     prefix_lost: bool = False
     """Its server did not compute the prompt: the table forgot it."""
 
     @property
     def chain(self) -> list[ChunkHash]:
         return self.prompt.chain
+
+    @property
+    def computed(self) -> bool:
+        """The request is over, and its server did what it was asked."""
+        status = self.decision.status
+        return self.phase is Phase.ENDED and status is not None and status < 400
+
+    @property
+    def failed(self) -> bool:
+        """Its server is at fault, as far as the answer tells."""
+        status = self.decision.status
+        return self.phase is Phase.FAILED or (status is not None and is_fault(status))
+
+
+def is_fault(status: int) -> bool:
+    """Whether an answer of this status says that the server is sick. Other errors are the client's."""
+    return status >= 500 or status == 429
 
 
 def own(pick: Pick) -> RoutedRequest:

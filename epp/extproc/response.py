@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.policy import Policy
-from epp.decision import Observer, Pick, PickRequest
+from epp.decision import Observer, Outcome, Pick, PickRequest
 from epp.extproc.events import (
     Answer,
     BodyMode,
@@ -34,8 +34,6 @@ PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
 _SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 _NOTHING_BLOCKED: Final = BlockedPaths(())
-
-Outcome = Literal["ended", "aborted", "failed"]
 
 
 class PickerPort(Protocol):

@@ -32,7 +32,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
-from epp.decision import Observer, Pick, PickRequest
+from epp.decision import Observer, Outcome, Pick, PickRequest
 from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, NoRoomError, PickError
 from epp.extproc.bodies import (
     ENCODED,
@@ -70,7 +70,7 @@ from epp.extproc.reading import (
     read_prescribed,
     refusal,
 )
-from epp.extproc.response import PLAIN, Outcome, PickerPort, ResponseHalf, StreamSettings
+from epp.extproc.response import PLAIN, PickerPort, ResponseHalf, StreamSettings
 from epp.extproc.waiting import GatePort, Wait, longest_wait_s
 from epp.types import Address, InferenceRequest
 
@@ -230,7 +230,7 @@ class HttpStream:
         assert self._pick is None or self._phase is _Phase.PASSED
         assert self._wait.waits == (self._phase is _Phase.WAITING)
         assert not self._wait.after or self._wait.waits
-        assert not self._closed or self._pick is None or self._pick.ended
+        assert not self._closed or self._pick is None or self._pick.over
         self._response.check_integrity()
 
     # -- the request ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from xxhash import xxh3_64_intdigest
 
+from epp.decision import Phase
 from epp.endpoints.state import EndpointState
 from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Moved, PickerEvent, Restarted
 from epp.routed_request import RoutedRequest
@@ -105,8 +106,7 @@ class Speaker:
                 self._add_request("began", at, request)
             case Ended(at, request):
                 number = self._numbers.pop(request, 0)
-                kept, failed = _kept(request), _failed(request)
-                self._add(_Row(kind="over", at=at, number=number, kept=kept, failed=failed))
+                self._add(_Row(kind="over", at=at, number=number, kept=_kept(request), failed=request.failed))
             case Moved(at, request):
                 self._add_request("moved", at, request)
             case Grew(at, server, chain):
@@ -208,15 +208,8 @@ def _row_of(
 
 
 def _kept(request: RoutedRequest) -> Kept:
-    decision = request.decision
-    if decision.outcome == "detached":
+    if request.phase is Phase.DETACHED:
         return Kept.DETACHED
     if request.prefix_lost:
         return Kept.LOST
-    served = decision.outcome == "ended" and decision.status is not None and decision.status < 400
-    return Kept.COMPUTED if served else Kept.ABORTED
-
-
-def _failed(request: RoutedRequest) -> bool:
-    status = request.decision.status
-    return request.decision.outcome == "failed" or status == 429 or (status is not None and status >= 500)
+    return Kept.COMPUTED if request.computed else Kept.ABORTED

@@ -12,8 +12,7 @@ from epp.config.policy import (
     Sampling,
     Table,
 )
-from epp.decision import PickRequest
-from epp.picker import Outcome
+from epp.decision import Outcome, PickRequest
 from epp.request.response import ResponseFeedback
 from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import (

@@ -174,7 +174,7 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
     stream.check_integrity()
     assert len(seen.picks) <= 1
     assert seen.over == seen.picks
-    assert all(p.ended for p in seen.picks)
+    assert all(p.over for p in seen.picks)
     detached = any(p.decision.outcome == "detached" for p in seen.picks)
     assert detached or all(s.in_flight == 0 for s in picker.fleet.states())
     assert given_settings.room.held_bytes == 0

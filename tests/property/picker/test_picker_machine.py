@@ -28,9 +28,9 @@ from epp.config.policy import (
     Sampling,
     Table,
 )
-from epp.decision import Pick, PickRequest
+from epp.decision import Outcome, Pick, PickRequest
 from epp.errors import NoEndpointError, SaturatedError
-from epp.picker import Outcome, Picker
+from epp.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
@@ -218,10 +218,14 @@ class PickerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), status=st.sampled_from([200, 400, 503]))
     def response_headers(self, data: st.DataObject, status: int) -> None:
-        """Served by the first choice, by another, or by one that the fleet has never heard of."""
+        """Served by the first choice, by another, or by one that the fleet has never heard of. Only the first headers count."""
         request = data.draw(st.sampled_from(self.open))
         served = data.draw(st.none() | st.sampled_from(request.pick.destinations) | addresses)
+        known = request.pick.decision.status
         mismatch = self.picker.on_response_headers(request.pick, status=status, served=served, now=self.now)
+        if known is not None:
+            assert (mismatch, request.pick.decision.status) == (False, known)
+            return
         assert mismatch == (served is not None and served != request.served)
         assert request.pick.decision.status == status
         if mismatch and served is not None:

@@ -102,7 +102,7 @@ def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
     pick = held.bench.seen.picks[-1]
     assert pick.decision.waited_s == pytest.approx(at - 1.0)
     stream.close(now=at)
-    assert pick.ended
+    assert pick.over
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL])

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.decision import Pick, PickRequest
-from epp.picker import Outcome, Picker
+from epp.decision import Outcome, Pick, PickRequest
+from epp.picker import Picker
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
