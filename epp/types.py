@@ -151,3 +151,10 @@ class EndpointMetrics:
     max_lora: int | None = None
     active_adapters: frozenset[str] = frozenset()
     """Adapters with requests running or waiting; an idle loaded adapter is not listed."""
+    loaded_adapters: frozenset[str] | None = None
+    """Adapters in GPU slots, idle ones too. None: the server does not say, as most do not yet."""
+
+    @property
+    def known_adapters(self) -> frozenset[str]:
+        """All that the server names."""
+        return self.active_adapters | self.loaded_adapters if self.loaded_adapters else self.active_adapters

@@ -86,7 +86,7 @@ class Columns:
             self._failing[slot] = state.failures
         elif self._failing:
             self._failing.pop(slot, None)
-        if state.adapters or self._loaded[slot] or (metrics is not None and metrics.active_adapters):
+        if state.adapters or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
             self._copy_adapters(slot, state.loaded_adapters())
 
     def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from epp.config.policy import PolicySpec
@@ -92,11 +93,11 @@ class EndpointState:
 
     def has_adapter(self, adapter: str) -> bool:
         return adapter in self.adapters or (
-            self.metrics is not None and adapter in self.metrics.active_adapters
+            self.metrics is not None and adapter in self.metrics.known_adapters
         )
 
     def loaded_adapters(self) -> set[str]:
-        return set(self.adapters) | (self.metrics.active_adapters if self.metrics else frozenset())
+        return set(self.adapters) | (self.metrics.known_adapters if self.metrics else frozenset())
 
     def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> bool:
         """Remember that the server holds `adapter` now; it drops the least recently used one beyond its slots.
@@ -130,11 +131,18 @@ class EndpointState:
         all_begun = self._all_begun(after)
         done_before = before.scraped_at if all_begun and before is not None else now - _LOST_BOOKING_S
         self.backlog.clear_before(done_before, now=now, rate=rate)
+        if before is not None and after.loaded_adapters is not None:
+            self._forget_unloaded(after.known_adapters, before=before.scraped_at)
         self.metrics = after
         self.failures = 0
         self.picks_since_scrape = 0
         self.ends_since_scrape = 0
         self.ended_loads = 0
+
+    def _forget_unloaded(self, known: AbstractSet[str], *, before: float) -> None:
+        """Adapters that the server does not name, though they were last used so long ago that it would."""
+        for adapter in [a for a, used_at in self.adapters.items() if used_at < before and a not in known]:
+            del self.adapters[adapter]
 
     def _all_begun(self, after: EndpointMetrics) -> bool:
         """Whether every request in there has its first token, as far as this page can tell.

@@ -51,7 +51,9 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "prefill_count": ("vllm:request_prefill_time_seconds_count",),
     "prefill_tokens": ("vllm:request_prefill_kv_computed_tokens_sum",),
     "lora": ("vllm:lora_requests_info",),
-    "lora_slots": ("sglang:lora_pool_slots_total",),
+    "lora_loaded": ("vllm:lora_adapter_loaded",),
+    "lora_loaded_count": ("vllm:num_gpu_loaded_lora_adapters",),
+    "lora_slots": ("vllm:max_gpu_lora_adapters", "sglang:lora_pool_slots_total"),
 }
 
 
@@ -123,6 +125,7 @@ def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
         prefill_tokens=found.total("prefill_tokens"),
         max_lora=max_lora,
         active_adapters=active,
+        loaded_adapters=found.loaded_adapters(),
     )
 
 
@@ -196,6 +199,15 @@ class _Found:
                 active.update(read[: _MAX_ADAPTERS - len(active)])
             slots += [s for s in (_whole(labels.get(b"max_lora"), most=_MAX_SLOTS),) if s]
         return (max(slots) if slots else None), frozenset(active)
+
+    def loaded_adapters(self) -> frozenset[str] | None:
+        """Adapters in GPU slots, of all engines; None where the page does not say. A count is there even while none is loaded."""
+        series = self._by_field.get("lora_loaded", [])
+        if not series and "lora_loaded_count" not in self._by_field:
+            return None
+        found = (_labels(sample.labels) for sample in series[:_MAX_ADAPTERS] if sample.value > 0)
+        names = (labels.get(b"adapter_name", b"") for labels in found if labels.get(b"level") == b"gpu")
+        return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
 
     def _of_engines(self, field: str) -> list[float]:
         """One value for each engine and model. SGLang's tensor-parallel ranks repeat their group's gauge: largest wins."""

@@ -191,6 +191,22 @@ def test_adapters_are_remembered_by_last_use_within_the_servers_slots() -> None:
     assert not state.has_adapter("y")
 
 
+def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -> None:
+    state = a_state()
+    for now, adapter in enumerate(["x", "y", "z"]):
+        state.use_adapter(adapter, spec=PolicySpec(), now=float(now))
+    state.observe(EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
+    assert state.loaded_adapters() == {"x", "y", "z"}  # the first page may be older than the picks
+    later = EndpointMetrics(
+        scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
+    )
+    state.observe(later, now=2.5)
+    # x waits there and z was sent there after the page before; y was dropped, and w came by another way.
+    assert state.loaded_adapters() == {"w", "x", "z"}
+    state.observe(EndpointMetrics(scraped_at=3.5), now=3.5)  # another process, which does not say
+    assert state.loaded_adapters() == {"x", "z"}
+
+
 def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
     state = a_state()
     metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))

@@ -85,6 +85,32 @@ def test_unknown_cache_size_is_none() -> None:
     assert (got.capacity_tokens, got.block_size) == (None, 16)
 
 
+def test_adapters_that_a_server_says_are_loaded_are_read_with_the_idle_ones() -> None:
+    page = vllm_page([BUSY]) + (
+        b"# TYPE vllm:lora_adapter_loaded gauge\n"
+        b'vllm:lora_adapter_loaded{model_name="m",engine="0",adapter_name="sql",level="gpu",pinned="false"} 1\n'
+        b'vllm:lora_adapter_loaded{model_name="m",engine="0",adapter_name="chat",level="cpu",pinned="false"} 1\n'
+        b'vllm:lora_adapter_loaded{model_name="m",engine="1",adapter_name="legal",level="gpu",pinned="true"} 1\n'
+        b'vllm:lora_adapter_loaded{model_name="m",engine="1",adapter_name="gone",level="gpu",pinned="true"} 0\n'
+        b"# TYPE vllm:num_gpu_loaded_lora_adapters gauge\n"
+        b'vllm:num_gpu_loaded_lora_adapters{model_name="m",engine="0"} 1\n'
+        b"# TYPE vllm:max_gpu_lora_adapters gauge\n"
+        b'vllm:max_gpu_lora_adapters{model_name="m",engine="0"} 6\n'
+    )
+    got = parse_page(page, scraped_at=0)
+    assert got.loaded_adapters == frozenset({"sql", "legal"})
+    assert got.max_lora == 6
+    assert parse_page(vllm_page([BUSY]), scraped_at=0).loaded_adapters is None
+
+
+def test_a_server_without_a_loaded_adapter_says_so_by_its_count() -> None:
+    page = vllm_page([BUSY]) + (
+        b"# TYPE vllm:num_gpu_loaded_lora_adapters gauge\n"
+        b'vllm:num_gpu_loaded_lora_adapters{model_name="m",engine="0"} 0\n'
+    )
+    assert parse_page(page, scraped_at=0).loaded_adapters == frozenset()
+
+
 def test_the_newest_lora_series_counts() -> None:
     series = [
         LoraSeries(at=100.0, running="old"),
