@@ -39,7 +39,7 @@ _RESIZE_RATIO = 0.02
 _TOKEN_ID_BYTES = 4
 
 
-class Prompt(Struct, frozen=True):
+class Prompt(Struct, frozen=True, gc=False):
     """One request's prompt as the mirrors see it."""
 
     size: PromptSize

@@ -18,7 +18,7 @@ from epp.errors import PickError
 from epp.types import Address, EndpointName, InferenceRequest
 
 
-class PickRequest(Struct, frozen=True):
+class PickRequest(Struct, frozen=True, gc=False):
     """One HTTP request that needs an endpoint."""
 
     request_id: str
@@ -68,7 +68,7 @@ class WouldPick(Struct, frozen=True):
     """It would have picked the endpoint that was picked."""
 
 
-class Decision(Struct):
+class Decision(Struct, gc=False):
     """Why a request went where it went. Filled in as its answer comes."""
 
     request_id: str
@@ -141,7 +141,7 @@ FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
 """The phases that may follow each phase."""
 
 
-class Pick(Struct, eq=False):
+class Pick(Struct, eq=False, gc=False):
     """One routed request as its stream sees it: where to send it, and its phase."""
 
     decision: Decision

@@ -14,7 +14,7 @@ from epp.prefix_index.table import PrefixTable, Recorded
 from epp.types import ChunkHash, InferenceRequest
 
 
-class RoutedRequest(Pick, eq=False, kw_only=True):
+class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
     """A pick with what must be undone, moved or learned from later."""
 
     state: EndpointState

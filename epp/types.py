@@ -79,7 +79,7 @@ class ApiKind(enum.StrEnum):
     OTHER = "other"
 
 
-class InferenceRequest(Struct, frozen=True):
+class InferenceRequest(Struct, frozen=True, gc=False):
     """What a request body says that matters for routing, read once."""
 
     kind: ApiKind
@@ -110,7 +110,7 @@ class InferenceRequest(Struct, frozen=True):
         return len(self.prompt) + len(self.shaping)
 
 
-class PromptSize(Struct, frozen=True):
+class PromptSize(Struct, frozen=True, gc=False):
     """What of a prompt tells its tokens."""
 
     text_bytes: int

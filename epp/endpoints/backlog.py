@@ -26,7 +26,7 @@ _LEFT_OF_OLDEST = 0.25
 """Share of the oldest booking that is undone at a scrape whose counters do not show it."""
 
 
-class Booking(Struct, eq=False):
+class Booking(Struct, eq=False, gc=False):
     """Tokens of one request that its server has yet to compute."""
 
     tokens: int

@@ -44,6 +44,10 @@ class Columns:
         """No metrics are older than this."""
         self._waiting: Floats = np.full(n, np.nan)
         self._kv_usage: Floats = np.full(n, np.nan)
+        self._pages_seen = self._waiting, self._kv_usage
+        """Copies of the two, for snapshots: nobody writes to them."""
+        self._most = np.inf, np.inf
+        """The largest of each: no candidate has more."""
         self._max_adapters: Floats = np.full(n, np.nan)
         self._adapters: Floats = np.zeros(n)
         """Number of adapters loaded."""
@@ -72,6 +76,8 @@ class Columns:
             # A page teaches something of its server, and so of every server of the same model.
             per_model = np.array([model.tokens_per_s for model in self._models])
             self._rate = per_model[self._model_of] / self._slowness
+            self._pages_seen = self._waiting.copy(), self._kv_usage.copy()
+            self._most = _largest(self._waiting), _largest(self._kv_usage)
             self._rates_known = True
 
     def _copy(self, slot: int) -> None:
@@ -138,11 +144,11 @@ class Columns:
         """Of some slots; nothing changes in it later. adapter_slots: adapters that a server can hold where it does not say."""
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
-            load, waiting, kv_usage = self._load.copy(), self._waiting.copy(), self._kv_usage.copy()
+            load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
         else:
             fresh = now - self._scraped_at <= stale_after_s
             load = np.where(fresh, self._load, self._known_load)
-            waiting, kv_usage = (np.where(fresh, known, np.nan) for known in (self._waiting, self._kv_usage))
+            waiting, kv_usage = (np.where(fresh, known, np.nan) for known in self._pages_seen)
         has_adapter = free_slot = None
         if adapter:
             has_adapter = self._mask(self.holders(adapter))
@@ -150,7 +156,16 @@ class Columns:
             free_slot = self._adapters < room
         everyone = self.roster.everyone
         whole = Snapshot(
-            self.roster, everyone, undone, self._rate, load, waiting, kv_usage, has_adapter, free_slot
+            self.roster,
+            everyone,
+            undone,
+            self._rate,
+            load,
+            waiting,
+            kv_usage,
+            *self._most,
+            has_adapter,
+            free_slot,
         )
         return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
 
@@ -178,7 +193,13 @@ class Columns:
             assert self._rate[slot] == state.rate.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
+            assert state.metrics is None or self._most[0] >= state.metrics.waiting
             assert self._loaded[slot] == state.loaded_adapters()
             for adapter in self._loaded[slot]:
                 holders[adapter].add(slot)
         assert self._holders == holders
+
+
+def _largest(numbers: Floats) -> float:
+    """Of those that are known; minus infinity where none is."""
+    return float(np.fmax.reduce(numbers, initial=-np.inf))

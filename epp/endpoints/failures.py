@@ -52,7 +52,7 @@ _OVERDUE: Final = 2
 """Suspicious requests in a row that make a server hang."""
 
 
-class Wait(Struct, eq=False):
+class Wait(Struct, eq=False, gc=False):
     """One request that waits for its first byte."""
 
     state: EndpointState

@@ -9,7 +9,7 @@ their headers repeats, so that its meaning is kept. Whatever has an unusual shap
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from envoy.config.core.v3 import base_pb2
@@ -18,6 +18,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
 from epp.errors import DETAILS
+from epp.extproc.bodies import MAX_PIECE_BYTES
 from epp.extproc.events import (
     Action,
     Answer,
@@ -35,7 +36,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.header_decoding import fields, read_headers, varint
+from epp.extproc.header_decoding import HeaderReader, fields, varint
 from epp.extproc.reading import DESTINATION
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -62,21 +63,6 @@ _CONFIG_TAG: Final = 0x5A
 _AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
 _BODY_TAG: Final = 0x0A
 _ECHO_TAG: Final = {Slot.REQUEST_BODY: b"\x1a", Slot.RESPONSE_BODY: b"\x22"}
-
-_USUAL: Final = (
-    *(
-        b":authority",
-        b":method",
-        b":scheme",
-        b"accept",
-        b"accept-encoding",
-        b"authorization",
-        b"content-type",
-    ),
-    *(b"user-agent", b"x-forwarded-for", b"x-forwarded-proto", b"content-length", b"date", b"server"),
-    *(b"x-envoy-upstream-service-time", b"x-envoy-external-address", b"traceparent"),
-)
-"""Headers of nearly every message, mostly unread."""
 
 _KEPT_BYTES: Final = 512
 """Longer pieces are not kept: they hold more than an address or two, and may differ with every request."""
@@ -113,8 +99,31 @@ def _by_protobuf(data: bytes, *, names: frozenset[str], response_names: frozense
     return _EVENTS[kind](message, names if kind == "request_headers" else response_names, modes)
 
 
+def echo_of(data: bytes) -> bytes | None:
+    """The answer to a piece of a response's body that goes on as it came, without an object for either. None: decode the message."""
+    if not data or data[0] != _RESPONSE_BODY_TAG:
+        return None
+    found = _body_in(data)
+    if found is None:
+        return None
+    start, end, end_of_stream = found
+    if end_of_stream or end - start > MAX_PIECE_BYTES:
+        return None
+    return _around_echo(Slot.RESPONSE_BODY, end - start, False)[0] + data[start:end]
+
+
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
-    """A body message in its usual shape: the body's bytes, perhaps the end-of-stream flag. None: not that shape."""
+    found = _body_in(data)
+    if found is None:
+        return None
+    start, end, end_of_stream = found
+    if data[0] == _REQUEST_BODY_TAG:
+        return RequestBody(memoryview(data)[start:end], end_of_stream)
+    return ResponseBody(data[start:end], end_of_stream)
+
+
+def _body_in(data: bytes) -> tuple[int, int, bool] | None:
+    """A body message in its usual shape: where the body's bytes are, and the end-of-stream flag. None: not that shape."""
     size, start = varint(data, 1)
     end = start + size
     if end > len(data) or start >= end or data[start] != _BODY_TAG:
@@ -128,14 +137,11 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
         around = _around(data[end:])
         if around is None or around[2] is not None:
             return None
-    end_of_stream = rest == b"\x10\x01"
-    if data[0] == _REQUEST_BODY_TAG:
-        return RequestBody(memoryview(data)[body_start:body_end], end_of_stream)
-    return ResponseBody(data[body_start:body_end], end_of_stream)
+    return body_start, body_end, rest == b"\x10\x01"
 
 
 def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders | None:
-    read = read_headers(data, _as_bytes(names))
+    read = _reader(names).read(data)
     if read is None:
         return None
     headers, end_of_stream, end = read
@@ -148,7 +154,7 @@ def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders |
 
 def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
     """Field by field, since the metadata hold the fallback list, of which a large fleet has very many."""
-    read = read_headers(data, _as_bytes(names))
+    read = _reader(names).read(data)
     if read is None:
         return None
     headers, end_of_stream, end = read
@@ -196,11 +202,7 @@ def _read_around(data: bytes) -> _Around | None:
 _kept_around = functools.lru_cache(maxsize=4096)(_read_around)
 
 
-@functools.lru_cache(maxsize=16)
-def _as_bytes(names: frozenset[str]) -> Mapping[bytes, str]:
-    """By the bytes on the wire. A name that is not lower-case ASCII is left out: such names go by protobuf."""
-    passed_over = dict.fromkeys(_USUAL, "")
-    return passed_over | {n.encode(): n for n in names if n.isascii() and n == n.lower()}
+_reader = functools.lru_cache(maxsize=16)(HeaderReader)
 
 
 def _modes(message: Any) -> Modes:

@@ -16,7 +16,7 @@ from typing import Final
 
 from epp.config.policy import Policy
 from epp.decision import Observer
-from epp.extproc.codec import decode, encode
+from epp.extproc.codec import decode, echo_of, encode
 from epp.extproc.events import Action
 from epp.extproc.overload import Overload
 from epp.extproc.reading import RESPONSE_NAMES, request_names
@@ -137,6 +137,8 @@ class Conversation:
     def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:
         """The answers to one message. StreamProtocolError: end the stream with its reason."""
         stream = self.stream
+        if stream.passes and (echo := echo_of(data)) is not None:
+            return (echo,)
         event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=stream.first)
         answers = [encode(action) for action in stream.receive(event, now=now)]
         if not self._picked and stream.picked:

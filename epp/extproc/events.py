@@ -38,7 +38,7 @@ class Modes(Struct, frozen=True):
     """Chunks of a STREAMED body come before the headers are answered."""
 
 
-class RequestHeaders(Struct, frozen=True):
+class RequestHeaders(Struct, frozen=True, gc=False):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     subset: tuple[str, ...] | None = None
@@ -46,18 +46,18 @@ class RequestHeaders(Struct, frozen=True):
     modes: Modes | None = None
 
 
-class RequestBody(Struct, frozen=True):
+class RequestBody(Struct, frozen=True, gc=False):
     data: bytes | memoryview
     """Perhaps a view of the message that it came in: a long prompt is not copied on its way to the parser."""
     end_of_stream: bool = False
     modes: Modes | None = None
 
 
-class RequestTrailers(Struct, frozen=True):
+class RequestTrailers(Struct, frozen=True, gc=False):
     pass
 
 
-class ResponseHeaders(Struct, frozen=True):
+class ResponseHeaders(Struct, frozen=True, gc=False):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     served: str = ""
@@ -65,13 +65,13 @@ class ResponseHeaders(Struct, frozen=True):
     modes: Modes | None = None
 
 
-class ResponseBody(Struct, frozen=True):
+class ResponseBody(Struct, frozen=True, gc=False):
     data: bytes
     end_of_stream: bool = False
     modes: Modes | None = None
 
 
-class ResponseTrailers(Struct, frozen=True):
+class ResponseTrailers(Struct, frozen=True, gc=False):
     pass
 
 
@@ -92,7 +92,7 @@ class Slot(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, gc=False):
     """Go on, perhaps with changes. Hashable, so that a transport may keep what it serialised."""
 
     slot: Slot
@@ -108,7 +108,7 @@ class Answer(Struct, frozen=True):
     """Ask, for this request alone, that the answer's body be streamed here."""
 
 
-class Echo(Struct, frozen=True):
+class Echo(Struct, frozen=True, gc=False):
     """One piece of a body that goes on as it came."""
 
     slot: Slot
@@ -116,7 +116,7 @@ class Echo(Struct, frozen=True):
     end_of_stream: bool = False
 
 
-class Refuse(Struct, frozen=True):
+class Refuse(Struct, frozen=True, gc=False):
     """Answer the client now, with an error; nothing goes to any server."""
 
     status: int
@@ -125,7 +125,7 @@ class Refuse(Struct, frozen=True):
     reason: str
 
 
-class Delay(Struct, frozen=True):
+class Delay(Struct, frozen=True, gc=False):
     """The answer comes later: the data plane shall wait so long for it."""
 
     seconds: float

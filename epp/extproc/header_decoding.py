@@ -8,7 +8,7 @@ decoder: every function here answers None then, and never guesses. Called by `co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Final
 
 # Wire tags: field number times eight plus the wire type.
@@ -18,68 +18,95 @@ _KEY_TAG: Final = 0x0A
 _RAW_VALUE_TAG: Final = 0x1A
 _END_OF_STREAM: Final = {b"": False, b"\x18\x00": False, b"\x18\x01": True}
 
+_VARIES: Final = frozenset((b"content-length", b"x-request-id"))
+"""Headers whose values seldom come again."""
+_KEPT: Final = 1024
+"""Headers that are remembered by their bytes, of at most 130 bytes each."""
+
 Headers = tuple[list[tuple[str, str]], bool, int]
 """The headers asked for, the end-of-stream flag, and where the rest of the message begins."""
 
 
-def read_headers(data: bytes, wanted: Mapping[bytes, str]) -> Headers | None:
-    """The first field of a message, which holds HTTP headers.
+class HeaderReader:
+    """Reads the headers in `names` out of messages. Headers that came before are known by their bytes, so that they are not read anew."""
 
-    `wanted`: lower-case ASCII names, as bytes and as text; a name to no text is passed over like one that is not there, only
-    faster.
-    """
-    try:
-        return _read_headers(data, wanted)
-    except IndexError:
-        return None
+    __slots__ = ("_known", "_wanted")
 
+    def __init__(self, names: Iterable[str]) -> None:
+        """A name that is not lower-case ASCII is passed over: messages that hold such names go by protobuf."""
+        self._wanted = {n.encode(): n for n in names if n.isascii() and n == n.lower()}
+        self._known: dict[bytes, tuple[str, str] | tuple[()]] = {}
+        """By a header's bytes on the wire, from its tag on: its name and value, or nothing for one that is not asked for."""
 
-def _read_headers(data: bytes, wanted: Mapping[bytes, str]) -> Headers | None:
-    size, at = varint(data, 1)
-    end = at + size
-    if end > len(data) or data[at] != _MAP_TAG:
-        return None
-    size, at = varint(data, at + 1)
-    map_end = at + size
-    if map_end > end:
-        return None
-    end_of_stream = _END_OF_STREAM.get(data[map_end:end])
-    if end_of_stream is None:
-        return None
-    found = _entries(data, at, map_end, wanted)
-    return None if found is None else (found, end_of_stream, end)
+    @property
+    def known(self) -> int:
+        """Headers that are remembered."""
+        return len(self._known)
 
+    def read(self, data: bytes) -> Headers | None:
+        """The first field of a message, which holds HTTP headers."""
+        try:
+            return self._read(data)
+        except IndexError:
+            return None
 
-def _entries(data: bytes, at: int, end: int, wanted: Mapping[bytes, str]) -> list[tuple[str, str]] | None:
-    """One loop that calls nothing in the usual case: it runs for every header of every request."""
-    found = []
-    while at < end:
-        size = data[at + 1]
-        key = at + 2
-        if size >= 0x80:
-            size, key = varint(data, at + 1)
+    def _read(self, data: bytes) -> Headers | None:
+        size, at = varint(data, 1)
+        end = at + size
+        if end > len(data) or data[at] != _MAP_TAG:
+            return None
+        size, at = varint(data, at + 1)
+        map_end = at + size
+        if map_end > end:
+            return None
+        end_of_stream = _END_OF_STREAM.get(data[map_end:end])
+        if end_of_stream is None:
+            return None
+        found: list[tuple[str, str]] = []
+        known = self._known
+        while at < map_end:
+            # A header of 128 bytes or more has a longer length, which no header that is remembered begins with.
+            stop = at + 2 + data[at + 1]
+            header = known.get(data[at:stop])
+            if header is None:
+                stop, header = self._next(data, at)
+                if header is None:
+                    return None
+            if header:
+                found.append(header)
+            at = stop
+        return (found, end_of_stream, end) if at == map_end else None
+
+    def _next(self, data: bytes, at: int) -> tuple[int, tuple[str, str] | tuple[()] | None]:
+        """Where the header at `at` ends, and what it is; None: not as data planes send it."""
+        size, key = varint(data, at + 1)
         key_size = data[key + 1]
         value = key + 2 + key_size
         if data[at] != _HEADER_TAG or data[key] != _KEY_TAG or key_size >= 0x80:
-            return None
-        at = key + size
+            return at, None
+        end = key + size
         start = value + 2
-        if value == at:
-            start = at
+        if value == end:
+            start = end
         elif data[value] != _RAW_VALUE_TAG:
-            return None
-        elif at - start >= 0x80 or data[value + 1] != at - start:
+            return at, None
+        elif end - start >= 0x80 or data[value + 1] != end - start:
             size, start = varint(data, value + 1)
-            if start + size != at:
-                return None
+            if start + size != end:
+                return at, None
         name = data[key + 2 : value]
-        text = wanted.get(name)
+        text = self._wanted.get(name)
+        header: tuple[str, str] | tuple[()] = ()
         if text:
-            found.append((text, data[start:at].decode("latin-1")))
-        elif text is None and not (name.isascii() and name.islower()):
+            header = (text, data[start:end].decode("latin-1"))
+        elif not (name.isascii() and name.islower()):
             # Names in other letters can mean a wanted one: Unicode even has a sign whose lower case is the plain k.
-            return None
-    return found if at == end else None
+            return at, None
+        if key == at + 2 and end <= len(data) and name not in _VARIES:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[data[at:end]] = header
+        return end, header
 
 
 def fields(data: bytes, at: int) -> dict[int, bytes] | None:
@@ -99,6 +126,12 @@ def fields(data: bytes, at: int) -> dict[int, bytes] | None:
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """A length and where it ends. A broken one is larger than any message."""
+    if at + 1 < len(data):  # Nearly all lengths have one byte or two.
+        first, second = data[at], data[at + 1]
+        if first < 0x80:
+            return first, at + 1
+        if second < 0x80:
+            return first & 0x7F | second << 7, at + 2
     value = shift = 0
     for position in range(at, min(at + 5, len(data))):
         byte = data[position]

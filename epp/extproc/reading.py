@@ -53,7 +53,7 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-class RequestHead(Struct):
+class RequestHead(Struct, gc=False):
     """What the request headers say. The state machine holds one for each request."""
 
     path: str

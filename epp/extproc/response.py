@@ -144,6 +144,11 @@ class ResponseHalf:
             return PLAIN[Slot.RESPONSE_HEADERS]
         return (Answer(Slot.RESPONSE_HEADERS, set_headers=headers, stream_response=override),)
 
+    @property
+    def reads(self) -> bool:
+        """The answer is sampled: its body is read as it streams by."""
+        return self._reader is not None
+
     def feed(self, event: ResponseBody, *, now: float) -> None:
         if self.status is None:
             self._observer.protocol_error("body_before_response_headers")

@@ -99,7 +99,7 @@ class HttpStream:
     __slots__ = (
         "_asks_only", "_body", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
         "_observer", "_phase", "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "_wait",
-        "hold",
+        "hold", "passes",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +125,8 @@ class HttpStream:
         self._hurry = unread
         self.hold = settings.hold_streams and not unread
         """Stay until the HTTP request ends; a drain sets it to False. If False, `detach` as soon as `can_detach` says so."""
+        self.passes = False
+        """Pieces of the response's body go on as they come, and say nothing to this stream until the last one."""
         self._phase = _Phase.START
         self._modes = settings.assumed_modes
         self._head: RequestHead | None = None
@@ -195,7 +197,7 @@ class HttpStream:
         if self._response.done:
             self.close(now=now)
             return
-        self._closed = True
+        self._closed, self.passes = True, False
         self._body.drop()
         self._leave()
         if self._pick is not None:
@@ -213,7 +215,7 @@ class HttpStream:
         """Release what the request holds. Idempotent. broken: the picker itself failed, not the data plane or client."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self.passes = True, False
         self._body.drop()
         self._leave()
         if self._pick is None:
@@ -490,7 +492,7 @@ class HttpStream:
     def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
         self._leave()  # The client has its answer: the data plane's own.
-        return self._response.begin(
+        answers = self._response.begin(
             event,
             pick=self._pick,
             modes=self._modes,
@@ -499,6 +501,8 @@ class HttpStream:
             hold=self.hold,
             now=now,
         )
+        self.passes = self._modes.response_body.echoed and not self._response.reads
+        return answers
 
     def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
@@ -521,7 +525,7 @@ class HttpStream:
 
     def _learn(self, modes: Modes | None) -> None:
         if modes is not None:
-            self._modes = modes
+            self._modes, self.passes = modes, False
 
     def _known_head(self) -> RequestHead:
         assert self._head is not None, "decisions come after request headers"

@@ -32,6 +32,7 @@ from epp.http2.messages import (
     Assembly,
     BadMessageError,
     message_bytes,
+    read_prefix,
 )
 from epp.http2.sending import Sender
 from epp.http2.streams import AFTER_PEERS_END, State, Stream
@@ -183,6 +184,30 @@ class Connection:
         return events
 
     # -- frames, as `reading` hands them on ----------------------------------------------------------------------------
+
+    def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
+        stream = self._streams.get(number)
+        start, size = at + PREFIX_BYTES, end - at
+        if (
+            stream is not None
+            and stream.state is State.OPEN
+            and stream.assembly is None
+            and stream.declared is None
+            and stream.end is None
+            and not ends
+            and PREFIX_BYTES <= size <= stream.window
+            and read_prefix(data, at) == (0, size - PREFIX_BYTES)
+            and size <= self._limits.max_message_bytes
+        ):  # One whole message, as nearly every frame is.
+            self._windows.take(size)
+            stream.window -= size
+            self._table.events.append(Message(number, data[start:end]))
+            self._windows.taken_in(stream, size)
+            return
+        self.data_begins(number, size, padding=0, ends=ends)
+        if size:
+            self.data_part(data, at, end)
+        self.data_ends()
 
     def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
         self._windows.take(size)

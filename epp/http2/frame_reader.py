@@ -27,6 +27,9 @@ class FrameError(Exception):
 class Sink(Protocol):
     """Takes the frames. Every method may raise FrameError."""
 
+    def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
+        """A whole DATA frame without padding, whose body lies at `data[at:end]`. The same as the next three."""
+
     def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
         """The head of a DATA frame: `size` bytes in all, of which `padding` are none of the body."""
 
@@ -124,6 +127,10 @@ class FrameReader:
             raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
         at += HEAD_BYTES
         if kind == Kind.DATA:
+            stop = at + size
+            if stop <= end and not flags & Flag.PADDED:
+                self._sink.data(number, data, at, stop, ends=bool(flags & Flag.END_STREAM))
+                return stop
             return self._data_head(data, at, end, size=size, flags=flags, number=number)
         if kind > Kind.CONTINUATION:
             self._sink.unknown_frame()

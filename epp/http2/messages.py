@@ -5,11 +5,13 @@ Pure. One `Assembly` for each message that a frame leaves unfinished; a message 
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from epp.http2.limits import HeldBytes
 
 PREFIX_BYTES: Final = 5
+read_prefix: Final = struct.Struct(">BL").unpack_from
 """Whether the message is compressed, and its length."""
 
 _FEW: Final = 64

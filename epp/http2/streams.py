@@ -81,7 +81,7 @@ class Stream:
     """One open stream. Windows are in bytes and may be negative where the peer has shrunk its own."""
 
     __slots__ = (
-        "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until", "messages",
+        "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until",
         "number", "owed", "peer_window", "stalled_since", "state", "window",
     )  # fmt: skip
 
@@ -98,7 +98,6 @@ class Stream:
         """What we may still send."""
         self.assembly: Assembly | None = None
         """The message that has begun and not ended; None: none has."""
-        self.messages = 0
         self.backlog: deque[memoryview] | None = None
         """What waits for the peer's window."""
         self.backlog_bytes = 0

@@ -18,6 +18,8 @@ from epp.types import ChunkHash
 
 _SCHEME = b"prefix-gateway chain 2"
 """Change the number with the canonical form of prompts or with anything here: old hashes then match nothing."""
+_KEPT_SEEDS = 64
+_KEPT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,16 @@ class ChunkSchedule:
 class Roots:
     """The seeds of chains' first hashes: prompts that may not share a server's cache never share a root.
 
-    Nothing is remembered of what clients send: a seed takes about a microsecond, and models and salts may be as many as requests.
+    Of what clients send, only the seeds of the last few short names without a salt are remembered: models and salts may be as many as requests.
     """
 
-    __slots__ = ("_start",)
+    __slots__ = ("_kept", "_start")
 
     def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
         """secret: 64 bytes at most. Who does not know it cannot tell which texts have equal hashes."""
         sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
+        self._kept: dict[str, int] = {}
 
     @property
     def fingerprint(self) -> str:
@@ -74,9 +77,17 @@ class Roots:
 
     def seed(self, *, model: str, cache_salt: str = "") -> int:
         """Of prompts to a model or adapter."""
+        known = self._kept.get(model) if not cache_salt else None
+        if known is not None:
+            return known
         root = self._start.copy()
         root.update(_framed(*(text.encode("utf-8", "surrogatepass") for text in (model, cache_salt))))
-        return int.from_bytes(root.digest(), "little")
+        seed = int.from_bytes(root.digest(), "little")
+        if not cache_salt and len(model) <= _KEPT_CHARS:
+            if len(self._kept) >= _KEPT_SEEDS:
+                self._kept.clear()
+            self._kept[model] = seed
+        return seed
 
 
 def _framed(*parts: bytes) -> bytes:

@@ -30,7 +30,7 @@ _ANY = sys.maxsize
 """More than any server holds."""
 
 
-class Recorded(Struct, frozen=True):
+class Recorded(Struct, frozen=True, gc=False):
     """What one `record` did, for `undo`."""
 
     first_added: int

@@ -30,6 +30,6 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
         return PromptSize(text_bytes=total)
     # A stride that neither letters of two nor of three bytes can keep in step with.
     sample = prompt[:: 6 * (size // (6 * _SAMPLE_BYTES)) + 1]
-    continued = len(sample) - len(sample.translate(None, _CONTINUATION))
+    continued = 0 if sample.isascii() else len(sample) - len(sample.translate(None, _CONTINUATION))
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
     return PromptSize(total, continued * total / len(sample), opaque)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -29,7 +29,7 @@ _NO_WEIGHTS = {"weight": 0.0, "stall": 0.0, "running_tokens": 0.0}
 Number = TypeVar("Number", Floats, float)
 
 
-class Weighed(Struct, frozen=True, eq=False):
+class Weighed(Struct, frozen=True, eq=False, gc=False):
     """What a rule decides on: one request beside the candidates that it may go to."""
 
     seen: Snapshot
@@ -73,8 +73,9 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
 
     By chance also behind the first: a fixed second would get all that a dead first leaves.
     """
+    few: Sequence[int]
     if len(key) <= MOST:
-        few, values = list(range(len(key))), key.tolist()
+        few, values = range(len(key)), key.tolist()
     else:
         edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and not slow where most are equal
         places = (key <= edge).nonzero()[0]
@@ -82,9 +83,7 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
             places = _without_some_equals(places, key[places] == edge, rng)
         few, values = places.tolist(), key[places].tolist()
     chance = rng.random if rng is not None else float
-    drawn = [(value, chance(), place) for value, place in zip(values, few, strict=True)]
-    drawn.sort()
-    return [place for _, _, place in drawn]
+    return [place for _, _, place in sorted(zip(values, [chance() for _ in few], few, strict=True))]
 
 
 def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None) -> Ints:

@@ -22,7 +22,7 @@ from epp.scheduling.rules import MOST, RULES, Ranked, Weighed, loading_s
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 
 
-class Request(Struct, frozen=True, eq=False):
+class Request(Struct, frozen=True, eq=False, gc=False):
     """What one request asks of the servers, as far as scheduling is concerned."""
 
     prompt_tokens: int
@@ -36,7 +36,7 @@ class Request(Struct, frozen=True, eq=False):
     """Conformance runs only: places in the snapshot that the test names, in its order; the rule is asked and not followed."""
 
 
-class Choice(Struct, frozen=True, eq=False):
+class Choice(Struct, frozen=True, eq=False, gc=False):
     """Where a request should go, best first. All lists are by rank; `places` are places in the snapshot, at most `MOST`."""
 
     places: list[int]
@@ -61,13 +61,13 @@ class Choice(Struct, frozen=True, eq=False):
 def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
     """Who is over which load threshold; thresholds that nobody is over are not named. Unknown load is not over any."""
     found = {}
-    if np.count_nonzero(over := snapshot.waiting > load.max_waiting):
-        found["waiting"] = over
-    if load.max_kv_usage < 1 and np.count_nonzero(over := snapshot.kv_usage > load.max_kv_usage):
-        found["kv_usage"] = over
-    if load.max_undone_tokens and np.count_nonzero(over := snapshot.undone_tokens > load.max_undone_tokens):
-        found["undone"] = over
-    return found
+    if snapshot.most_waiting > load.max_waiting:
+        found["waiting"] = snapshot.waiting > load.max_waiting
+    if snapshot.most_kv_usage > load.max_kv_usage and load.max_kv_usage < 1:
+        found["kv_usage"] = snapshot.kv_usage > load.max_kv_usage
+    if load.max_undone_tokens:
+        found["undone"] = snapshot.undone_tokens > load.max_undone_tokens
+    return {name: over for name, over in found.items() if np.count_nonzero(over)} if found else found
 
 
 def any_of(masks: Mapping[str, Bools]) -> Bools:
@@ -80,7 +80,7 @@ def uncached_tokens(request: Request, gain: Gain) -> Floats:
     """U of every candidate. Where even the best match saves too little, no match counts."""
     cached = request.cached_tokens
     least = max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens)
-    if np.count_nonzero(cached >= least):
+    if not np.count_nonzero(cached) or np.count_nonzero(cached >= least):
         return request.prompt_tokens - cached
     return np.full(len(cached), float(request.prompt_tokens))
 

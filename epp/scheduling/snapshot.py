@@ -7,6 +7,7 @@ snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -47,7 +48,7 @@ class Roster:
         """For each slot, a hash of its name: the same in every picker."""
 
 
-class Snapshot(Struct, frozen=True, eq=False):
+class Snapshot(Struct, frozen=True, eq=False, gc=False):
     """The endpoints that may serve a request, as they are now."""
 
     roster: Roster
@@ -63,6 +64,10 @@ class Snapshot(Struct, frozen=True, eq=False):
     """Requests in the server's queue; NaN where the metrics are stale."""
     kv_usage: Floats
     """Share of the KV cache in use; NaN where the metrics are stale."""
+    most_waiting: float = inf
+    """No candidate has more requests in its queue."""
+    most_kv_usage: float = inf
+    """No candidate has more of its KV cache in use."""
     has_adapter: Bools | None = None
     """Whether the request's adapter is loaded there; None: the request names no adapter."""
     free_slot: Bools | None = None
@@ -118,6 +123,8 @@ class Snapshot(Struct, frozen=True, eq=False):
             self.in_flight[places],
             self.waiting[places],
             self.kv_usage[places],
+            self.most_waiting,
+            self.most_kv_usage,
             self.has_adapter[places] if self.has_adapter is not None else None,
             self.free_slot[places] if self.free_slot is not None else None,
             self.failure_share[places] if self.failure_share is not None else None,
