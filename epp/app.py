@@ -151,7 +151,8 @@ class App:
             secret=hash_secret(config, hub=hub),
         )
         self._use_policy(inputs.policy)
-        self._sharing = sharing.make(self._picker, config.sharing, hub=hub, keep=sources.keep)
+        self._gate = Gate(self._picker)
+        self._sharing = sharing.make(self._picker, self._gate, config.sharing, hub=hub, keep=sources.keep)
         self._exact = _exact_mode(config, self._picker)
         self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
@@ -178,7 +179,6 @@ class App:
             config=config,
             policy=lambda: self._picker.policy,
         )
-        self._gate = Gate(self._picker)
         self._room = BodyRoom(config.streams.max_held_body_bytes)
         self._server = ExtProcServer(
             self._picker,

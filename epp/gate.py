@@ -10,7 +10,7 @@ Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -20,6 +20,7 @@ from epp.config.policy import Flow, Policy, Waiting
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl
+from epp.flow.elsewhere import Row, Telling
 from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.picker import Considered, Picker
@@ -79,6 +80,8 @@ class Ticket:
 class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
+        self._telling: dict[str, Telling] = {}
+        """By base model."""
         self._policy: Policy | None = None
         self._flows: dict[str, _ModelFlow] = {}
         self._draining = False
@@ -151,6 +154,41 @@ class Gate:
         self._draining = True
         self._let_all_go(now=now)
 
+    # -- other pickers of the same servers -------------------------------------------------------------------------
+
+    def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
+        """What other pickers have not been told, by base model; anew: they know nothing."""
+        for model in self._flows:
+            self._telling.setdefault(model, Telling())
+        rows: list[tuple[str, Row]] = []
+        for model, telling in self._telling.items():
+            flow = self._flows.get(model)
+            waiting = flow.control.loads() if flow is not None else {}
+            charges = flow.control.take_charges() if flow is not None else {}
+            rows += [(model, row) for row in telling.rows(waiting, charges, anew=anew)]
+        return rows
+
+    def hear(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None:
+        """What another picker told. anew: nothing that it told before counts."""
+        if anew:
+            self.forget(picker)
+        if not self.on:
+            return
+        by_model: dict[str, list[Row]] = {}
+        for model, row in told:
+            by_model.setdefault(model, []).append(row)
+        served = {state.endpoint.model for state in self._picker.fleet.states()} if by_model else set()
+        for model, rows in by_model.items():
+            if model in served:
+                self._flow(model).control.hear(picker, rows, now=now)
+
+    def forget(self, picker: bytes) -> None:
+        """Another picker is gone."""
+        for flow in self._flows.values():
+            flow.control.forget(picker)
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
     def status(self, *, now: float) -> list[FlowStatus]:
         told = []
         for model, flow in self._flows.items():
@@ -175,9 +213,8 @@ class Gate:
     def _flow(self, model: str) -> _ModelFlow:
         flow = self._flows.get(model)
         if flow is None:
-            flow = self._flows[model] = _ModelFlow(
-                self._picker, model, settings_of(self._picker.policy.spec.flow)
-            )
+            settings = settings_of(self._picker.policy.spec.flow)
+            flow = self._flows[model] = _ModelFlow(self._picker, model, settings)
         return flow
 
     def _carry_out(self, flow: _ModelFlow, verdict: Verdict[Ticket], *, now: float) -> None:

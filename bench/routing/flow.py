@@ -13,32 +13,34 @@ refuses what would be late refuses long prompts first, and that should be seen.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+
+from msgspec.structs import replace
 
 from bench.routing.bench import GRACE_S, Setting, calibrate, plan_of, spec_of
 from bench.routing.flow_router import FlowRouter
 from bench.routing.measure import GOOD_TTFT_S, WARM_UP_SHARE, is_good, quantile, tpot_s, ttft_s
 from bench.routing.more_workloads import burst, greedy_tenant, two_priorities
-from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
-from epp.config.policy import DEFAULT_POLICY
-from epp.flow.settings import FlowSettings
+from epp.config.policy import DEFAULT_POLICY, Flow
 from model_server.sim.fleet import Fleet, Outcome
 from model_server.sim.request import Record
 
+_HOLD = Flow(mode="Hold", ttl_seconds=3600, objectives={str(n): n for n in range(-10, 11)})
 SETTINGS = {
-    "off": None,
-    "queue": FlowSettings(),
-    "refuse": FlowSettings(ttft_s=GOOD_TTFT_S),
-    "demote": FlowSettings(ttft_s=GOOD_TTFT_S, when_late="demote"),
-    "shortest": FlowSettings(order="shortest"),
-    "demote shortest": FlowSettings(order="shortest", ttft_s=GOOD_TTFT_S, when_late="demote"),
+    "off": Flow(),
+    "queue": _HOLD,
+    "refuse": replace(_HOLD, deadline_seconds=GOOD_TTFT_S),
+    "demote": replace(_HOLD, deadline_seconds=GOOD_TTFT_S, when_late="Demote"),
+    "shortest": replace(_HOLD, order="Shortest"),
+    "demote shortest": replace(_HOLD, order="Shortest", deadline_seconds=GOOD_TTFT_S, when_late="Demote"),
 }
 _CLOSED_S = 300.0
 _DRAIN_S = 600.0
@@ -75,7 +77,13 @@ class Row:
 def main() -> int:
     args = _parser().parse_args()
     names = [*filter(None, args.workloads.split(",")), *map(str, args.trace)]
-    setting = Setting(num_servers=args.servers, scale=args.scale, unlike=args.unlike)
+    setting = Setting(
+        num_servers=args.servers,
+        scale=args.scale,
+        unlike=args.unlike,
+        replicas=args.replicas,
+        share_delay_s=args.share_delay,
+    )
     print(
         "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
     )
@@ -120,21 +128,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--mix", choices=["", "interactive", "greedy"], default="", help="classes of requests")
     add("--burst", action="store_true", help="ten times the load for 30 s in the middle")
     add("--headroom", type=float, metavar="S")
-    add("--looks", type=int, metavar="N", help="requests of a tenant that are tried, and in all")
-    add("--patience", type=float, metavar="X")
+    add("--replicas", type=int, default=1, metavar="N", help="pickers, each with a queue")
+    add(
+        "--share-delay",
+        type=float,
+        metavar="S",
+        help="what pickers do reaches the others after this; not at all",
+    )
     return parser
 
 
-def _changed(settings: FlowSettings | None, args: argparse.Namespace) -> FlowSettings | None:
-    if settings is None:
-        return None
-    if args.headroom is not None:
-        settings = replace(settings, headroom_s=args.headroom)
-    if args.looks is not None:
-        settings = replace(settings, looks=args.looks, max_looks=args.looks)
-    if args.patience is not None:
-        settings = replace(settings, patience=args.patience)
-    return settings
+def _changed(settings: Flow, args: argparse.Namespace) -> Flow:
+    return settings if args.headroom is None else replace(settings, headroom_seconds=args.headroom)
 
 
 _MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] = {
@@ -143,8 +148,8 @@ _MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] =
 }
 
 
-def outcome_of(place: Place, settings: FlowSettings | None) -> Outcome:
-    """One run of a place, with flow control by `settings` or without."""
+def outcome_of(place: Place, flow: Flow) -> Outcome:
+    """One run of a place."""
     spec = spec_of(place.workload)
     rng = random.Random(f"{spec.name} {place.seed}")
     count = max(40, int(spec.num_requests * place.setting.scale))
@@ -166,14 +171,17 @@ def outcome_of(place: Place, settings: FlowSettings | None) -> Outcome:
             spec.sessions(rng), users=users, until_s=arrivals_s, ramp_s=min(60.0, arrivals_s / 4)
         )
     plan = plan_of(place.setting, spec, arrivals_s=arrivals_s)
-    plan = replace(plan, horizon_s=plan.horizon_s - GRACE_S + _DRAIN_S)
+    plan = dataclasses.replace(plan, horizon_s=plan.horizon_s - GRACE_S + _DRAIN_S)
     adapters = frozenset(f"lora-{n}" for n in range(spec.adapters))
-    fleet_rng = random.Random(place.seed)
-    if settings is None:
-        router = PickerRouter(DEFAULT_POLICY, seed=place.seed, adapters=adapters)
-        return Fleet(plan, router=router, workload=workload, rng=fleet_rng).run()
-    gate = FlowRouter(DEFAULT_POLICY, settings, seed=place.seed, adapters=adapters)
-    return Fleet(plan, router=gate, workload=workload, rng=fleet_rng, gate=gate).run()
+    router = FlowRouter(
+        replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, flow=flow)),
+        seed=place.seed,
+        replicas=place.setting.replicas,
+        share_delay_s=place.setting.share_delay_s,
+        adapters=adapters,
+    )
+    gate = router if flow.mode == "Hold" else None
+    return Fleet(plan, router=router, workload=workload, rng=random.Random(place.seed), gate=gate).run()
 
 
 def row_of(outcome: Outcome) -> Row:

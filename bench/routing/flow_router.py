@@ -1,76 +1,75 @@
-"""The picker with flow control in front, as a simulated fleet's router: requests wait in it, as they would at the gateway."""
+"""Pickers with flow control in front, as a simulated fleet's router: requests wait in them, as they would at the gateway.
+
+Each request comes to one of them by chance, as from a data plane with several pickers; each has a queue of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from bench.routing.foresight import Foreseen, Foresight
 from bench.routing.picker_router import PickerRouter
 from epp.config.policy import Policy
-from epp.flow.control import FlowControl
-from epp.flow.request import Forecast, Held, LetGo, Verdict
-from epp.flow.settings import FlowSettings
+from epp.decision import Pick
+from epp.errors import PickError
+from epp.gate import Claim, Gate
+from epp.sharing.exchange import FlowPort
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
 
 
 class FlowRouter(PickerRouter):
-    """One picker, one queue."""
-
     def __init__(
         self,
         policy: Policy,
-        settings: FlowSettings,
         *,
         seed: int,
+        replicas: int = 1,
+        share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(policy, seed=seed, adapters=adapters)
-        self._foresight = Foresight(self.pickers[0])
-        self._flow: FlowControl[_Asked] = FlowControl(settings, self)
+        """policy: its flow.objectives name each priority by its number."""
+        self._gates: list[Gate] = []
+        self._decided: list[tuple[int, str | None]] = []
+        super().__init__(policy, seed=seed, replicas=replicas, share_delay_s=share_delay_s, adapters=adapters)
+        if not self._gates:
+            self._flow_controls()
 
-    # -- as a router and a gate -------------------------------------------------------------------------------------
+    def _flow_controls(self) -> Sequence[FlowPort]:
+        self._gates = [Gate(picker) for picker in self.pickers]
+        return self._gates
+
+    @property
+    def gates(self) -> Sequence[Gate]:
+        """For reading."""
+        return self._gates
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        asked = _Asked(request, self._foresight.see(self._pick_request(request)))
-        _, verdict = self._flow.offer(
-            asked,
-            self.forecast(asked, now=now),
-            priority=request.priority,
-            tenant=request.tenant,
-            size_bytes=asked.foreseen.request.body_bytes,
-            now=now,
-        )
-        return WAITS if verdict is None else self._carry_out(verdict, now=now)
+        self._advance(now)
+        number = self._rng.randrange(len(self._gates))
+        gate, picker, asked = self._gates[number], self.pickers[number], self._pick_request(request)
+        if not gate.on:
+            return self._send(request, asked, picker, now=now)
+
+        def decided(fate: Pick | PickError, at: float) -> None:
+            sent = None if isinstance(fate, PickError) else self._begun(request, fate, picker, now=at)
+            self._decided.append((request.request_id, sent))
+
+        claim = Claim(objective=str(request.priority), tenant=request.tenant)
+        try:
+            fate = gate.offer(
+                asked, claim, decided, size_bytes=asked.body_bytes, longest_s=float("inf"), now=now
+            )
+        except PickError:
+            return None
+        return self._begun(request, fate, picker, now=now) if isinstance(fate, Pick) else WAITS
 
     def decided(self, *, now: float) -> Iterator[tuple[int, str | None]]:
-        while (verdict := self._flow.next(now=now)) is not None:
-            yield verdict.held.payload.request.request_id, self._carry_out(verdict, now=now)
+        self._advance(now)
+        for gate in self._gates:
+            gate.pump(now=now)
+        decided, self._decided = self._decided, []
+        yield from decided
 
     @property
     def due_s(self) -> float:
-        return self._flow.due_at
-
-    def _carry_out(self, verdict: Verdict[_Asked], *, now: float) -> str | None:
-        if not isinstance(verdict, LetGo):
-            return None
-        held: Held[_Asked] = verdict.held
-        return self._send(held.payload.request, held.payload.foreseen.request, self.pickers[0], now=now)
-
-    # -- as the forecaster ------------------------------------------------------------------------------------------
-
-    def least_wait_s(self, *, now: float) -> float:
-        return self._foresight.least_wait_s(now=now)
-
-    def forecast(self, payload: _Asked, *, now: float) -> Forecast:
-        return self._foresight.forecast(payload.foreseen, now=now)
-
-
-class _Asked:
-    """A request as the simulator knows it, and as the picker does."""
-
-    __slots__ = ("foreseen", "request")
-
-    def __init__(self, request: SimRequest, foreseen: Foreseen) -> None:
-        self.request = request
-        self.foreseen = foreseen
+        return min(gate.due_at for gate in self._gates)

@@ -19,6 +19,7 @@ from epp.decision import Pick, PickRequest
 from epp.errors import PickError
 from epp.picker import Picker
 from epp.request.response import ResponseFeedback
+from epp.sharing.exchange import FlowPort
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
@@ -58,7 +59,7 @@ class PickerRouter:
         self._pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         self._shared: Shared | None = None
         if share_delay_s is not None:
-            self._shared = Shared(self._pickers, delay_s=share_delay_s)
+            self._shared = Shared(self._pickers, delay_s=share_delay_s, flows=self._flow_controls())
         self._adapters = adapters
         self._bytes_per_token = bytes_per_token
         self._unsaid: dict[str, Any] = dict.fromkeys(unsaid)
@@ -74,6 +75,10 @@ class PickerRouter:
     def shared(self) -> Shared | None:
         """For reading."""
         return self._shared
+
+    def _flow_controls(self) -> Sequence[FlowPort]:
+        """Of each picker; called once, if the pickers share."""
+        return ()
 
     def _advance(self, now: float) -> None:
         if self._shared is not None:
@@ -114,6 +119,9 @@ class PickerRouter:
             pick = picker.pick(asked, now=now)
         except PickError:
             return None
+        return self._begun(request, pick, picker, now=now)
+
+    def _begun(self, request: SimRequest, pick: Pick, picker: Picker, *, now: float) -> str:
         picker.housekeep(now=now)
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
         self._open[request.request_id] = _Open(picker, pick, request)

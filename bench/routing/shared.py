@@ -8,7 +8,7 @@ from itertools import count
 
 from epp.config.sharing import Sharing
 from epp.picker import Picker
-from epp.sharing.exchange import Exchange
+from epp.sharing.exchange import Exchange, FlowPort
 
 _SETTINGS = Sharing()
 
@@ -16,13 +16,21 @@ _SETTINGS = Sharing()
 class Shared:
     """Says what each picker did every flush interval, and lets the others hear it `delay_s` later."""
 
-    def __init__(self, pickers: Sequence[Picker], *, delay_s: float) -> None:
+    def __init__(
+        self,
+        pickers: Sequence[Picker],
+        *,
+        delay_s: float,
+        flows: Sequence[FlowPort] = (),
+    ) -> None:
+        """flows: the flow control of each, where they have one."""
         self._exchanges = [
             Exchange(
                 picker,
                 me=bytes([n]) * 8,
                 outbox_bytes=_SETTINGS.outbox_bytes,
                 peer_timeout_s=_SETTINGS.peer_timeout_seconds,
+                flow=flows[n] if flows else None,
             )
             for n, picker in enumerate(pickers)
         ]

@@ -16,25 +16,29 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil, inf
 from typing import Generic
 
+from epp.flow.bounds import Bounds
+from epp.flow.elsewhere import Elsewhere, FlowKey, Row
 from epp.flow.pace import Pace
-from epp.flow.queues import Load, Queues
+from epp.flow.queues import BandKey, Load, Queues
 from epp.flow.request import Forecast, Forecaster, Held, LetGo, Refused, RefusedFor, T, Verdict
 from epp.flow.settings import FlowSettings
 
-_MAX_SHED = 64
-"""The most waiting requests that one newcomer may push out."""
 _LEAST_DELAY_S = 0.01
 """Between two looks at the same request, or at a fleet that has no room."""
 _SHARE_OF_LEFT = 0.25
 _LONGEST_DELAY_S = 1.0
 """A fleet without room is looked at so often even when nothing happens: predictions err."""
 _MAX_RETRY_AFTER_S = 3600
+_MOST_CHARGES = 4096
+"""Tenants whose tokens other pickers are yet to be told of; while these cannot be told, others are not counted."""
+_NEWS_S = 0.1
+"""What one picker does is known to the others after about this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class FlowControl(Generic[T]):
         self._pace = Pace()
         self._draining = False
         self._room_at = 0.0
+        self._elsewhere = Elsewhere()
+        self._bounds = Bounds(settings, self._queues, self._elsewhere)
+        self._charges: dict[FlowKey, int] | None = None
+        """Tokens let go that other pickers have not been told of; None: nobody tells them."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -97,9 +105,9 @@ class FlowControl(Generic[T]):
             return held, self._go(held, forecast.tokens, now=now)
         if hopeless and not held.late:
             return held, self._refusal(held, "deadline", now=now)
-        if not self._queues and forecast.wait_s <= settings.headroom_s:
+        if not self._queues and forecast.wait_s <= self._headroom_s((-held.priority, held.late), 0):
             return held, self._go(held, forecast.tokens, now=now)
-        victims = self._admit(held)
+        victims = self._bounds.admit(held)
         if held in victims:
             return held, self._refusal(held, "full", now=now)
         self._shed.extend([self._refusal(victim, "full", now=now) for victim in victims])
@@ -143,18 +151,46 @@ class FlowControl(Generic[T]):
     def apply(self, settings: FlowSettings, *, now: float) -> None:
         """Other settings. What waits keeps its deadline and its place; what is over the new bounds is shed."""
         self._settings = settings
-        for scope in self._scopes_over():
-            while self._over(*scope):
-                victim = self._queues.worst(priority=scope[0], tenant=scope[1])
-                assert victim is not None
-                self._queues.take(victim)
-                self._shed.append(self._refusal(victim, "full", now=now))
+        self._bounds.settings = settings
+        for victim in self._bounds.over_by_settings():
+            self._shed.append(self._refusal(victim, "full", now=now))
         self._room_at = min(self._room_at, now)
 
     def drain(self) -> None:
         """The process ends: from now on nothing waits. `next` lets go all that does, in order."""
         self._draining = True
         self._room_at = 0.0
+
+    # -- other pickers of the same servers -----------------------------------------------------------------------
+
+    def take_charges(self) -> Mapping[FlowKey, int]:
+        """Tokens let go since the last call, by priority, tenant and whether they were late."""
+        charges, self._charges = self._charges, {}
+        return charges or {}
+
+    def loads(self) -> Mapping[FlowKey, Load]:
+        """What waits here."""
+        return {(-band[0], tenant, band[1]): load for band, tenant, load in self._queues.flows()}
+
+    def hear(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
+        """What another picker let go, and what waits there. May push out what waits here: `next` names it."""
+        queues, settings = self._queues, self._settings
+        for row in rows:
+            priority = queues.priority(row.priority, max_priorities=settings.max_priorities)
+            if row.let_go_tokens:
+                tenant = queues.tenant(
+                    row.tenant, priority=priority, late=row.late, max_tenants=settings.max_tenants
+                )
+                queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
+                self._pace.let_go_elsewhere(row.let_go_tokens, now=now)
+            self._elsewhere.hear(picker, row._replace(priority=priority))
+        if not self._draining:
+            for victim in self._bounds.over_in_pool(now=now):
+                self._shed.append(self._refusal(victim, "full", now=now))
+
+    def forget(self, picker: bytes) -> None:
+        """Another picker is gone, or tells everything anew."""
+        self._elsewhere.forget(picker)
 
     # -- figures -------------------------------------------------------------------------------------------------
 
@@ -169,7 +205,8 @@ class FlowControl(Generic[T]):
     def saturation(self, *, now: float) -> float:
         """0: idle. 1: a newcomer waits as long as the goal says. Above: the fleet is too small for what comes."""
         wait_s = self._forecaster.least_wait_s(now=now)
-        drain_s = self._pace.drain_s(self._queues.in_all.tokens, now=now) if self._queues else 0.0
+        tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
+        drain_s = self._pace.drain_s(tokens, now=now) if tokens else 0.0
         if drain_s is None:
             drain_s = self._settings.goal_s
         waited = (min(wait_s, _MAX_RETRY_AFTER_S) + drain_s) / self._settings.goal_s
@@ -178,7 +215,8 @@ class FlowControl(Generic[T]):
 
     def check_integrity(self) -> None:
         self._queues.check_integrity()
-        assert not self._scopes_over()
+        self._elsewhere.check_integrity()
+        assert not self._bounds.scopes_over()
         alarmed = {held.number for _, _, held in self._alarms if held.waits}
         assert alarmed == {held.number for held in self._queues if self._alarm_at(held) < inf}
         assert len(self._alarms) <= 2 * len(self._queues) + 64
@@ -225,32 +263,53 @@ class FlowControl(Generic[T]):
 
     def _first_that_may_go(self, *, now: float) -> tuple[Held[T], Forecast] | None:
         settings, forecaster = self._settings, self._forecaster
-        headroom_s = inf if self._draining else settings.headroom_s
-        least_s = forecaster.least_wait_s(now=now)
-        if least_s > headroom_s:
-            self._room_at = now + _delay_s(least_s - headroom_s)
+        bands = [
+            (band, self._headroom_s(key, band.tokens)) for key, band in self._queues.bands() if band.tokens
+        ]
+        least_s, most_s = forecaster.least_wait_s(now=now), max(headroom_s for _, headroom_s in bands)
+        if least_s > most_s:
+            self._room_at = now + _delay_s(least_s - most_s)
             return None
-        looks, wait_s = settings.max_looks, inf
-        for band in self._queues.bands():
+        looks, missing_s = settings.max_looks, inf
+        for band, headroom_s in bands:
+            missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)
+            if least_s > headroom_s:
+                continue
             for flow in band.by_share(looks):
                 for held in flow.items[: min(looks, settings.looks)]:
                     forecast = forecaster.forecast(held.payload, now=now)
                     if forecast.wait_s <= headroom_s:
                         return held, forecast
                     looks -= 1
-                    wait_s = min(wait_s, forecast.wait_s)
+                    missing_s = min(missing_s, forecast.wait_s - headroom_s)
             if looks <= 0:
                 break
-        self._room_at = now + _delay_s(wait_s - headroom_s)
+        self._room_at = now + _delay_s(missing_s)
         return None
 
+    def _headroom_s(self, band: BandKey, tokens: int) -> float:
+        """How soon a server must be free for a request of this band to go.
+
+        What is more pressing at another picker goes first. Of those at which equals wait, the one with the most tokens looks first and the
+        others later by as long as news of it takes; or all of them would send to the same server at the same moment.
+        """
+        if self._draining:
+            return inf
+        if self._elsewhere.waits_before(band):
+            return 0.0
+        return self._settings.headroom_s + _NEWS_S * self._elsewhere.shorter(band, tokens)
+
     def _go(self, held: Held[T], tokens: int, *, now: float) -> LetGo[T]:
-        self._queues.charge(held, tokens)
+        self._queues.charge(held.priority, held.tenant, tokens, late=held.late)
         self._pace.let_go(tokens, now=now)
+        if self._charges is not None and len(self._charges) < _MOST_CHARGES:
+            key = (held.priority, held.tenant, held.late)
+            self._charges[key] = self._charges.get(key, 0) + max(1, tokens)
         return LetGo(held)
 
     def _refusal(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
-        drain_s = self._pace.drain_s(self._queues.tokens_before(held.priority) + held.tokens, now=now)
+        before = self._queues.tokens_before(held.priority) + self._elsewhere.tokens_before(held.priority)
+        drain_s = self._pace.drain_s(before + held.tokens, now=now)
         self._pace.refused(held.tokens, now=now)
         seconds = min(_MAX_RETRY_AFTER_S, ceil(drain_s)) if drain_s is not None else 1
         return Refused(held, reason, max(1, seconds))
@@ -307,44 +366,6 @@ class FlowControl(Generic[T]):
         elif len(self._alarms) > 2 * len(self._queues) + 32:
             self._alarms = [alarm for alarm in self._alarms if alarm[2].waits]
             heapq.heapify(self._alarms)
-
-    # -- bounds --------------------------------------------------------------------------------------------------
-
-    def _admit(self, held: Held[T]) -> list[Held[T]]:
-        """Let it wait, and take out whoever is worth least where that passes a bound; itself alone if that is worth least."""
-        self._queues.put(held)
-        victims: list[Held[T]] = []
-        for scope in ((held.priority, held.tenant), (held.priority, None), (None, None)):
-            while self._over(*scope):
-                worst = self._queues.worst(priority=scope[0], tenant=scope[1])
-                assert worst is not None
-                if worst is held or len(victims) == _MAX_SHED:
-                    self._queues.take(held)
-                    for victim in victims:
-                        self._queues.put(victim)
-                    return [held]
-                self._queues.take(worst)
-                victims.append(worst)
-        return victims
-
-    def _over(self, priority: int | None, tenant: str | None) -> bool:
-        queues, settings = self._queues, self._settings
-        load: Load | None
-        if priority is None:
-            load, bound = queues.in_all, settings.in_all
-        elif tenant is None:
-            load, bound = queues.by_priority.get(priority), settings.per_priority
-        else:
-            load, bound = queues.by_tenant.get((priority, tenant)), settings.per_tenant
-        if load is None:
-            return False
-        return load.requests > bound.requests or load.size_bytes > bound.size_bytes
-
-    def _scopes_over(self) -> list[tuple[int | None, str | None]]:
-        scopes: list[tuple[int | None, str | None]] = [*self._queues.by_tenant]
-        scopes += [(priority, None) for priority in self._queues.by_priority]
-        scopes.append((None, None))
-        return [scope for scope in scopes if self._over(*scope)]
 
 
 def _delay_s(predicted_s: float) -> float:

@@ -33,21 +33,27 @@ class Rate:
 
 
 class Pace:
-    __slots__ = ("_let_go", "_refused")
+    __slots__ = ("_in_pool", "_let_go", "_refused")
 
     def __init__(self) -> None:
         self._let_go = Rate()
+        self._in_pool = Rate()
+        """By all pickers together."""
         self._refused = Rate()
 
     def let_go(self, tokens: int, *, now: float) -> None:
         self._let_go.add(max(1, tokens), now=now)
+        self._in_pool.add(max(1, tokens), now=now)
+
+    def let_go_elsewhere(self, tokens: int, *, now: float) -> None:
+        self._in_pool.add(tokens, now=now)
 
     def refused(self, tokens: int, *, now: float) -> None:
         self._refused.add(max(1, tokens), now=now)
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
-        """How long it takes until so many tokens are let go; None: nothing was let go of late, so nobody knows."""
-        rate = self._let_go.per_s(now=now)
+        """How long it takes until all pickers have let so many tokens go; None: nobody knows, since nothing went of late."""
+        rate = self._in_pool.per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def excess(self, *, now: float) -> float:

@@ -20,6 +20,9 @@ from epp.flow.request import Held, T
 OTHERS = "\0others"
 """The tenants beyond the limit, who share one queue. No header can carry this name."""
 
+BandKey = tuple[int, bool]
+"""Minus the priority, and whether demoted: the smaller goes first."""
+
 _BY_KEY = attrgetter("key")
 
 
@@ -28,8 +31,15 @@ class Load:
 
     __slots__ = ("requests", "size_bytes", "tokens")
 
-    def __init__(self) -> None:
-        self.requests = self.size_bytes = self.tokens = 0
+    def __init__(self, requests: int = 0, size_bytes: int = 0, tokens: int = 0) -> None:
+        self.requests = requests
+        self.size_bytes = size_bytes
+        self.tokens = tokens
+
+    def add_load(self, load: Load, sign: int) -> None:
+        self.requests += sign * load.requests
+        self.size_bytes += sign * load.size_bytes
+        self.tokens += sign * load.tokens
 
     def add(self, held: Held[T], sign: int) -> None:
         self.requests += sign
@@ -40,23 +50,29 @@ class Load:
         return self.requests, self.size_bytes, self.tokens
 
 
+NOTHING = Load()
+"""To be read only."""
+
+
 class Flow(Generic[T]):
     """One tenant's requests in one band."""
 
-    __slots__ = ("items", "queued_tokens", "tag")
+    __slots__ = ("items", "load", "tag")
 
     def __init__(self, tag: float) -> None:
         self.items: list[Held[T]] = []
         """By `key`."""
-        self.queued_tokens = 0
+        self.load = Load()
         self.tag = tag
 
 
 class Band(Generic[T]):
-    __slots__ = ("floor", "flows")
+    __slots__ = ("floor", "flows", "tokens")
 
     def __init__(self) -> None:
         self.floor = 0.0
+        self.tokens = 0
+        """That wait; each request has one at least."""
         self.flows: dict[str, Flow[T]] = {}
 
     def flow(self, tenant: str) -> Flow[T]:
@@ -96,14 +112,13 @@ class Band(Generic[T]):
         if not waiting:
             return None
         # Of equals the newest: nothing that waits is pushed out by what is worth no more.
-        return max(waiting, key=lambda f: (f.tag + f.queued_tokens, f.items[-1].number)).items[-1]
+        return max(waiting, key=lambda f: (f.tag + f.load.tokens, f.items[-1].number)).items[-1]
 
 
 class Queues(Generic[T]):
     def __init__(self) -> None:
-        self._bands: dict[tuple[int, bool], Band[T]] = {}
-        """By (minus the priority, demoted): smaller goes first."""
-        self._order: list[tuple[int, bool]] = []
+        self._bands: dict[BandKey, Band[T]] = {}
+        self._order: list[BandKey] = []
         self.in_all = Load()
         self.by_priority: dict[int, Load] = {}
         self.by_tenant: dict[tuple[int, str], Load] = {}
@@ -116,9 +131,16 @@ class Queues(Generic[T]):
             for flow in self._bands[key].flows.values():
                 yield from flow.items
 
-    def bands(self) -> Iterator[Band[T]]:
+    def bands(self) -> Iterator[tuple[BandKey, Band[T]]]:
         """In order, the first to go first."""
-        return (self._bands[key] for key in self._order)
+        return ((key, self._bands[key]) for key in self._order)
+
+    def flows(self) -> Iterator[tuple[BandKey, str, Load]]:
+        """What waits, by band and tenant."""
+        for key in self._order:
+            for tenant, flow in self._bands[key].flows.items():
+                if flow.items:
+                    yield key, tenant, flow.load
 
     def band(self, priority: int, *, late: bool) -> Band[T]:
         key = (-priority, late)
@@ -146,19 +168,23 @@ class Queues(Generic[T]):
         return tenant if self.band(priority, late=late).knows(tenant, max_tenants=max_tenants) else OTHERS
 
     def put(self, held: Held[T]) -> None:
-        flow = self.band(held.priority, late=held.late).flow(held.tenant)
+        band = self.band(held.priority, late=held.late)
+        band.tokens += held.tokens
+        flow = band.flow(held.tenant)
         insort(flow.items, held, key=_BY_KEY)
-        flow.queued_tokens += held.tokens
+        flow.load.add(held, 1)
         held.waits = True
         self._count(held, 1)
 
     def take(self, held: Held[T]) -> None:
         """Out of its queue, for whatever reason."""
-        flow = self.band(held.priority, late=held.late).flows[held.tenant]
+        band = self.band(held.priority, late=held.late)
+        band.tokens -= held.tokens
+        flow = band.flows[held.tenant]
         at = bisect_left(flow.items, held.key, key=_BY_KEY)
         assert flow.items[at] is held
         del flow.items[at]
-        flow.queued_tokens -= held.tokens
+        flow.load.add(held, -1)
         held.waits = False
         self._count(held, -1)
 
@@ -169,9 +195,9 @@ class Queues(Generic[T]):
         held.tenant = self.tenant(held.tenant, priority=held.priority, late=True, max_tenants=max_tenants)
         self.put(held)
 
-    def charge(self, held: Held[T], tokens: int) -> None:
+    def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         """The tenant has had so many tokens of what this band got."""
-        self.band(held.priority, late=held.late).charge(held.tenant, tokens)
+        self.band(priority, late=late).charge(tenant, tokens)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> Held[T] | None:
         """Who is worth least: lowest priority, demoted before in time, furthest over its share, newest."""
@@ -207,9 +233,10 @@ class Queues(Generic[T]):
         assert self._order == sorted(self._bands)
         counted: dict[object, Load] = {}
         for (below, late), band in self._bands.items():
+            assert band.tokens == sum(flow.load.tokens for flow in band.flows.values())
             for tenant, flow in band.flows.items():
                 assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
-                assert flow.queued_tokens == sum(h.tokens for h in flow.items)
+                assert flow.load.tokens == sum(h.tokens for h in flow.items)
                 for held in flow.items:
                     assert (held.waits, held.late) == (True, late)
                     assert (held.priority, held.tenant) == (-below, tenant)

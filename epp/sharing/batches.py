@@ -33,6 +33,8 @@ MOST_EVENTS: Final = 8_192
 """Of one batch. `speaker` and `storing` cut batches far below."""
 MOST_HANGING: Final = 256
 """Endpoints in one batch."""
+MOST_FLOW_ROWS: Final = 512
+"""Of one batch."""
 _MOST_PORTIONS: Final = 65_536
 
 _Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
@@ -135,6 +137,20 @@ class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
 Event = Began | Moved | Over | Held | Charged | Restarted | Sized
 
 
+FlowRow = tuple[
+    _Name,
+    Annotated[int, Meta(ge=-1000, le=1000)],
+    Annotated[str, Meta(max_length=256)],
+    bool,
+    _Tokens,
+    _Number,
+    _Bytes,
+    _Number,
+]
+"""Flow control at that picker: base model, priority, tenant, whether demoted, tokens let go since it last told; requests, bytes and
+tokens that wait."""
+
+
 class Batch(msgspec.Struct, array_like=True, frozen=True):
     """What one picker did since its last batch; without events, a sign of life."""
 
@@ -152,6 +168,8 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
     hanging: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
     """Endpoints that were found to hang since the last batch. Left out by pickers of an older version."""
+    flow: Annotated[list[FlowRow], Meta(max_length=MOST_FLOW_ROWS)] = []
+    """Left out by pickers of an older version."""
 
 
 class StoredTable(msgspec.Struct, array_like=True, frozen=True):

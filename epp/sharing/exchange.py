@@ -6,26 +6,39 @@ Callers: `epp.sharing.service` over Redis or a local socket, the simulator over 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from epp.picker import Picker
 from epp.sharing.batches import channel_of
-from epp.sharing.listener import Listener
-from epp.sharing.speaker import Speaker
+from epp.sharing.listener import Listener, WaitsElsewhere
+from epp.sharing.speaker import FlowNews, Speaker
 from epp.sharing.storing import TableWriter
 
 LIFE_SIGN_S: Final = 1.0
 """A picker that has nothing to say says so this often."""
 
 
+class FlowPort(FlowNews, WaitsElsewhere, Protocol):
+    """Flow control, as pickers share it."""
+
+
 class Exchange:
     """Between one picker and its peers. `me` is random, another one after each start."""
 
-    def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int, peer_timeout_s: float) -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        *,
+        me: bytes,
+        outbox_bytes: int,
+        peer_timeout_s: float,
+        flow: FlowPort | None = None,
+    ) -> None:
+        """flow: this picker's flow control, where it has one."""
         self._picker = picker
-        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes)
+        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, flow=flow)
         picker.subscribe(self.speaker.hear)
-        self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s)
+        self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s, waits=flow)
         self._hello_told = 0
         self._said_at = float("-inf")
 
@@ -52,6 +65,7 @@ class Exchange:
     def next_batch(self, *, now: float, flags: int = 0, urgent: bool = False) -> bytes | None:
         """What to say now; None: nothing, and a sign of life is not due."""
         listener = self.listener
+        self.speaker.gather_flow()
         due = urgent or self.speaker.waiting or listener.start_anew or listener.hello != self._hello_told
         if listener.start_anew:
             listener.start_anew = False

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from epp.endpoints.backlog import Booking
 from epp.endpoints.state import EndpointState
+from epp.flow.elsewhere import Row
 from epp.picker import Picker
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.sharing.batches import (
@@ -51,6 +52,13 @@ _BATCH_CHUNKS: Final = 2**18
 """Of one batch: 260 MB of prompts, by the default policy."""
 _SAME_RESTART_S: Final = 5.0
 """Word of a restart within so long of our own is of the same one: pickers scrape at different moments."""
+
+
+class WaitsElsewhere(Protocol):
+    """Who counts what waits at other pickers. `epp.gate.Gate` obeys it."""
+
+    def hear(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None: ...
+    def forget(self, picker: bytes) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +108,12 @@ class HeardCounts:
 
 
 class Listener:
-    def __init__(self, picker: Picker, *, me: bytes, timeout_s: float) -> None:
+    def __init__(
+        self, picker: Picker, *, me: bytes, timeout_s: float, waits: WaitsElsewhere | None = None
+    ) -> None:
+        """waits: who is told what waits at other pickers; None: nobody."""
         self._picker = picker
+        self._waits = waits
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
@@ -128,8 +140,9 @@ class Listener:
 
     def forget_all(self, *, now: float) -> None:
         """The channel is another one now, or was lost for long: nothing that was told before counts."""
-        for peer in self._peers.values():
+        for who, peer in self._peers.items():
             self._release_all(peer, now=now)
+            self._forget_waits(who)
         self._peers.clear()
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> Iterator[None]:
@@ -179,6 +192,7 @@ class Listener:
         """Forget pickers that are silent; compare counters with those in the table that was loaded."""
         for who in [w for w, peer in self._peers.items() if now - peer.heard_at > self._timeout_s]:
             self._release_all(self._peers.pop(who), now=now)
+            self._forget_waits(who)
         for name, floor in list(self._floors.items()):
             state = self._picker.fleet.get(name)
             computed = state.metrics.prompt_tokens if state is not None and state.metrics else None
@@ -214,6 +228,15 @@ class Listener:
         if batch.flags & Flag.STORED:
             self.stored_at = max(self.stored_at, now - age_s)
         peer.heard.add_names(batch.names)
+        if self._waits is not None and age_s < self._timeout_s:
+            rows = [(row[0], Row(*row[1:])) for row in batch.flow]
+            fresh = bool(batch.flags & Flag.FRESH)
+            if rows or fresh:
+                self._waits.hear(batch.speaker, rows, anew=fresh, now=now)
+
+    def _forget_waits(self, speaker: bytes) -> None:
+        if self._waits is not None:
+            self._waits.forget(speaker)
 
     def _apply(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool

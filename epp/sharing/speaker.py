@@ -11,22 +11,26 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from xxhash import xxh3_64_intdigest
 
 from epp.decision import Phase
 from epp.endpoints.state import EndpointState
+from epp.flow.elsewhere import Row
 from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Moved, PickerEvent, Restarted
 from epp.routed_request import RoutedRequest
 from epp.sharing import batches
 from epp.sharing.batches import (
     HASH_BYTES,
+    MOST_FLOW_ROWS,
     MOST_HANGING,
     Batch,
     Event,
     Flag,
+    FlowRow,
     Held,
     Kept,
     Over,
@@ -38,6 +42,14 @@ from epp.sharing.dictionary import Told
 _EVENT_BYTES: Final = 64
 """What an event is counted for beside its hashes."""
 _BATCH_BYTES: Final = 256 * 1024
+_MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
+"""That wait to be told; beyond them everything is told anew."""
+
+
+class FlowNews(Protocol):
+    """What this picker's flow control has to tell others. `epp.gate.Gate` obeys it."""
+
+    def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +81,10 @@ def identity_of(state: EndpointState) -> int:
 
 
 class Speaker:
-    def __init__(self, *, speaker: bytes, limit_bytes: int) -> None:
+    def __init__(self, *, speaker: bytes, limit_bytes: int, flow: FlowNews | None = None) -> None:
+        """flow: what waits at this picker, where it has flow control."""
+        self._flow = flow
+        self._flow_rows: deque[FlowRow] = deque()
         self._speaker = speaker
         self._limit_bytes = limit_bytes
         self._rows: deque[_Row] = deque()
@@ -86,8 +101,8 @@ class Speaker:
 
     @property
     def waiting(self) -> int:
-        """Events in the row."""
-        return len(self._rows)
+        """Events in the row, and changes of what waits."""
+        return len(self._rows) + len(self._flow_rows)
 
     @property
     def waiting_bytes(self) -> int:
@@ -118,6 +133,15 @@ class Speaker:
             case Answered():
                 pass  # `Ended` says how the request went
 
+    def gather_flow(self, *, anew: bool = False) -> None:
+        """Take in what waits at this picker; anew: the others know nothing of it."""
+        if self._flow is None:
+            return
+        self._flow_rows.extend((model, *row) for model, row in self._flow.tell(anew=anew))
+        if len(self._flow_rows) > _MOST_FLOW_ROWS:
+            self._flow_rows.clear()
+            self._fresh = True
+
     def _add_request(self, kind: Literal["began", "moved"], at: float, request: RoutedRequest) -> None:
         chain = array("Q", () if request.prefix_lost else request.chain)
         row = _row_of(kind, at, request.state, chain=chain)
@@ -140,6 +164,7 @@ class Speaker:
         if self._fresh:
             self._told = Told()
             flags |= Flag.FRESH
+            self.gather_flow(anew=True)
         if self._forget:
             flags |= Flag.FORGET
         self._fresh = self._forget = False
@@ -166,6 +191,7 @@ class Speaker:
                 names=self._told.new_names(),
                 events=events,
                 hanging=hanging,
+                flow=[self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))],
             )
         )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from epp.config.sharing import Redis, Sharing
 from epp.errors import ConfigError
+from epp.gate import Gate
 from epp.picker import Picker
 from epp.sharing.exchange import Exchange
 from epp.sharing.hub_link import HubLink
@@ -41,7 +42,9 @@ def require(settings: Sharing) -> None:
             raise ConfigError(f"sharing.redis.{field}: {path}: {error.strerror}") from error
 
 
-def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> SharingService | None:
+def make(
+    picker: Picker, gate: Gate, settings: Sharing, *, hub: Path | None, keep: Keep
+) -> SharingService | None:
     """Over Redis if there is one, so that the workers of all machines share alike; else over the hub of this one, if it has one."""
     link: Link
     if settings.redis is not None:
@@ -57,6 +60,7 @@ def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> 
         me=secrets.token_bytes(_SPEAKER_BYTES),
         outbox_bytes=settings.outbox_bytes,
         peer_timeout_s=settings.peer_timeout_seconds,
+        flow=gate,
     )
     return SharingService(exchange, link, settings=settings, keep=keep)
 

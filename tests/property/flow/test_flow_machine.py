@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.flow.control import FlowControl
+from epp.flow.elsewhere import Row
 from epp.flow.request import Held, LetGo, Verdict
 from epp.flow.settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import RATE, AFleet, Ask, Gateway
@@ -40,6 +41,19 @@ all_settings = st.builds(
 )
 
 
+rows = st.builds(
+    Row,
+    priority=st.integers(-1, 3),
+    tenant=st.sampled_from("abcd"),
+    late=st.booleans(),
+    let_go_tokens=st.integers(0, 2000),
+    requests=st.integers(0, 4),
+    size_bytes=st.integers(0, 90),
+    tokens=st.integers(4, 2000),
+)
+"""What another picker tells of one of its tenants."""
+
+
 class FlowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +65,8 @@ class FlowMachine(RuleBasedStateMachine):
         self.fates: Counter[str] = Counter()
         self.offered = 0
         self.draining = False
+        self.alone = True
+        """No other picker has told anything."""
 
     # -- the world -----------------------------------------------------------------------------------------------
 
@@ -75,6 +91,16 @@ class FlowMachine(RuleBasedStateMachine):
         self.flow.drain()
         self.pump()
         assert not self.waiting
+
+    @rule(told=st.lists(rows, max_size=4), picker=st.sampled_from([b"x", b"y"]))
+    def another_picker_tells(self, told: list[Row], picker: bytes) -> None:
+        self.alone = False
+        self.flow.hear(picker, told, now=self.now)
+        self.pump()
+
+    @rule(picker=st.sampled_from([b"x", b"y"]))
+    def another_picker_goes(self, picker: bytes) -> None:
+        self.flow.forget(picker)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -151,7 +177,12 @@ class FlowMachine(RuleBasedStateMachine):
             self.check_worth(held)
 
     def check_order(self, gone: Held[Ask]) -> None:
-        """Room was there, and nobody was passed by who stands before it and could have gone."""
+        """Room was there, and nobody was passed by who stands before it and could have gone.
+
+        Beside other pickers it is not for this one alone to say whose turn it is.
+        """
+        if not self.alone:
+            return
         forecast = self.fleet.forecast(gone.payload, now=self.now)
         assert self.draining or forecast.wait_s <= self.settings.headroom_s
         if self.draining or self.settings.looks < MANY or self.settings.max_looks < MANY:

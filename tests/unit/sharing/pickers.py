@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import Outcome, Pick, PickRequest
+from epp.gate import Gate
 from epp.picker import Picker
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange
@@ -42,11 +43,13 @@ class Replica:
     ) -> None:
         self.picker = Picker(policy, rng=random.Random(number), secret=secret)
         self.picker.set_endpoints(on or endpoints(), now=0.0)
+        self.gate = Gate(self.picker)
         self.exchange = Exchange(
             self.picker,
             me=number.to_bytes(8, "little"),
             outbox_bytes=outbox_bytes,
             peer_timeout_s=TIMEOUT_S,
+            flow=self.gate,
         )
 
     def pick(self, prompt: bytes, *, now: float, model: str = "m", only: Address | None = None) -> Pick:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from bench.routing.bench import Run, Setting, plan_of, simulate, spec_of
 from bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
@@ -26,7 +27,6 @@ from bench.routing.more_workloads import (
     two_priorities,
 )
 from bench.routing.workloads import Timed, no_sharing
-from epp.flow.settings import FlowSettings
 from model_server.sim.fleet import Outcome
 from model_server.sim.request import SimRequest
 
@@ -75,8 +75,8 @@ def test_a_light_tenant_does_not_wait_for_the_greedy_one() -> None:
 
 
 def test_flow_control_changes_nothing_where_a_server_is_always_free() -> None:
-    settings = FlowSettings(headroom_s=3600.0)
-    off, on = outcome_of(place(0.5), None), outcome_of(place(0.5), settings)
+    settings = replace(SETTINGS["queue"], headroom_seconds=60.0)
+    off, on = outcome_of(place(0.5), SETTINGS["off"]), outcome_of(place(0.5), settings)
     assert [r.arrived_s for r in on.records] == [r.arrived_s for r in off.records]
     assert all(record.completed for record in on.records)
 

@@ -1,0 +1,116 @@
+"""How much may wait, here and at all pickers together, and who is pushed out where that is too much.
+
+Bounds are of requests and bytes, in all, of each priority and of each tenant. The bounds of what waits here hold at every
+moment. Those of the pool hold as far as the news of other pickers reaches: what comes to several of them within that time may
+pass a bound, and is not let in any more, or pushed out, afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic
+
+from epp.flow.elsewhere import Elsewhere
+from epp.flow.queues import NOTHING, Load, Queues
+from epp.flow.request import Held, T
+from epp.flow.settings import FlowSettings
+
+_MAX_SHED = 64
+"""The most waiting requests that one newcomer may push out."""
+_POOL_SHED_S = 0.25
+"""Between two times of making room because of what waits at other pickers: longer than their news is under way."""
+
+
+class Bounds(Generic[T]):
+    def __init__(self, settings: FlowSettings, queues: Queues[T], elsewhere: Elsewhere) -> None:
+        self.settings = settings
+        self._queues = queues
+        self._elsewhere = elsewhere
+        self._pool_shed_at = 0.0
+
+    def admit(self, held: Held[T]) -> list[Held[T]]:
+        """Let it wait, and take out whoever is worth least where that passes a bound; itself alone if that is worth least."""
+        self._queues.put(held)
+        victims: list[Held[T]] = []
+        for scope in ((held.priority, held.tenant), (held.priority, None), (None, None)):
+            while self.over(*scope) or self._too_many_in_pool(held, victims, scope):
+                worst = self._queues.worst(priority=scope[0], tenant=scope[1])
+                assert worst is not None
+                if worst is held or len(victims) == _MAX_SHED:
+                    self._queues.take(held)
+                    for victim in victims:
+                        self._queues.put(victim)
+                    return [held]
+                self._queues.take(worst)
+                victims.append(worst)
+        return victims
+
+    def _too_many_in_pool(
+        self, held: Held[T], victims: Sequence[Held[T]], scope: tuple[int | None, str | None]
+    ) -> bool:
+        """Whether a newcomer has yet to make its own room, since too much waits at all pickers together.
+
+        It makes no room for more than itself: what others let in at the same moment is theirs to take out. Nor does it push out
+        what is worth more than something that waits elsewhere.
+        """
+        others = self._elsewhere.of(*scope)
+        if not others.requests or not self.over(*scope, others=others):
+            return False
+        if victims and sum(victim.size_bytes for victim in victims) >= held.size_bytes:
+            return False
+        worst, lowest = self._queues.worst(priority=scope[0], tenant=scope[1]), self._elsewhere.lowest
+        return worst is None or scope[0] is not None or lowest is None or worst.priority <= lowest
+
+    def over_in_pool(self, *, now: float) -> Iterator[Held[T]]:
+        """Take out this picker's part of what waits over the bound at the lowest priority of all pickers."""
+        bound, here, there = self.settings.in_all, self._queues.in_all, self._elsewhere.in_all
+        if not here.requests or now < self._pool_shed_at:
+            return
+        lowest = min(self._queues.by_priority)
+        below = self._elsewhere.lowest
+        if below is not None and below < lowest:
+            return
+        own, other = self._queues.by_priority[lowest], self._elsewhere.by_priority.get(lowest, NOTHING)
+        requests_over = here.requests + there.requests - bound.requests
+        bytes_over = here.size_bytes + there.size_bytes - bound.size_bytes
+        share = max(
+            requests_over / (own.requests + other.requests),
+            bytes_over / max(1, own.size_bytes + other.size_bytes),
+        )
+        for _ in range(min(int(share * own.requests), own.requests, _MAX_SHED)):
+            self._pool_shed_at = now + _POOL_SHED_S
+            victim = self._queues.worst()
+            assert victim is not None
+            self._queues.take(victim)
+            yield victim
+
+    def over_by_settings(self) -> Iterator[Held[T]]:
+        """Take out what waits over bounds that have become smaller."""
+        for scope in self.scopes_over():
+            while self.over(*scope):
+                victim = self._queues.worst(priority=scope[0], tenant=scope[1])
+                assert victim is not None
+                self._queues.take(victim)
+                yield victim
+
+    def over(self, priority: int | None, tenant: str | None, *, others: Load = NOTHING) -> bool:
+        queues, settings = self._queues, self.settings
+        load: Load | None
+        if priority is None:
+            load, bound = queues.in_all, settings.in_all
+        elif tenant is None:
+            load, bound = queues.by_priority.get(priority), settings.per_priority
+        else:
+            load, bound = queues.by_tenant.get((priority, tenant)), settings.per_tenant
+        if load is None:
+            return False
+        return (
+            load.requests + others.requests > bound.requests
+            or load.size_bytes + others.size_bytes > bound.size_bytes
+        )
+
+    def scopes_over(self) -> list[tuple[int | None, str | None]]:
+        scopes: list[tuple[int | None, str | None]] = [*self._queues.by_tenant]
+        scopes += [(priority, None) for priority in self._queues.by_priority]
+        scopes.append((None, None))
+        return [scope for scope in scopes if self.over(*scope)]

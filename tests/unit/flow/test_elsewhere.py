@@ -1,0 +1,179 @@
+"""Several pickers, each with a queue of its own, that tell each other what waits and what went: bounds and shares of the pool.
+
+The fleet is one, and every picker knows at once what it was sent; what the queues tell each other takes 0.1 s, as over a link that is
+flushed every 50 ms.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.flow.control import FlowControl
+from epp.flow.elsewhere import Elsewhere, Row, Telling
+from epp.flow.queues import Load
+from epp.flow.settings import Bound, FlowSettings
+from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
+
+PICKERS = 4
+SERVERS = 4
+STEP_S = 0.025
+NEWS_S = 0.1
+
+
+class Pool:
+    def __init__(self, settings: FlowSettings) -> None:
+        self.fleet = AFleet(SERVERS)
+        self.fleet.busy_until = [1.0] * SERVERS
+        self.gates = [Gateway(FlowControl(settings, self.fleet), self.fleet) for _ in range(PICKERS)]
+        self.telling = [Telling() for _ in range(PICKERS)]
+        self.under_way: deque[tuple[float, int, list[Row]]] = deque()
+        self.now = 0.0
+
+    def step(self) -> None:
+        while self.under_way and self.under_way[0][0] <= self.now:
+            _, teller, rows = self.under_way.popleft()
+            for number, gate in enumerate(self.gates):
+                if number != teller:
+                    gate.flow.hear(bytes([teller]), rows, now=self.now)
+        for number, (gate, telling) in enumerate(zip(self.gates, self.telling, strict=True)):
+            gate.run(now=self.now, until=self.now)
+            rows = list(telling.rows(gate.flow.loads(), gate.flow.take_charges(), anew=False))
+            self.under_way.append((self.now + NEWS_S, number, rows))
+            gate.flow.check_integrity()
+        self.now += STEP_S
+
+    def waiting(self) -> Counter[int]:
+        """By priority."""
+        counted: Counter[int] = Counter()
+        for gate in self.gates:
+            counted.update({priority: load.requests for priority, load in gate.flow.waiting().items()})
+        return counted
+
+    def let_go_tokens(self) -> Counter[str]:
+        had: Counter[str] = Counter()
+        for gate in self.gates:
+            for held in gate.let_go:
+                had[held.tenant] += held.payload.tokens
+        return had
+
+
+def test_a_bound_holds_for_all_pickers_together_within_a_tenth() -> None:
+    pool, rng = Pool(FlowSettings(in_all=Bound(requests=100))), random.Random(1)
+    most = 0
+    while pool.now < 20:
+        for _ in range(2):  # twice what the servers do
+            pool.gates[rng.randrange(PICKERS)].offer(Ask(100), now=pool.now)
+        pool.step()
+        most = max(most, pool.waiting().total())
+    assert 90 <= most <= 110
+    assert 90 <= pool.waiting().total() <= 110
+
+
+def test_a_tenants_bound_holds_for_all_pickers_together() -> None:
+    pool = Pool(FlowSettings(per_tenant=Bound(requests=200)))
+    while pool.now < 5:
+        for gate in pool.gates[: 1 + int(pool.now)]:
+            gate.offer(Ask(100), tenant="greedy", now=pool.now)
+        pool.step()
+        assert pool.waiting().total() <= 220
+    assert pool.waiting().total() >= 180
+
+
+def test_a_newcomer_of_higher_priority_gets_the_place_of_one_that_waits_at_another_picker() -> None:
+    pool = Pool(FlowSettings(in_all=Bound(requests=40)))
+    for _ in range(40):
+        pool.gates[0].offer(Ask(100), now=0.0)
+    for _ in range(4):
+        pool.step()
+    pool.step()
+    for _ in range(10):
+        pool.gates[1].offer(Ask(100), priority=5, now=pool.now)
+    assert len(pool.gates[1].flow) == 10
+    for _ in range(6):
+        pool.step()
+    assert pool.waiting() == {0: 30, 5: 10}
+    assert [refused.reason for refused in pool.gates[0].refused] == ["full"] * 10
+
+
+@pytest.mark.parametrize("lopsided", [False, True])
+def test_tenants_share_what_all_pickers_let_go_within_a_tenth(*, lopsided: bool) -> None:
+    """lopsided: the light tenants come to two of the pickers alone, the greedy one to all."""
+    pool, rng = Pool(FlowSettings(per_tenant=Bound(requests=400))), random.Random(2)
+    light = ["a", "b", "c"]
+    while pool.now < 15:
+        for tenant in light:
+            if rng.random() < 0.3:  # more than a quarter of what the servers do
+                pool.gates[rng.randrange(2 if lopsided else PICKERS)].offer(
+                    Ask(100), tenant=tenant, now=pool.now
+                )
+        for _ in range(3):
+            pool.gates[rng.randrange(PICKERS)].offer(Ask(100), tenant="greedy", now=pool.now)
+        pool.step()
+    had = pool.let_go_tokens()
+    fair = had.total() / 4
+    assert all(0.9 * fair <= had[tenant] <= 1.1 * fair for tenant in (*light, "greedy")), had
+
+
+def test_the_more_pressing_goes_first_wherever_it_waits() -> None:
+    pool = Pool(FlowSettings())
+    for _ in range(20):
+        pool.gates[0].offer(Ask(500), now=0.0)
+        pool.gates[1].offer(Ask(500), priority=5, now=0.0)
+    while pool.waiting()[5]:
+        pool.step()
+    assert len(pool.gates[0].let_go) <= SERVERS
+
+
+def test_what_a_picker_told_is_forgotten_with_it() -> None:
+    elsewhere = Elsewhere()
+    elsewhere.hear(b"a", Row(1, "t", False, 0, 3, 30, 300))
+    elsewhere.hear(b"b", Row(1, "t", True, 0, 1, 10, 100))
+    assert elsewhere.in_all.as_tuple() == (4, 40, 400)
+    elsewhere.forget(b"a")
+    assert elsewhere.in_all.as_tuple() == (1, 10, 100)
+    assert not elsewhere.waits_before((-1, False))
+    assert elsewhere.waits_before((0, False))
+    elsewhere.check_integrity()
+
+
+def test_only_changes_are_told_unless_everything_is_told_anew() -> None:
+    telling = Telling()
+    waiting = {(0, "a", False): Load(2, 20, 200), (0, "b", False): Load(1, 10, 100)}
+    assert len(telling.rows(waiting, {}, anew=False)) == 2
+    assert telling.rows(waiting, {}, anew=False) == []
+    assert telling.rows(waiting, {(0, "a", True): 50}, anew=False) == [Row(0, "a", True, 50, 0, 0, 0)]
+    assert len(telling.rows(waiting, {}, anew=True)) == 2
+    assert {row.requests for row in telling.rows({}, {}, anew=False)} == {0}
+
+
+rows = st.builds(
+    Row,
+    priority=st.integers(0, 2),
+    tenant=st.sampled_from("ab"),
+    late=st.booleans(),
+    let_go_tokens=st.just(0),
+    requests=st.integers(0, 3),
+    size_bytes=st.integers(0, 9),
+    tokens=st.integers(0, 9),
+)
+
+
+@given(told=st.lists(st.tuples(st.sampled_from([b"x", b"y"]), rows | st.none()), max_size=30))
+def test_the_sums_are_sums_whatever_is_told(told: list[tuple[bytes, Row | None]]) -> None:
+    elsewhere = Elsewhere()
+    for picker, row in told:
+        if row is None:
+            elsewhere.forget(picker)
+        else:
+            elsewhere.hear(picker, replace_tokens(row))
+        elsewhere.check_integrity()
+
+
+def replace_tokens(row: Row) -> Row:
+    """A request has one token at least."""
+    return row._replace(tokens=max(row.tokens, row.requests))

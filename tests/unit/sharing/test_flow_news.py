@@ -1,0 +1,119 @@
+"""What waits at one picker is known to the others: what is told, and what becomes of it when words are lost or old."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from epp.config.policy import DEFAULT_POLICY, Cost, Flow, Waiting
+from epp.decision import Pick, PickRequest
+from epp.errors import FlowRefusedError
+from epp.gate import Claim
+from epp.sharing.batches import MalformedError, decode_batch, encode
+from epp.types import ApiKind, InferenceRequest
+from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet, text
+
+SLOW = Cost(prefill_tokens_per_second=1.0)
+
+
+def replica(number: int, **flow: object) -> Replica:
+    spec = replace(
+        DEFAULT_POLICY.spec,
+        cost=SLOW,
+        flow=Flow(mode="Hold", objectives={"high": 5}, **flow),  # type: ignore[arg-type]  # any field of it
+    )
+    return Replica(number, policy=replace(DEFAULT_POLICY, spec=spec))
+
+
+def two(**flow: object) -> tuple[Replica, Replica]:
+    """Whose servers are busy for long."""
+    one, other = replica(1, **flow), replica(2, **flow)
+    meet([one, other], now=0.0)
+    for name in "ab":
+        one.pick(text(name), now=3.0)
+    other.hear(one.say(now=3.0), now=3.0)
+    return one, other
+
+
+def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now: float) -> object:
+    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text(name), stream=True)
+    return at.gate.offer(
+        PickRequest(request_id=name, inference=inference),
+        Claim(objective, tenant),
+        lambda _fate, _now: None,
+        size_bytes=100,
+        longest_s=3600.0,
+        now=now,
+    )
+
+
+def test_what_waits_at_one_picker_counts_in_the_bounds_of_the_others() -> None:
+    one, other = two(per_tenant=Waiting(max_requests=3))
+    for n in range(3):
+        offer(one, f"p{n}", now=3.1)
+    other.hear(one.say(now=3.2), now=3.2)
+    with pytest.raises(FlowRefusedError) as refused:
+        offer(other, "q", now=3.3)
+    assert refused.value.reason == "flow_full"
+    assert not isinstance(offer(other, "q", tenant="another", now=3.3), Pick)
+
+
+def test_a_picker_that_is_silent_holds_no_place() -> None:
+    one, other = two(in_all=Waiting(max_requests=1))
+    offer(one, "p", now=3.1)
+    other.hear(one.say(now=3.2), now=3.2)
+    with pytest.raises(FlowRefusedError):
+        offer(other, "q", now=3.3)
+    other.exchange.expire(now=3.3 + TIMEOUT_S)
+    offer(other, "q", now=3.4 + TIMEOUT_S)
+
+
+def test_who_comes_later_is_told_everything_anew() -> None:
+    one, _ = two(in_all=Waiting(max_requests=1))
+    offer(one, "p", now=3.1)
+    one.say(now=3.2)
+    late = replica(3, in_all=Waiting(max_requests=1))
+    late.pick(text("a"), now=3.3)
+    late.pick(text("b"), now=3.3)
+    one.hear(late.say(now=3.4), now=3.4)
+    late.hear(one.say(now=3.5), now=3.5)
+    with pytest.raises(FlowRefusedError):
+        offer(late, "q", now=3.6)
+
+
+def test_a_request_that_left_is_told_too() -> None:
+    one, other = two(in_all=Waiting(max_requests=1))
+    ticket = offer(one, "p", now=3.1)
+    other.hear(one.say(now=3.2), now=3.2)
+    one.gate.leave(ticket)  # type: ignore[arg-type]
+    other.hear(one.say(now=3.3), now=3.3)
+    offer(other, "q", now=3.4)
+    assert other.gate.waiting == 1
+
+
+def test_a_batch_of_an_older_version_says_nothing_of_queues() -> None:
+    one, other = two()
+    offer(one, "p", now=3.1)
+    (said,) = one.say(now=3.2)
+    fields = msgspec.msgpack.decode(said)
+    assert len(fields) == 9
+    assert fields[8]
+    older = msgspec.msgpack.encode(fields[:8])
+    assert decode_batch(older).flow == []
+    other.hear([older], now=3.2)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("m", 10**6, "t", False, 0, 1, 1, 1),
+        ("m", 0, "t" * 300, False, 0, 1, 1, 1),
+        ("m", 0, "t", False, -1, 1, 1, 1),
+    ],
+)
+def test_rows_beyond_their_bounds_are_refused(row: tuple[object, ...]) -> None:
+    one, _ = two()
+    batch = decode_batch(one.exchange.next_batch(now=9.0, urgent=True) or b"")
+    with pytest.raises(MalformedError):
+        decode_batch(encode(replace(batch, flow=[row])))
