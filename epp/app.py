@@ -34,6 +34,7 @@ from epp.hash_secret import hash_secret
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
 from epp.picker import Picker
+from epp.recording import start as recording
 from epp.request import jsontext
 from epp.request.blocked import BlockedPaths
 from epp.scraping.scraper import Scraper
@@ -163,6 +164,11 @@ class App:
         )
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
         decisions = DecisionRing(keep=config.admin.keep_decisions)
+        self._recording = (
+            recording.make(self._picker, config.recording, worker=worker, workers=config.workers)
+            if config.recording is not None
+            else None
+        )
         self._metrics = Metrics(decisions=decisions, state=self._status)
         self._listen = Listen(
             address=config.listen.addresses(workers=config.workers)[worker],
@@ -228,6 +234,8 @@ class App:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self._recording is not None:
+            self._recording.stop()  # streams that were cut just now are over too
         return 0
 
     # -- parts ---------------------------------------------------------------------------------------------------
@@ -294,6 +302,8 @@ class App:
             keep("sharing", self._sharing.run)
         if self._exact is not None:
             keep("exact", self._exact.run, name="exact mode")
+        if self._recording is not None:
+            keep("recording", self._recording.run)
         if self._not_ready():
             keep("readiness", self._become_ready)
         return tasks
@@ -344,6 +354,7 @@ class App:
             flow=self._gate.status(now=time.monotonic()),
             source_failures=self._sources.failures,
             log_counts=self._log_counts,
+            recorded=self._recording.counts if self._recording is not None else {},
             now=time.monotonic(),
         )
 

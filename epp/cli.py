@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import uvloop
 
 from epp import preflight, process, reference
+from epp.config.policy import RuleName
 from epp.config.settings import Config, load_config
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
@@ -21,6 +23,9 @@ _DESCRIPTION = """\
 Endpoint picker for Envoy: routes LLM requests to the model server that can answer soonest,
 counting what each server's prefix cache already holds, its LoRA adapters and its undone work.
 """
+_REPLAY = (
+    "Run recorded requests through the picker's rules on simulated servers, by several policies, and compare."
+)
 _EXAMPLES = """\
 a minimal configuration:
   config.yaml:     endpointsFile: endpoints.yaml
@@ -62,9 +67,52 @@ def _parser() -> argparse.ArgumentParser:
     envoy.add_argument(
         "--output", type=Path, metavar="FILE", help="write it there, whole or not at all, instead of printing"
     )
+    _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
     pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
     pages.add_argument("page", choices=sorted(reference.PAGES))
     return parser
+
+
+def _add_replay(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "recordings",
+        nargs="+",
+        type=Path,
+        metavar="RECORDING",
+        help="file that the picker wrote, or a Mooncake trace",
+    )
+    command.add_argument(
+        "--policy",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="policies to try beside the recorded one",
+    )
+    command.add_argument(
+        "--rule",
+        nargs="+",
+        choices=get_args(RuleName),
+        default=[],
+        help="rules to try with the recorded policy's other settings",
+    )
+    command.add_argument(
+        "--load", type=_positive, default=1.0, metavar="X", help="scale the rate of requests (default 1)"
+    )
+    command.add_argument(
+        "--servers", type=int, default=0, metavar="N", help="so many servers instead of the recorded ones"
+    )
+    command.add_argument("--limit", type=int, default=0, metavar="N", help="only the first so many requests")
+    command.add_argument("--seed", type=int, default=1, help="of the picker's choices by chance (default 1)")
+    command.add_argument("--picture", type=Path, metavar="FILE", help="write the table as a picture, SVG")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1000:
+        raise argparse.ArgumentTypeError("a number above 0 and below 1000")
+    return value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "reference":
             print(reference.PAGES[args.page](), end="")
             return 0
+        if args.command == "replay":
+            return _replay(args)
         config = load_config(args.config)
         if args.command == "envoy-config":
             from epp.envoy.bootstrap import bootstrap  # noqa: PLC0415 - its message classes take a second to import
@@ -85,6 +135,29 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
+
+
+def _replay(args: argparse.Namespace) -> int:
+    try:
+        from replay.command import Options, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "replay: this installation has no simulator; run it where the whole project is installed"
+        ) from error
+    replay(
+        Options(
+            recordings=args.recordings,
+            policies=args.policy,
+            rules=args.rule,
+            load=args.load,
+            servers=args.servers,
+            limit=args.limit,
+            seed=args.seed,
+            picture=args.picture,
+            json_file=args.json,
+        )
+    )
+    return 0
 
 
 def _hand_out(text: str, file: Path | None) -> int:

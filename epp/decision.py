@@ -98,6 +98,8 @@ class Decision(Struct, gc=False):
     ttft_s: float | None = None
     cached_tokens: int | None = None
     """What the server itself said, where the answer was sampled."""
+    output_tokens: int | None = None
+    """Length of the answer by the server's own account, where it was sampled."""
     unread: str = ""
     """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body,
     body_not_seen, no_room."""
@@ -105,6 +107,8 @@ class Decision(Struct, gc=False):
     """How long flow control held it."""
     priority: int = 0
     """What flow control took its priority to be; 0 where it is off."""
+    tenant: str = ""
+    """Whose request flow control took it to be; empty where it is off."""
     dry_run: WouldPick | None = None
     """Of the policy that is tried beside, if there is one."""
 

@@ -320,6 +320,7 @@ def _note(pick: Pick, held: Held[Ticket], *, now: float) -> None:
     decision = pick.decision
     decision.waited_s = now - held.arrived_at
     decision.priority = held.priority
+    decision.tenant = held.tenant
 
 
 def _refusal(reason: RefusedFor, retry_after_s: int) -> FlowRefusedError:

@@ -368,6 +368,7 @@ class Picker:
         routed = own(pick)
         decision = routed.decision
         decision.cached_tokens = feedback.cached_tokens
+        decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
         if feedback.prompt_tokens and routed.prompt.teaches:

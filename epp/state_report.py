@@ -38,6 +38,7 @@ def status_of(
     flow: Sequence[FlowStatus],
     source_failures: Mapping[str, int],
     log_counts: LogCounts,
+    recorded: Mapping[str, int],
     now: float,
 ) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
@@ -69,6 +70,7 @@ def status_of(
         flow=tuple(flow),
         source_failures=dict(source_failures),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
+        recorded=recorded,
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=_exact(exact, picker) if exact is not None else None,
     )

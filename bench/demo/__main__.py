@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--once", action="store_true", help="end after the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     parser.add_argument(
+        "--recording",
+        type=Path,
+        default=Path("build/recording.jsonl"),
+        metavar="FILE",
+        help="where the picker records the requests for `epp replay` (default build/recording.jsonl)",
+    )
+    parser.add_argument(
         "--keep-logs", action="store_true", help="keep configuration and output of every process"
     )
     return parser
@@ -115,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         envoy=args.envoy,
         once=args.once,
         json_file=args.json,
+        recording=args.recording,
         keep_logs=args.keep_logs,
     )
     try:

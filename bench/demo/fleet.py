@@ -89,7 +89,14 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(
-    directory: Path, *, serving: Serving, servers: int, rule: str, gateway_port: int, envoy: Path
+    directory: Path,
+    *,
+    serving: Serving,
+    servers: int,
+    rule: str,
+    gateway_port: int,
+    envoy: Path,
+    recording: Path,
 ) -> AsyncIterator[Fleet]:
     """Start it all in `directory`, routing by `rule`; end it all with the block. Port 0: any free one."""
     _check(directory, envoy)
@@ -107,6 +114,7 @@ async def running_fleet(
                 rule=rule,
                 gateway_port=gateway_port,
                 binary=envoy.absolute(),
+                recording=recording,
             )
         except ProcessFailedError as error:
             hint = "If another program took one of its ports meanwhile, run it again; --keep-logs keeps all output."
@@ -134,6 +142,7 @@ async def _start(
     rule: str,
     gateway_port: int,
     binary: Path,
+    recording: Path,
 ) -> Fleet:
     """The model servers together, then the picker, then Envoy, which needs the picker's list of endpoints."""
 
@@ -147,6 +156,8 @@ async def _start(
     addresses = [await _address(process, directory, timeout_s=serving.ready_within_s) for process in started]
 
     fields: dict[str, Any] = {"envoy": {"listen": f"127.0.0.1:{gateway_port}"}} if gateway_port else {}
+    recording.parent.mkdir(parents=True, exist_ok=True)
+    fields["recording"] = {"file": str(recording.resolve())}
     config = config_in(directory, policyFile=str(directory / "policy.yaml"), **fields)
     write_policy(config, {"rule": rule}, name=f"demo-{rule}")
     entries = [

@@ -33,6 +33,8 @@ def curl_line(url: str) -> str:
 def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     """All addresses."""
     admin = fleet.admin_url
+    recording = fleet.config.recording
+    assert recording is not None, "the demo records"
     places = [
         ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
         ("decisions", f"{admin}/  (page: the last picks, the servers as the picker sees them)"),
@@ -47,6 +49,8 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     lines += [
         "",
         "  In another terminal: make load, make load-compare (locust)",
+        "  By other rules, on simulated servers:",
+        f"    . .venv/bin/activate; epp replay {recording.file} --rule round-robin --load 1.3",
         "",
         "Ctrl-C ends everything.",
     ]

@@ -27,6 +27,7 @@ from bench.load.figures import Figures, RunRecord, together
 from bench.load.health import LOOK_S
 from bench.load.probe import LoadError, Served, probe
 from bench.load.recorder import Recorder
+from bench.load.recording import TraceFile
 from bench.load.report import generator_lines
 from bench.load.sse import Answer, AnswerError, read_answer
 
@@ -47,6 +48,7 @@ class LoadRun:
         self.done = False
         """Nothing is left to send, and all answers are in."""
         self.client: Client | None = None
+        self._trace: TraceFile | None = None
         self._budget = 0
         self._from_workers: dict[str, dict[str, Any]] = {}
         self._in_flight = 0
@@ -82,10 +84,14 @@ class LoadRun:
             return
         if not isinstance(self.environment.runner, MasterRunner):
             self.client = Client(host, path=_PATH, silence_s=self.options.silence)
+            self._trace = self._trace_file()
 
     def stop(self) -> None:
         """The test has ended; the process may go on to another one."""
         self._watching = False
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
 
     def ask(self, name: str, body: dict[str, Any], *, due_at: float | None = None) -> Answer | None:
         """One request, recorded. None: it failed. StopUser when the run is over."""
@@ -109,7 +115,19 @@ class LoadRun:
             self._in_flight -= 1
         size = sum(len(piece) for _, piece in pieces)
         self.recorder.answer(name, answer, began_at=began_at, ended_at=pieces[-1][0], size_bytes=size)
+        if self._trace is not None:
+            began_unix_s = time.time() - (time.monotonic() - began_at)
+            self._trace.note(body, output_tokens=answer.output_tokens, began_unix_s=began_unix_s)
         return answer
+
+    def _trace_file(self) -> TraceFile | None:
+        """One for each process, if there is to be any."""
+        if not self.options.record:
+            return None
+        path = Path(self.options.record)
+        if self.options.generators > 1:
+            path = path.with_name(f"{path.stem}.w{self.worker}{path.suffix}")
+        return TraceFile(path, salt=self.options.salt)
 
     def _spend(self) -> None:
         """One of the requests that --requests allows."""
@@ -237,6 +255,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
     )
     group.add_argument("--label", default="load", help="of this run in the report")
     group.add_argument("--figures", default="", help="file for the run's figures (JSON)")
+    group.add_argument("--record", default="", help="file for what was sent, as a trace in Mooncake's format")
     group.add_argument("--trace", default="", help="trace to replay (default: one made from the seed)")
     group.add_argument(
         "--trace-speed", type=float, default=1.0, help="replay so many times as fast (default 1)"

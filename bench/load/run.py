@@ -74,6 +74,7 @@ class Plan:
         if self.processes > 1:
             command += ["--processes", str(self.processes), *_own_port()]
         command += ["--html", str(self.directory / "locust.html"), "--csv", str(self.directory / "locust")]
+        command += ["--record", str(self.directory / "trace.jsonl")]
         command += ["--figures", str(self.figures_file), "--label", self.label, "--salt", self.salt]
         return [*command, *self.options]
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import pytest
 
-from bench.charts import Bars, Line, bar_chart, line_chart
 from bench.model_server import bench_partial, plots
 from bench.model_server.peers import figures, work, worker
 from bench.model_server.peers.figures import Recorded
@@ -17,6 +16,7 @@ from bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.runners.cost import CostModel, CostRunner
+from replay.charts import Bars, Line, bar_chart, line_chart
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

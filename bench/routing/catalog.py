@@ -17,11 +17,11 @@ from bench.routing import rules_cost as cost
 from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.peer import Index, PeerRouter, Rule, World
-from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
 from bench.routing.replicas import Replicated
 from epp.config.policy import DEFAULT_POLICY, Lora, Policy, RuleName
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Router
+from replay.picker_router import PREFILL_TIMES, PickerRouter
 
 
 @dataclass(frozen=True, slots=True)

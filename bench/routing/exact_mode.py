@@ -20,7 +20,6 @@ from statistics import fmean, median
 import msgspec
 
 from bench.routing.bench import CACHE_TOKENS, Setting, calibrate, plan_of, spec_of
-from bench.routing.picker_router import PickerRouter, metrics_of
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.kvevents.alignment import chunk_ends, whole_blocks
@@ -36,6 +35,7 @@ from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
+from replay.picker_router import PickerRouter, metrics_of
 
 _WARM_UP_S = 150.0
 _MEASURED_S = 150.0

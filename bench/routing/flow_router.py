@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.routing.picker_router import PickerRouter
 from epp.config.policy import Policy
 from epp.decision import Pick
 from epp.errors import PickError
@@ -15,6 +14,7 @@ from epp.gate import Claim, Gate
 from epp.sharing.exchange import FlowPort
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
+from replay.picker_router import PickerRouter
 
 
 class FlowRouter(PickerRouter):

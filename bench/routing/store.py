@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.routing.bench import Result, Run, Setting
-from bench.routing.measure import Row
 from bench.routing.workloads import label
+from replay.measure import Row
 
 
 @dataclass(frozen=True, slots=True)

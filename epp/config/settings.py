@@ -348,6 +348,26 @@ class Kubernetes(_Section, frozen=True):
         return self.status.lease_name or f"prefix-gateway-{self.pool}"
 
 
+class Recording(_Section, frozen=True):
+    """Write a line for each request to a file, for `epp replay`: sizes, times and hashes, and never any text (docs/replay.md)."""
+
+    file: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Where to write. Worker N of several writes to this name with `.wN` added.",
+        ),
+    ]
+    max_bytes: Annotated[
+        int,
+        Meta(
+            ge=2**16,
+            le=2**40,
+            description="Bound on the file and the one before it, which is kept as `FILE.1`, together. The oldest lines are lost.",
+        ),
+    ] = 256 * 2**20
+
+
 class Config(_Section, frozen=True):
     """Configuration of one endpoint picker and its workers."""
 
@@ -418,6 +438,9 @@ class Config(_Section, frozen=True):
         Meta(
             description="Follow the KV events of the servers. Without this section the prefix table stays approximate."
         ),
+    ] = None
+    recording: Annotated[
+        Recording | None, Meta(description="Record requests. Without this section nothing is recorded.")
     ] = None
     log: Log = Log()
 

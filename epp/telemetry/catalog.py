@@ -249,10 +249,17 @@ LOG_LINES_LEFT_OUT: Final = Spec(
     "more than 100 lines in 10 s; one line says how many).",
     ("reason",),
 )
+RECORDED: Final = Spec(
+    "epp_recorded_requests_total",
+    "counter",
+    "Requests of which the recording should have a line, by result: written, dropped (the disk was too slow), failed (the disk refused "
+    "it). Only with `recording`.",
+    ("result",),
+)
 SOURCE_FAILURES: Final = Spec(
     "epp_source_failures_total",
     "counter",
-    "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, sharing, exact, housekeeping, readiness. "
+    "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, sharing, exact, recording, housekeeping, readiness. "
     "The loop was started again after a pause. The log says why it failed.",
     ("source",),
 )
@@ -510,6 +517,7 @@ STATE: Final = (
         FLOW_SATURATION,
         SOURCE_FAILURES,
         LOG_LINES_LEFT_OUT,
+        RECORDED,
         TABLE_TOTAL,
         READY,
         ENDPOINT_IN_FLIGHT,

@@ -210,6 +210,8 @@ class _StateCollector(Collector):
         yield _family(catalog.SOURCE_FAILURES, *failures)
         left_out = (((reason,), float(count)) for reason, count in status.log_lines_left_out.items())
         yield _family(catalog.LOG_LINES_LEFT_OUT, *left_out)
+        recorded = (((result,), float(count)) for result, count in status.recorded.items())
+        yield _family(catalog.RECORDED, *recorded)
         yield _family(catalog.TABLE_TOTAL, ((), status.table_entries))
         yield from _endpoint_families(status)
         if status.sharing is not None:

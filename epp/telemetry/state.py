@@ -138,6 +138,8 @@ class PickerStatus:
     """How often each source of news failed and was started again."""
     log_lines_left_out: Mapping[str, int] = field(default_factory=dict)
     """By reason."""
+    recorded: Mapping[str, int] = field(default_factory=dict)
+    """Requests by what became of their lines in the recording; empty: nothing is recorded."""
     sharing: SharingStatus | None = None
     """None: it shares with nobody."""
     exact: ExactStatus | None = None

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from bench.demo.address import running as announced_demos
+from replay.reading import read
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
@@ -94,8 +95,19 @@ def get_json(url: str, data: bytes | None = None, headers: dict[str, str] | None
 def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
     short_tmp: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "figures.json"
-    with demo("--once", "--servers", "2", "--requests", "36", "--json", str(file), tmp=short_tmp) as running:
+    file, recording = tmp_path / "figures.json", tmp_path / "recording.jsonl"
+    options = (
+        "--once",
+        "--servers",
+        "2",
+        "--requests",
+        "36",
+        "--json",
+        str(file),
+        "--recording",
+        str(recording),
+    )
+    with demo(*options, tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
         assert len(children) == 4  # two servers, the picker, Envoy
@@ -117,6 +129,12 @@ def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
     # The same prompts, but for the nonces, whose letters may be a token more or less.
     assert by_turn["queried_tokens"] == pytest.approx(by_cost["queried_tokens"], rel=0.001)
     assert by_cost["token_hit_rate"] > by_turn["token_hit_rate"]
+
+    recorded = read([recording])
+    assert 66 <= len(recorded.calls) <= 72, "the demo kills the picker, whose last half second is lost"
+    assert recorded.policy is not None
+    assert recorded.policy.spec.rule == "least-cost"
+    assert [server.name for server in recorded.servers] == ["s1", "s2"]
 
 
 def test_it_stays_up_with_a_curl_line_that_works_and_the_decision_it_led_to(short_tmp: Path) -> None:

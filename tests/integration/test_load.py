@@ -20,6 +20,7 @@ from bench.demo.counters import ServerCounters, scrape
 from bench.demo.fleet import Fleet, running_fleet
 from bench.demo.serving import made_up
 from bench.load.figures import RunRecord
+from replay.reading import read
 from tests.harness.envoy import ENVOY
 from tests.harness.ports import free_port
 
@@ -71,7 +72,13 @@ async def grown(fleet: Fleet, before: Sequence[ServerCounters]) -> list[ServerCo
 @pytest.mark.envoy
 async def test_each_load_has_its_rows_and_counts_what_the_servers_counted(tmp_path: Path) -> None:
     async with running_fleet(
-        tmp_path, serving=made_up(), servers=2, rule="least-cost", gateway_port=0, envoy=ENVOY
+        tmp_path,
+        serving=made_up(),
+        servers=2,
+        rule="least-cost",
+        gateway_port=0,
+        envoy=ENVOY,
+        recording=tmp_path / "recording.jsonl",
     ) as fleet:
         await one_load_counts_what_the_servers_counted(fleet, tmp_path / "conversation")
         await two_processes_share_the_adapters_load(fleet, tmp_path / "lora")
@@ -100,6 +107,10 @@ async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> N
     assert sum(server.hit_tokens for server in servers) == figures.cached_tokens > 0
     assert figures.output_tokens == 30 * 12
     assert figures.uncounted == 0
+    sent = read([out / "trace.jsonl"])
+    assert len(sent.calls) == 30
+    assert {call.output_tokens for call in sent.calls} == {12}
+    assert len({call.pieces[0] for call in sent.calls}) < 30, "some of them begin alike"
     own, locusts = (out / "report.html").read_text(), (out / "locust.html").read_text()
     verdict = re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.said)
     assert verdict is not None

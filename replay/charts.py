@@ -42,8 +42,8 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
         return _LEFT + share * (_WIDTH - _LEFT - _RIGHT), _y(y / top)
 
     parts = [*_frame(title, x_label, y_label), *_scale(top), *_legend([line.name for line in lines])]
-    for x in _ticks(sorted(set(xs))):
-        parts.append(_text(at(x, 0)[0], _HEIGHT - _BOTTOM + 16, _number(x), anchor="middle"))
+    ticks = _ticks(sorted(set(xs)))
+    parts += [_text(at(x, 0)[0], _HEIGHT - _BOTTOM + 16, _number(x), anchor="middle") for x in ticks]
     for line, colour in zip(lines, _colours(len(lines)), strict=True):
         places = [at(x, y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)

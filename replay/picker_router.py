@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.routing.shared import Shared
 from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
@@ -24,6 +23,7 @@ from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName,
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
+from replay.shared import Shared
 
 BASE_MODEL = "base"
 PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")

@@ -1,0 +1,60 @@
+"""Puts a recording together for `app`: what the picker knows of its policy and its servers, as lines."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from epp.config.settings import Recording
+from epp.picker import Picker
+from epp.recording.file import RecordingFile
+from epp.recording.lines import Opening, Server, Servers
+from epp.recording.recorder import Recorder
+from epp.recording.service import RecordingService
+
+_KEY_BYTES = 16
+
+
+def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> RecordingService:
+    """The service's thread runs from here on."""
+    path = Path(settings.file)
+    if workers > 1:
+        path = path.with_name(f"{path.name}.w{worker}")
+    recorder = Recorder(key=picker.secret.key or secrets.token_bytes(_KEY_BYTES))
+    service = RecordingService(
+        recorder,
+        RecordingFile(path, max_bytes=settings.max_bytes),
+        opening=lambda: opening_of(picker),
+        servers=lambda: servers_of(picker),
+    )
+    picker.subscribe(service.hear)
+    return service
+
+
+def opening_of(picker: Picker) -> Opening:
+    """How the picker cuts, hashes and routes now."""
+    schedule = picker.table.schedule
+    return Opening(
+        chunk_bytes=schedule.chunk_bytes,
+        later_chunk_bytes=schedule.later_chunk_bytes,
+        later_from_bytes=schedule.later_from_bytes,
+        hashing=picker.roots.fingerprint,
+        policy=msgspec.to_builtins(picker.policy),
+    )
+
+
+def servers_of(picker: Picker) -> Servers:
+    """The endpoints with what they stated and taught."""
+    return Servers(
+        servers=tuple(
+            Server(
+                name=state.endpoint.name,
+                model=state.endpoint.model,
+                capacity_tokens=state.metrics.capacity_tokens if state.metrics else None,
+                prefill_tokens_per_s=state.rate.tokens_per_s,
+            )
+            for state in picker.fleet.states()
+        )
+    )

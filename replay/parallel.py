@@ -1,0 +1,69 @@
+"""Several runs at once, each in a process of its own, and their progress. A run that fails fails the replay."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from epp.config.policy import Policy
+from replay.simulate import Setting, run
+from replay.trace import Figures, ReplayError, Trace
+
+Told = Callable[[dict[str, float]], None]
+"""Given the share of each run that is through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A policy and what it is called in the table."""
+
+    name: str
+    policy: Policy
+
+
+def run_all(
+    trace: Trace, candidates: Sequence[Candidate], setting: Setting, *, processes: int, told: Told
+) -> dict[str, Figures]:
+    """By name, in the order given."""
+    shares = dict.fromkeys((candidate.name for candidate in candidates), 0.0)
+    found: dict[str, Figures] = {}
+    waiting, running = deque(candidates), dict[Connection, str]()
+    started: list[Any] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                candidate = waiting.popleft()
+                ours, theirs = multiprocessing.Pipe(duplex=False)
+                process = multiprocessing.Process(
+                    target=_run, args=(trace, candidate.policy, setting, theirs), daemon=True
+                )
+                process.start()
+                theirs.close()
+                started.append(process)
+                running[ours] = candidate.name
+            for connection in wait(list(running)):
+                assert isinstance(connection, Connection)
+                name = running[connection]
+                try:
+                    message: float | Figures = connection.recv()
+                except EOFError as error:
+                    raise ReplayError(f"the run of {name} broke off; its error stands above") from error
+                if isinstance(message, float):
+                    shares[name] = message
+                else:
+                    found[name], shares[name] = message, 1.0
+                    del running[connection]
+                told(shares)
+    finally:
+        for process in started:
+            process.terminate()
+            process.join()
+    return {candidate.name: found[candidate.name] for candidate in candidates}
+
+
+def _run(trace: Trace, policy: Policy, setting: Setting, connection: Connection) -> None:
+    connection.send(run(trace, policy, setting, progress=connection.send))

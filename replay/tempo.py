@@ -1,0 +1,102 @@
+"""How fast the recorded servers were, and how long answers were that nobody measured: the simulated servers' costs. Pure.
+
+Only sampled answers tell their length and their first token. The others' length follows from how long they took. What a server
+takes for a step of nothing but decoding is never seen alone: the time for a token also holds the stall of prefills and the
+other requests in the batch, as the simulator's cost model adds them. Their means over the recording are taken off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from epp.recording.lines import Asked
+from model_server.runners.cost import CostModel
+from replay.measure import quantile
+from replay.trace import Server
+
+_ASSUMED_TPOT_S: Final = 0.02
+_MOST_OUTPUT_TOKENS: Final = 16_384
+_LEAST_STEP_S: Final = 0.001
+_MOST_BUSY: Final = 0.9
+_COSTS: Final = CostModel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tempo:
+    ttft_s: float
+    """Median of the sampled answers; 0: there are none."""
+    tpot_s: float
+    """The same for each further token."""
+    decode_step_s: float | None
+    """None: no sampled answer tells."""
+    prefill_ratio: float
+    """From the rate that the picker learned, in the middle of prompts and beside decoding, to the rate at the start of a prompt alone."""
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, requests: Sequence[Asked], servers: Sequence[Server]) -> Tempo:
+        ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
+        tpots = tpots_s(requests)
+        told = sum(a.output_tokens is not None for a in requests)
+        return cls(
+            ttft_s=quantile(ttfts, 0.5),
+            tpot_s=quantile(tpots, 0.5) or _ASSUMED_TPOT_S,
+            decode_step_s=_step_s(requests, servers, fmean(tpots)) if tpots and servers else None,
+            prefill_ratio=(1 + _middle_tokens(requests) / _COSTS.context_knee_tokens)
+            * (1 + _COSTS.interference),
+            remarks=() if told == len(requests) else (_guess_of(told, len(requests), bool(tpots)),),
+        )
+
+    def output_tokens(self, asked: Asked) -> int:
+        """As the server said, or by how long the answer took."""
+        if asked.output_tokens is not None:
+            return max(1, asked.output_tokens)
+        return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
+
+
+def tpots_s(requests: Sequence[Asked]) -> list[float]:
+    """Seconds for each token after the first, of the answers that tell, in order."""
+    return sorted(
+        (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
+        for a in requests
+        if a.ttft_s is not None
+        and a.output_tokens is not None
+        and a.output_tokens > 1
+        and a.ended_s > a.ttft_s
+    )
+
+
+def _step_s(requests: Sequence[Asked], servers: Sequence[Server], tpot_s: float) -> float:
+    """By the means over the recording: how much of the time went to prefills, and how many requests were in a batch."""
+    lasted_s = max(a.at_unix_s + a.ended_s for a in requests) - min(a.at_unix_s for a in requests)
+    computed = sum(a.prompt_tokens - a.matched_tokens for a in requests)
+    rate = sum(server.prefill_tokens_per_s for server in servers)
+    busy = min(_MOST_BUSY, computed / rate / lasted_s)
+    batch = sum(a.ended_s for a in requests) / lasted_s / len(servers)
+    context = fmean(a.prompt_tokens for a in requests)
+    each_s = _COSTS.decode_per_request_s + _COSTS.decode_per_context_token_s * context
+    return max(_LEAST_STEP_S, tpot_s * (1 - busy) - max(0.0, batch - 1) * each_s)
+
+
+def _middle_tokens(requests: Sequence[Asked]) -> float:
+    """Where in its prompt the average computed token stands."""
+    computed = [
+        (a.prompt_tokens - a.matched_tokens, (a.prompt_tokens + a.matched_tokens) / 2) for a in requests
+    ]
+    total = sum(tokens for tokens, _ in computed)
+    return sum(tokens * middle for tokens, middle in computed) / total if total else 0.0
+
+
+def _guess_of(told: int, count: int, known_tempo: bool) -> str:  # noqa: FBT001 - one caller
+    by = (
+        "by the tempo of the sampled ones"
+        if known_tempo
+        else f"at {_ASSUMED_TPOT_S * 1000:.0f} ms a token, a guess"
+    )
+    return (
+        f"{told} of {count} answers told their length; the others' follows from how long they took, {by} "
+        "(spec.sampling.share of the policy says how many are sampled)"
+    )

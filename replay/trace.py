@@ -1,0 +1,85 @@
+"""What is replayed: requests in order of time, and the fleet that they went to. Pure values, the same from every source.
+
+A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end. Made by `reading` and `mooncake`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from epp.config.policy import Policy
+
+
+class Piece(NamedTuple):
+    """A part of a prompt. `name` stands for its text and for all text before it: 64 bits."""
+
+    name: int
+    num_bytes: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request."""
+
+    at_s: float
+    """Since the first one."""
+    pieces: tuple[Piece, ...]
+    output_tokens: int
+    adapter: str = ""
+    tenant: str = ""
+    priority: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(piece.num_tokens for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    name: str
+    capacity_tokens: int
+    prefill_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one policy gave. Times are seconds; None: nothing tells."""
+
+    hit_ratio: float
+    ttft_mean_s: float | None
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    ttft_p99_s: float | None
+    tpot_p50_s: float | None
+    tpot_p90_s: float | None
+    counted: int
+    """Requests that these figures are over."""
+    failed: int
+    by_server: dict[str, int]
+    """All requests, by the server that got them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """See the module's docstring."""
+
+    calls: Sequence[Call]
+    servers: Sequence[Server]
+    """Empty: the source does not say."""
+    block_tokens: int = 64
+    """Of the simulated caches: about as long as a piece, so that neither tells more apart than the other."""
+    decode_step_s: float | None = None
+    """Time for each token of an answer on a server that does little else, where sampled answers tell."""
+    policy: Policy | None = None
+    """The one that routed, at the end of the recording."""
+    recorded: Figures | None = None
+    """What really happened."""
+    remarks: tuple[str, ...] = ()
+    """What the reader should know: what was left out, and what was guessed."""
+
+
+class ReplayError(Exception):
+    """The recording cannot be replayed; the message says where and why."""

@@ -1,0 +1,97 @@
+"""From files to a trace: what is kept of a recording, Mooncake's format, and faults that name their line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from replay.reading import read
+from replay.trace import ReplayError
+from tests.unit.replay.recordings import record
+
+MOONCAKE = [
+    {"timestamp": 2000, "input_length": 700, "output_length": 9, "hash_ids": [1, 7]},
+    {"timestamp": 500, "input_length": 512, "output_length": 30, "hash_ids": [1]},
+]
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_recording_gives_times_sizes_and_equal_pieces_where_prompts_begin_alike(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    record(path)
+    trace = read([path])
+    assert len(trace.calls) == 120
+    assert [call.at_s for call in trace.calls] == pytest.approx([n * 0.5 for n in range(120)])
+    assert trace.policy is not None
+    assert trace.policy.spec.rule == "least-cost"
+    assert [server.name for server in trace.servers] == list("abcd")
+    starts = {call.pieces[:20] for call in trace.calls}
+    assert len(starts) == 4, "four shared beginnings"
+    for call in trace.calls:
+        assert sum(piece.num_bytes for piece in call.pieces) % 700 == 6000 % 700
+    assert len({call.pieces[-1].name for call in trace.calls}) == 120, (
+        "what is in no full chunk is each one's own"
+    )
+
+
+def test_answers_that_were_not_sampled_are_as_long_as_their_time_says(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    record(path)
+    trace = read([path])
+    assert {call.output_tokens for call in trace.calls} == {49, 50}, (
+        "as many steps of the sampled ones' time as fit"
+    )
+    assert any("12 of 120 answers told their length" in remark for remark in trace.remarks)
+    assert trace.recorded is not None
+    assert trace.recorded.ttft_p50_s == pytest.approx(0.2)
+    assert sum(trace.recorded.by_server.values()) == 120
+
+
+def test_packed_files_and_several_in_any_order_are_one_trace(tmp_path: Path) -> None:
+    whole, old, new = (tmp_path / name for name in ("whole", "old.gz", "new"))
+    record(whole)
+    opening, servers, *asked = whole.read_bytes().splitlines(keepends=True)
+    old.write_bytes(gzip.compress(b"".join([opening, servers, *asked[:60]])))
+    new.write_bytes(b"".join([opening, servers, *asked[60:]]))
+    assert read([new, old]).calls == read([whole]).calls
+
+
+def test_a_line_that_was_cut_off_at_the_end_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    record(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(read([path]).calls) == 119
+
+
+def test_mooncakes_format_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(lines(*MOONCAKE))
+    first, second = read([path]).calls
+    assert (first.at_s, first.output_tokens, first.prompt_tokens) == (0.0, 30, 512)
+    assert (second.at_s, second.prompt_tokens) == (1.5, 700)
+    assert second.pieces[0] == first.pieces[0]
+    assert [piece.num_tokens for piece in second.pieces] == [512, 188]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "no request"),
+        ("nonsense\nmore\n", "line 1: JSON is malformed"),
+        (lines({"line": "request"}), "line 1: Object missing required field"),
+        (lines({"line": "recording", "version": 9, "chunk_bytes": 1, "later_chunk_bytes": 1, "later_from_bytes": 0, "hashing": "", "policy": {}}, {}), "line 1: version 9"),
+        (lines({**MOONCAKE[0], "hash_ids": [1]}), "line 1: 1 blocks of 512 tokens are not 700 tokens"),
+        (lines(MOONCAKE[0], {**MOONCAKE[0], "hash_ids": [-1, 2]}), "line 2: Expected `int` >= 0"),
+    ],
+)  # fmt: skip
+def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(text)
+    with pytest.raises(ReplayError, match=fault):
+        read([path])
