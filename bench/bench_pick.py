@@ -41,7 +41,13 @@ def a_picker(fleet: int) -> Picker:
 def scrape(picker: Picker, *, now: float) -> None:
     """A page from every server."""
     page = EndpointMetrics(
-        scraped_at=now, running=3, capacity_tokens=400_000, block_size=16, prompt_tokens=0.0
+        scraped_at=now,
+        running=3,
+        waiting=0,
+        kv_usage=0.0,
+        capacity_tokens=400_000,
+        block_size=16,
+        prompt_tokens=0.0,
     )
     for endpoint in picker.endpoints():
         picker.observe(endpoint.name, page, now=now)

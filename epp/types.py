@@ -125,9 +125,9 @@ class EndpointMetrics:
     """One scrape of one server, in the field's units. None: the server does not say."""
 
     scraped_at: float
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     capacity_tokens: int | None = None
     block_size: int | None = None
@@ -158,3 +158,10 @@ class EndpointMetrics:
     def known_adapters(self) -> frozenset[str]:
         """All that the server names."""
         return self.active_adapters | self.loaded_adapters if self.loaded_adapters else self.active_adapters
+
+    @property
+    def inside(self) -> int | None:
+        """Requests in the server. None: the page does not say both how many run and how many wait."""
+        if self.running is None or self.waiting is None:
+            return None
+        return self.running + self.waiting

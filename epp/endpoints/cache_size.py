@@ -90,7 +90,7 @@ class CacheSize:
         window: HitWindow,
         *,
         hits: float,
-        waiting: int,
+        waiting: int | None,
         bounded: bool,
         span: float,
         now: float,
@@ -99,7 +99,7 @@ class CacheSize:
         if window.opened_at is None or hits < window.hits_before:
             _open(window, hits, now)
             return
-        if now - window.opened_at < _WINDOW_S or waiting or not window.requests:
+        if now - window.opened_at < _WINDOW_S or waiting != 0 or not window.requests:
             return  # what waits is predicted and not yet counted
         self._learn(window, hits - window.hits_before)
         step = _GAIN * window.stale_requests * (self.truth - _TRUE_ENOUGH) / (1 - _TRUE_ENOUGH)

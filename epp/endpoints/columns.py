@@ -101,8 +101,8 @@ class Columns:
         self._slowness[slot] = state.rate.slowness
         self._scraped_at[slot] = metrics.scraped_at if metrics else _NEVER
         self._oldest_scrape = min(self._oldest_scrape, metrics.scraped_at if metrics else _NEVER)
-        self._waiting[slot] = metrics.waiting if metrics else np.nan
-        self._kv_usage[slot] = metrics.kv_usage if metrics else np.nan
+        self._waiting[slot] = np.nan if metrics is None or metrics.waiting is None else metrics.waiting
+        self._kv_usage[slot] = np.nan if metrics is None or metrics.kv_usage is None else metrics.kv_usage
         self.block_tokens[slot] = (metrics.block_size if metrics else None) or 1
         self._max_adapters[slot] = (metrics.max_lora if metrics else None) or np.nan
 
@@ -193,7 +193,7 @@ class Columns:
             assert self._rate[slot] == state.rate.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
-            assert state.metrics is None or self._most[0] >= state.metrics.waiting
+            assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]
             assert self._loaded[slot] == state.loaded_adapters()
             for adapter in self._loaded[slot]:
                 holders[adapter].add(slot)

@@ -96,7 +96,7 @@ class CounterWindow:
         if start is None or after.finished is None or after.finished < (start.finished or 0):
             self._restart(after)
             return None
-        if self._own < _WINDOW_REQUESTS or after.running or after.waiting:
+        if self._own < _WINDOW_REQUESTS or after.inside != 0:
             return None  # counters and ends meet only while nothing is in flight
         finished = growth(start.finished, after.finished)
         sample = (self._size, growth(start.prompt_tokens, after.prompt_tokens))
@@ -105,6 +105,6 @@ class CounterWindow:
         return sample if ours_alone else None
 
     def _restart(self, after: EndpointMetrics) -> None:
-        self._start = after if not (after.running or after.waiting) else None
+        self._start = after if after.inside == 0 else None
         self._own = 0
         self._size = PromptSize(0)

@@ -81,9 +81,10 @@ class EndpointState:
     def load(self, metrics: EndpointMetrics | None) -> int:
         """Requests in flight there: scraped plus picks less ends since; never under what is known to be open."""
         known = self.known_load
-        if metrics is None:
+        inside = metrics.inside if metrics is not None else None
+        if inside is None:
             return known
-        scraped = metrics.running + metrics.waiting + self.picks_since_scrape - self.ends_since_scrape
+        scraped = inside + self.picks_since_scrape - self.ends_since_scrape
         return scraped if scraped > known else known  # noqa: FURB136 - `max` takes as long as all of the rest
 
     def slots(self, *, spec: PolicySpec) -> int:
@@ -150,8 +151,8 @@ class EndpointState:
         First tokens less ended requests are those that decode, but for a constant: requests that ended without a first
         token, and what was counted before. So it is the page with the most of them over what is inside that has no prefill.
         """
-        inside = after.running + after.waiting
-        if after.ttft_count is None or after.finished is None:
+        inside = after.inside
+        if inside is None or after.ttft_count is None or after.finished is None:
             return inside == 0
         surplus = after.ttft_count - after.finished - inside
         if inside == 0 or self.surplus is None or surplus > self.surplus:

@@ -141,19 +141,19 @@ class _Found:
                     self._by_field[field] = series
                     break
 
-    def load(self, field: str) -> int:
-        """A gauge of requests, over all engines. An unreadable one fails the scrape: zero would draw every request."""
+    def load(self, field: str) -> int | None:
+        """A gauge of requests, over all engines; None where it is absent. One that is there and unreadable fails the scrape."""
         values = self._of_engines(field)
         if any(math.isnan(v) for v in values):
             raise MetricsError(f"{field} requests are not a number")
-        return int(sum(values))
+        return int(sum(values)) if values else None
 
-    def kv_usage(self) -> float:
+    def kv_usage(self) -> float | None:
         """The mean of the engines: requests go to the emptier one inside the server, so one full engine is not a full server."""
         values = self._of_engines("kv_usage")
         if any(math.isnan(v) for v in values):
             raise MetricsError("KV cache usage is not a number")
-        return min(1.0, sum(values) / len(values)) if values else 0.0
+        return min(1.0, sum(values) / len(values)) if values else None
 
     def total(self, field: str) -> float | None:
         """A counter over all engines, models and reasons; None where it is absent or any part of it is unreadable."""

@@ -52,7 +52,7 @@ def make_picker(port: int) -> Picker:
 
 def say_running(picker: Picker, running: int) -> None:
     now = time.monotonic()
-    picker.observe(SERVER, EndpointMetrics(scraped_at=now, running=running), now=now)
+    picker.observe(SERVER, EndpointMetrics(scraped_at=now, running=running, waiting=0), now=now)
 
 
 @pytest.mark.parametrize("mode", ["full_duplex", "full_duplex_request"])

@@ -103,7 +103,10 @@ class World:
     def do_scrape(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`scrape a b waiting=3 kv_usage=0.5`: one good page from each; `scrape a failed=3`: so many without."""
         failed = int(options.pop("failed", 0))
-        values = {key: msgspec.yaml.decode(text) for key, text in options.items() if key != "active_adapters"}
+        values: dict[str, Any] = {"running": 0, "waiting": 0, "kv_usage": 0.0}  # as an idle server says
+        values |= {
+            key: msgspec.yaml.decode(text) for key, text in options.items() if key != "active_adapters"
+        }
         active = frozenset(filter(None, options.get("active_adapters", "").split(",")))
         for name in names:
             for _ in range(failed):

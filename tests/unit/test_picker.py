@@ -96,7 +96,7 @@ def test_a_match_under_the_gain_threshold_is_ignored_but_still_booked_as_cached(
     picker = a_picker(spec)
     warm = serve(picker, ask(text("system", 1024) + text("one", 7000)), now=1.0).decision.chosen
     picker.observe(
-        warm, EndpointMetrics(scraped_at=1.5, running=1), now=1.5
+        warm, EndpointMetrics(scraped_at=1.5, running=1, waiting=0), now=1.5
     )  # the others are a little lighter
     second = picker.pick(ask(text("system", 1024) + text("two", 7000)), now=2.0).decision
     assert second.chosen != warm

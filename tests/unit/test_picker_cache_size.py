@@ -36,6 +36,7 @@ class LruServer:
     def page(self, now: float) -> EndpointMetrics:
         return EndpointMetrics(
             scraped_at=now,
+            waiting=0,
             capacity_tokens=self._stated_tokens,
             prompt_tokens=self._queries,
             prefix_queries=self._queries,

@@ -159,7 +159,13 @@ def test_counters_teach_bytes_per_token_without_any_sampling() -> None:
     picker = a_picker(on=endpoints("a"))
     for second in range(1, 200):
         serve(picker, ask(text(f"p{second}", 3000)), now=float(second))
-        metrics = EndpointMetrics(scraped_at=second + 0.9, finished=second, prompt_tokens=1500.0 * second)
+        metrics = EndpointMetrics(
+            scraped_at=second + 0.9,
+            running=0,
+            waiting=0,
+            finished=second,
+            prompt_tokens=1500.0 * second,
+        )
         picker.observe(EndpointName("a"), metrics, now=second + 0.9)
     assert picker.pick(ask(text("q")), now=300.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
 

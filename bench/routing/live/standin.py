@@ -76,9 +76,9 @@ def snapshot_of(page: EndpointMetrics) -> Snapshot:
     """In the simulator's terms; what a server does not say is 0."""
     return Snapshot(
         taken_s=page.scraped_at,
-        running=page.running,
-        waiting=page.waiting,
-        kv_usage=page.kv_usage,
+        running=page.running or 0,
+        waiting=page.waiting or 0,
+        kv_usage=page.kv_usage or 0.0,
         capacity_tokens=page.capacity_tokens or 0,
         block_tokens=page.block_size or 0,
         prompt_tokens=int(page.prompt_tokens or 0),

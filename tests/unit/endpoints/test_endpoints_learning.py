@@ -18,7 +18,9 @@ def page(at: float, **values: float) -> EndpointMetrics:
 
 
 def idle(at: float, *, finished: float, prompt_tokens: float, running: int = 0) -> EndpointMetrics:
-    return EndpointMetrics(scraped_at=at, finished=finished, prompt_tokens=prompt_tokens, running=running)
+    return EndpointMetrics(
+        scraped_at=at, finished=finished, prompt_tokens=prompt_tokens, running=running, waiting=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,16 @@ def test_without_metrics_load_is_what_we_have_in_flight() -> None:
     assert state.load(None) == 2
     state.release(first, computed=True, now=1.0)
     assert state.load(None) == 1
+
+
+@pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
+def test_a_page_that_does_not_say_how_many_are_inside_leaves_the_load_to_what_we_have_in_flight(
+    said: dict[str, int],
+) -> None:
+    state = a_state()
+    state.observe(EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
+    book(state, 10, now=1.0)
+    assert state.load(state.metrics) == 1
 
 
 def test_load_is_scraped_plus_own_picks_less_own_ends_since() -> None:

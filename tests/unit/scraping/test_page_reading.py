@@ -179,11 +179,11 @@ def test_tensor_parallel_ranks_of_sglang_do_not_count_twice_but_data_parallel_ra
     assert parse_page(page, scraped_at=0).running == 7
 
 
-def test_an_sglang_server_that_has_served_nothing_is_idle_not_broken() -> None:
+def test_an_sglang_server_that_has_served_nothing_does_not_say_its_load() -> None:
     got = parse_page(
         b'# TYPE sglang:cache_config_info gauge\nsglang:cache_config_info{num_pages="9"} 1\n', scraped_at=0
     )
-    assert (got.running, got.waiting) == (0, 0)
+    assert (got.running, got.waiting, got.kv_usage, got.inside) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1.0", b"abc", b"1e300", b"0x10"])
