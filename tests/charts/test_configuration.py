@@ -177,7 +177,8 @@ def test_vllm_starts_as_the_launch_profile_says(helm: Helm, name: str) -> None:
         own = of_pool(profile, pool) if pool else profile
         [patch] = pod_patch(own)["spec"]["template"]["spec"]["containers"]
         arguments, variables, ports = as_said(server_of(deployment))
-        variables.pop("HF_HOME")
+        for of_the_pod in ("HF_HOME", "HOME", "USER"):
+            variables.pop(of_the_pod)
         assert (arguments, variables, ports) == as_said(patch)
 
 

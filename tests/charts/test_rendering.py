@@ -88,6 +88,8 @@ def test_helm_lint_has_no_complaint(helm: Helm, wanted: ValueSet, tmp_path: Path
 def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> None:
     for name, spec in pod_specs(helm.render_set(wanted)):
         of_vllm = wanted.name == "servers-vllm"
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["runAsUser"] > 0, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for container in containers(spec):
             where = f"{name}/{container['name']}"
@@ -97,7 +99,8 @@ def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> No
             assert container["resources"]["requests"], where
             assert container["resources"]["limits"], where
             if of_vllm and container["name"] == "server":
-                continue  # its image is not ours; values.yaml says so
+                assert "runAsUser" not in security, where
+                continue  # its image is not ours, and may write beside its caches
             assert security["readOnlyRootFilesystem"] is True, where
             assert {**spec["securityContext"], **security}["runAsNonRoot"] is True, where
             assert {**spec["securityContext"], **security}["runAsUser"] > 0, where

@@ -50,7 +50,11 @@ def path_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_real_server_runs_as_the_pod_would_and_lets_in_only_who_knows_the_password(
     helm: Helm, tmp_path: Path, mine: str
 ) -> None:
-    values: dict[str, Any] = {"maxMemoryMiB": 77, "existingSecret": "mine" if mine else ""}
+    values: dict[str, Any] = {
+        "maxMemoryMiB": 77,
+        "maxValueMiB": 1,
+        "existingSecret": "mine" if mine else "",
+    }
     objects = helm.render(GATEWAY, {"valkey": values})
     password = mine or of_kind(objects, "Secret")["stringData"]["password"]
     password_file = tmp_path / "password"
@@ -75,6 +79,10 @@ async def test_the_real_server_runs_as_the_pod_would_and_lets_in_only_who_knows_
             assert said["maxmemory-policy"] == "noeviction"
             assert (await client.config_get("save"))["save"] == ""
             assert (await client.config_get("appendonly"))["appendonly"] == "no"
+            assert await client.set("x", b"x" * 2**20)
+            with pytest.raises((RedisError, OSError)):
+                await client.set("x", b"x" * (2**20 + 1))
+            assert await client.strlen("x") == 2**20
         async with aredis.Redis(port=port, protocol=2) as stranger:
             with pytest.raises(AuthenticationError):
                 await stranger.get("x")

@@ -256,6 +256,52 @@ def test_users_and_groups_can_be_left_to_the_cluster_in_every_pod(helm: Helm) ->
         }, name
 
 
+def test_vllm_finds_a_home_that_its_user_may_write_whoever_that_is(helm: Helm) -> None:
+    unset = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
+    for given in ({}, {"podSecurityContext": unset}):
+        deployment = of_kind(helm.render(MODEL_SERVER, {"vllm": given}), "Deployment")
+        spec = deployment["spec"]["template"]["spec"]
+        (server,) = spec["containers"]
+        variables = {each["name"]: each["value"] for each in server["env"]}
+        assert (variables["HOME"], variables["USER"]) == ("/tmp", "vllm")
+        assert {"/tmp", "/cache"} <= {mount["mountPath"] for mount in server["volumeMounts"]}
+        assert variables["HF_HOME"].startswith("/cache/")
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert ("runAsUser" in spec["securityContext"]) == (not given)
+    own = {"profile": {"extraEnv": {"HOME": "/home/vllm"}}}
+    (server,) = of_kind(helm.render(MODEL_SERVER, own), "Deployment")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert [each["value"] for each in server["env"] if each["name"] == "HOME"] == ["/home/vllm"]
+
+
+@pytest.mark.parametrize("values", [{}, {"shape": "gateway"}, {"sharing": {"enabled": False}}])
+def test_the_key_of_a_secret_signs_what_replicas_say(helm: Helm, values: dict[str, Any]) -> None:
+    shared = values.get("sharing", {}).get("enabled", True)
+    for secret in ("", "pool-key"):
+        sharing = {**values.get("sharing", {}), "signingKeySecret": secret}
+        objects = helm.render(GATEWAY, {**values, "sharing": sharing})
+        config = yaml.safe_load(
+            of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
+        )
+        spec = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+        (picker,) = (
+            each
+            for each in (*spec.get("initContainers", ()), *spec["containers"])
+            if each["name"] == "picker"
+        )
+        mounts = {mount["name"]: mount["mountPath"] for mount in picker["volumeMounts"]}
+        volumes = {v["name"]: v["secret"] for v in spec["volumes"] if "secret" in v}
+        if not (secret and shared):
+            assert "signingKeyFile" not in config.get("sharing", {}).get("redis", {})
+            assert "signing" not in mounts
+            continue
+        file = config["sharing"]["redis"]["signingKeyFile"]
+        (item,) = volumes["signing"]["items"]
+        assert volumes["signing"]["secretName"] == secret
+        assert file == f"{mounts['signing']}/{item['path']}"
+
+
 def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: Helm) -> None:
     """A mesh reads annotations to stay out of a Job, and a quota may want a priority of every pod."""
     objects = helm.render(

@@ -55,6 +55,9 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- if include "gateway.passwordSecret" . }}
 {{- $_ := set $redis "passwordFile" "/etc/prefix-gateway/redis/password" }}
 {{- end }}
+{{- if .Values.sharing.signingKeySecret }}
+{{- $_ := set $redis "signingKeyFile" "/etc/prefix-gateway/signing/signing-key" }}
+{{- end }}
 {{- $_ := set $base "sharing" (dict "pool" (printf "%s/%s" .Release.Namespace (include "gateway.pool" .)) "redis" $redis) }}
 {{- end }}
 {{- toYaml (mergeOverwrite $base (deepCopy .Values.config)) }}

@@ -90,6 +90,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* The Secret with the key that replicas sign their messages with; empty: they do not. */}}
+{{- define "gateway.signingSecret" -}}
+{{- if .Values.sharing.enabled }}{{ .Values.sharing.signingKeySecret }}{{ end }}
+{{- end }}
+
 {{/* The Secret of TLS for clients; empty: clear text. */}}
 {{- define "gateway.tlsSecret" -}}
 {{- .Values.tls.secretName | default (ternary (printf "%s-tls" (include "gateway.fullname" .)) "" (not (empty .Values.tls.certManager.issuerRef))) }}

@@ -68,6 +68,9 @@
     {{- if include "gateway.passwordSecret" . }}
     - {name: redis, mountPath: /etc/prefix-gateway/redis, readOnly: true}
     {{- end }}
+    {{- if include "gateway.signingSecret" . }}
+    - {name: signing, mountPath: /etc/prefix-gateway/signing, readOnly: true}
+    {{- end }}
     {{- with .Values.picker.volumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end }}
 
