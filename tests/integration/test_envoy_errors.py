@@ -81,6 +81,17 @@ async def test_what_is_no_valid_request_gets_its_error_in_json(
     assert len(gateway.backends[0].prompts) == before
 
 
+async def test_a_body_whose_chunks_make_no_sense_ends_its_connection_without_an_answer(
+    gateway: Gateway,
+) -> None:
+    """Envoy makes a 400 and asks the picker about it, as about any answer, but closes first: docs/security.md says so."""
+    before = len(gateway.backends[0].prompts)
+    reply = await ask(at(gateway), POST + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\nZZ\r\n")
+    assert reply.status == 0
+    assert len(gateway.backends[0].prompts) == before
+    assert (await gateway.client.complete()).status == 200
+
+
 async def test_a_hundred_header_fields_pass_and_more_than_there_is_room_for_get_431(gateway: Gateway) -> None:
     for fields in (92, 93, 96, 100, 118, 120, 121, 124, 128, 129, 200):
         added = b"".join(b"x-%d: y\r\n" % n for n in range(fields - 2))
