@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
 from msgspec import Struct
+
+METRICS_PLACE: Final = re.compile(r"(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._~/-]{0,255})?")
+"""A place on the server itself: another port, another path, or both."""
 
 ChunkHash = NewType("ChunkHash", int)
 """xxh3_64 of a chunk, seeded with the hash of the chunk before it: it names the whole prefix up to its end."""
@@ -66,6 +70,8 @@ class Endpoint:
     """Where it publishes KV events, as a ZeroMQ address; empty: where the configuration says."""
     kv_replay: str = ""
     """Where it replays those that were missed; with `kv_events` alone: nowhere."""
+    metrics: str = ""
+    """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`). What is left out is the serving port, and the policy's path."""
 
 
 class ApiKind(enum.StrEnum):

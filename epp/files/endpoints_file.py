@@ -8,6 +8,7 @@
         labels: {zone: eu-1}
         kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
         kv_replay: tcp://10.0.0.1:5558
+        metrics: ":8002/metrics"         # where its page is elsewhere than at the policy's scrape.path; either part alone will do
 
 Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty file is refused:
 some editors and scripts empty a file before they write it anew. Called by `app` at start and whenever `watch` sees the file change.
@@ -23,10 +24,11 @@ from msgspec import Meta
 
 from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import METRICS_PLACE, Address, Endpoint, EndpointName
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
+_Place = Annotated[str, Meta(pattern=f"^{METRICS_PLACE.pattern}$")]
 _MOST_ENDPOINTS = 16_384
 _NOTHING = "is empty; a file that lists no servers says `endpoints: []`"
 _Text = Annotated[str, Meta(max_length=1024)]
@@ -43,6 +45,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[_Text, _Text] = {}
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""
+    metrics: _Place = ""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +81,7 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
         labels=entry.labels,
         kv_events=entry.kv_events,
         kv_replay=entry.kv_replay,
+        metrics=entry.metrics,
     )
 
 

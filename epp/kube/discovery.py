@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from epp.kube.objects import Pod, Pool
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import METRICS_PLACE, Address, Endpoint, EndpointName
 
 AddressFamily = Literal["Primary", "IPv4", "IPv6"]
 _VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
@@ -35,6 +35,7 @@ class _Server:
     """By declared port: the container that serves it."""
     model: str
     adapters: frozenset[str]
+    metrics: str
 
 
 class Discovery:
@@ -111,6 +112,8 @@ class Discovery:
             ports={p.container_port: c.name for c in pod.spec.containers for p in c.ports},
             model=annotations.model,
             adapters=frozenset(a.strip() for a in annotations.adapters.split(",") if a.strip()),
+            # What is no place is passed over: the page is then looked for where those of the others are.
+            metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
         )
 
 
@@ -148,6 +151,7 @@ def _endpoint(name: str, server: _Server, port: int) -> Endpoint:
         model=server.model,
         adapters=server.adapters,
         incarnation=f"{server.uid}/{process}",
+        metrics=server.metrics,
     )
 
 

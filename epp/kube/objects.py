@@ -23,6 +23,8 @@ class PodAnnotations(_Object, frozen=True):
     """The base model it serves."""
     adapters: str = field(name="prefix-gateway.dev/adapters", default="")
     """LoRA adapters on it, separated by commas."""
+    metrics: str = field(name="prefix-gateway.dev/metrics", default="")
+    """Where its metrics page is, as `[:port][/path]`."""
 
 
 class PodMetadata(_Object, frozen=True):

@@ -23,7 +23,7 @@ import aiohttp
 from epp.config.policy import Scrape
 from epp.scraping.metrics_page import MetricsError, parse_page
 from epp.sources import Keep
-from epp.types import Endpoint, EndpointMetrics, EndpointName
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class Scraper:
         """One page, or why there is none."""
         settings = self._settings()
         try:
-            page = await self._fetch(f"http://{endpoint.address}{settings.path}", settings)
+            page = await self._fetch(_url(endpoint, settings), settings)
             return parse_page(page, scraped_at=self._clock())
         except TimeoutError:
             return f"no answer within {settings.timeout_seconds:g} s"
@@ -211,6 +211,12 @@ class Scraper:
             self._on_metrics(target.endpoint.name, result)
         else:
             self._on_metrics(target.endpoint.name, None)
+
+
+def _url(endpoint: Endpoint, settings: Scrape) -> str:
+    port, slash, path = endpoint.metrics.partition("/")
+    address = Address(endpoint.address.host, int(port[1:])) if port else endpoint.address
+    return f"http://{address}{slash}{path}" if slash else f"http://{address}{settings.path}"
 
 
 def _same_server(new: Endpoint, old: Endpoint) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import TypeAlias
 
@@ -251,6 +252,20 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
         watched.settings = Scrape(interval_seconds=0.05, path="/other")
         await watched.until(lambda: all(len(watched.seen[str(n)]) >= 2 for n in range(3)))
         assert all(head.startswith("GET /other ") for head in server.heads)
+
+
+async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
+    async with Server(http(PAGE)).running() as server, Watched().running() as watched:
+        serving = Address("127.0.0.1", 1)
+        places = {"port": f":{server.address.port}", "both": f":{server.address.port}/prometheus/metrics"}
+        watched.scraper.set_endpoints(
+            [replace(endpoint(name, serving), metrics=place) for name, place in places.items()]
+            + [replace(endpoint("path", server.address), metrics="/stats")]
+        )
+        await watched.until(lambda: all(watched.seen[name] for name in ("port", "both", "path")))
+        assert all(watched.error(name) == "" for name in ("port", "both", "path"))
+        paths = {head.split()[1] for head in server.heads}
+        assert paths == {"/metrics", "/prometheus/metrics", "/stats"}
 
 
 async def test_endpoints_set_before_the_start_are_read() -> None:

@@ -108,3 +108,16 @@ def test_a_wrong_file_is_refused_with_its_name_and_the_field(text: str, message:
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^e\.yaml: "):
         load_endpoints(b"endpoints: \xff\xfe", source="e.yaml")
+
+
+@pytest.mark.parametrize(
+    ("said", "fine"),
+    [(":8002/metrics", True), ("/metrics", True), ("8002", False), ("http://10.0.0.9/", False)],
+)
+def test_the_place_of_the_metrics_page_is_on_the_server_itself(said: str, fine: bool) -> None:  # noqa: FBT001
+    text = f"endpoints: [{{name: a, address: '10.0.0.1:8000', metrics: '{said}'}}]"
+    if fine:
+        assert load_endpoints(text, source="f")[0].metrics == said
+    else:
+        with pytest.raises(ConfigError, match=r"metrics"):
+            load_endpoints(text, source="f")

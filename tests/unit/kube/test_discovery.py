@@ -140,6 +140,25 @@ def test_annotations_tell_model_and_adapters() -> None:
     assert endpoint.adapters == {"sql", "legal"}
 
 
+@pytest.mark.parametrize(
+    ("said", "used"),
+    [
+        (":8002/metrics", ":8002/metrics"),
+        ("/prometheus/metrics", "/prometheus/metrics"),
+        (":8002", ":8002"),
+        ("http://elsewhere/metrics", ""),
+        (":8002@elsewhere/metrics", ""),
+        (":0/metrics", ""),
+        ("/metrics?x=1 HTTP/1.1", ""),
+    ],
+)
+def test_an_annotation_tells_where_the_metrics_page_is_on_the_pod_itself(said: str, used: str) -> None:
+    (endpoint,) = discovery(
+        pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})
+    ).endpoints()
+    assert endpoint.metrics == used
+
+
 def test_a_list_replaces_what_was_known() -> None:
     found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
     found.endpoints()
