@@ -1,6 +1,7 @@
 """Reads the few numbers that routing needs from a model server's metrics page.
 
-Owns the names of three servers: vLLM (old and new spellings), SGLang, and llm-d-inference-sim, which speaks vLLM's.
+Owns the names of several servers: vLLM (old and new spellings), llm-d-inference-sim, which speaks vLLM's, SGLang, and
+TensorRT-LLM, by itself (`trtllm-serve`) and in Triton. Which one it is shows on the page, so a pool may hold all of them.
 This is a scan, not a parser of the exposition format: it jumps from one `# TYPE` line to the next and reads only the
 families that it knows, since most of a 70 KB page is histogram buckets that nobody here asks for. A page written
 without `# TYPE` lines is read by jumping from one known namespace to the next instead.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from epp.types import EndpointMetrics
@@ -25,12 +26,37 @@ class MetricsError(Exception):
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     # First spelling present wins: releases that rename a metric write both for a while.
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
-    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    # Triton tells gauges of one family apart by a label, which stands in braces here.
+    "running": (
+        "vllm:num_requests_running",
+        "sglang:num_running_reqs",
+        "trtllm_num_requests_running",
+        "nv_trt_llm_request_metrics{request_type=scheduled}",
+    ),
+    "waiting": (
+        "vllm:num_requests_waiting",
+        "sglang:num_queue_reqs",
+        "trtllm_num_requests_waiting",
+        "nv_trt_llm_request_metrics{request_type=waiting}",
+    ),
+    "kv_usage": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "trtllm_kv_cache_utilization",
+        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+    ),
     "cache_config": ("vllm:cache_config_info", "sglang:cache_config_info"),
     "pool_tokens": ("sglang:max_total_num_tokens",),
-    "page_size": ("sglang:page_size",),
+    "pool_blocks": (
+        "trtllm_kv_cache_max_blocks",
+        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
+    ),
+    "page_size": (
+        "sglang:page_size",
+        "trtllm_kv_cache_tokens_per_block",
+        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
+    ),
     "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "cached_prompt_tokens": ("vllm:prompt_tokens_cached_total", "sglang:cached_tokens_total"),
     "generated_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
@@ -64,9 +90,9 @@ def _family(name: str) -> str:
     return name
 
 
-_KNOWN: Final = frozenset(name.encode() for names in _NAMES.values() for name in names)
+_KNOWN: Final = frozenset(name.partition("{")[0].encode() for names in _NAMES.values() for name in names)
 _FAMILIES: Final = _KNOWN | {_family(name.decode()).encode() for name in _KNOWN}
-_NAMESPACES: Final = (b"vllm:", b"sglang:")
+_NAMESPACES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"nv_trt_llm_")
 _TYPE: Final = b"\n# TYPE "
 _SAMPLE: Final = re.compile(
     # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may follow.
@@ -90,6 +116,8 @@ _MAX_ADAPTERS: Final = 4_096
 _MAX_NAME_BYTES: Final = 1_024
 """Of an adapter; longer ones are passed over. The endpoints file has the same bound."""
 _MAX_LINE_BYTES: Final = 65_536
+_MAX_LABELLED: Final = 64
+"""Samples looked at of a family whose gauges differ in a label."""
 
 
 class _Sample(NamedTuple):
@@ -133,11 +161,11 @@ class _Found:
     """The samples of one page by meaning. Lists hold every series; unreadable values are NaN until asked for."""
 
     def __init__(self, samples: _Samples) -> None:
-        self._by_field: dict[str, list[_Sample]] = {}
+        self._by_field: dict[str, Sequence[_Sample]] = {}
         for field, names in _NAMES.items():
             for name in names:
-                series = samples.get(name.encode())
-                if series is not None:
+                series = _series(samples, name)
+                if series:
                     self._by_field[field] = series
                     break
 
@@ -178,6 +206,8 @@ class _Found:
                 engines[_rank(labels)] = tokens
         pages = [v for v in self._of_engines("page_size") if 1 <= v <= _MAX_BLOCK_TOKENS]
         pool = [v for v in self._of_engines("pool_tokens") if v >= 1]
+        if pages and not pool:
+            pool = [v * pages[0] for v in self._of_engines("pool_blocks") if v >= 1]
         capacity = int(sum(pool)) if pool else sum(engines.values())
         known = 0 < capacity <= _MAX_CAPACITY_TOKENS
         return size or (int(pages[0]) if pages else None), capacity if known else None
@@ -226,6 +256,16 @@ class _Found:
         return list(engines.values())
 
 
+def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
+    """Of `name`, or of `name{label=value}`."""
+    family, _, condition = name.partition("{")
+    found = samples.get(family.encode(), ())
+    if not condition:
+        return found
+    label, _, value = condition.rstrip("}").encode().partition(b"=")
+    return [sample for sample in found[:_MAX_LABELLED] if _labels(sample.labels).get(label) == value]
+
+
 def _collect(page: bytes) -> _Samples:
     """Samples of known names, by name. MetricsError when the page shows no sign of a model server."""
     page = b"\n" + page[: page.rfind(b"\n") + 1]  # a last line without its end may be half a number
@@ -240,7 +280,9 @@ def _collect(page: bytes) -> _Samples:
             known = True
             _read_lines((line,), samples, steps)
     if not known:
-        raise MetricsError("no vllm: or sglang: metric on the page; is this a vLLM or SGLang server?")
+        raise MetricsError(
+            "no metric of vLLM, SGLang or TensorRT-LLM on the page; is it elsewhere? See `metrics` of an endpoint"
+        )
     if b"vllm:num_requests_running" not in samples and (b"\nvllm:" in page or _TYPE + b"vllm:" in page):
         # vLLM writes this gauge from its first second, so its absence means a page cut short, not an idle server.
         raise MetricsError("vllm:num_requests_running is missing from a page of vLLM")

@@ -168,7 +168,7 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "floods": (flood, "page over 65536 bytes"),
     "huge": (http(b"vllm:x 1\n" * 20_000), "page over 65536 bytes"),
     "hangs up": (hang_up, "ClientPayloadError"),
-    "garbage page": (http(b"\xff\x00<html>" * 100), "no vllm: or sglang: metric"),
+    "garbage page": (http(b"\xff\x00<html>" * 100), "no metric of vLLM"),
     "not http": (b"\x15\x03\x01 this is TLS\r\n\r\n", "Bad status line"),
     "redirects": (http(b"", status="302 Found", headers="location: /elsewhere\r\n"), "HTTP status 302"),
     "fails": (http(PAGE, status="500 Internal Server Error"), "HTTP status 500"),
