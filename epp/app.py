@@ -46,6 +46,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
+from epp.tracing import start as tracing
 from epp.types import Endpoint
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         from epp.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
         exact.require(config.exact_mode)
+    tracing.require(config.tracing)
     endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
     policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else None
     policy = DEFAULT_POLICY
@@ -170,6 +172,7 @@ class App:
             else None
         )
         self._metrics = Metrics(decisions=decisions, state=self._status)
+        self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None
         self._listen = Listen(
             address=config.listen.addresses(workers=config.workers)[worker],
             transport=config.listen.transport,
@@ -188,7 +191,7 @@ class App:
         self._room = BodyRoom(config.streams.max_held_body_bytes)
         self._server = ExtProcServer(
             self._picker,
-            self._metrics,
+            self._tracer or self._metrics,
             listen=self._listen,
             gate=self._gate,
             settings=StreamSettings(
@@ -202,6 +205,7 @@ class App:
                 scores_metadata=config.scores_metadata,
                 mode_override=config.streams.mode_override,
                 longest_delay_s=config.envoy.max_message_timeout_seconds,
+                traced=self._tracer is not None,
                 assumed_modes=_modes(config.streams.assumed_modes),
             ),
         )
@@ -248,6 +252,9 @@ class App:
         except OSError as error:
             raise ConfigError(f"admin.address: {error.strerror}; is another picker running?") from error
         _log.info("admin pages on http://%s/", address)
+        if self._tracer is not None:
+            tracing.start(self._tracer)
+            _log.info("spans of sampled picks go to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
         try:
             await self._server.start(ready=not self._not_ready())
             try:
@@ -257,6 +264,8 @@ class App:
                 yield
             finally:
                 await self._server.stop(_STOP_GRACE_S)
+                if self._tracer is not None:
+                    await tracing.stop(self._tracer)
         finally:
             await self._admin.stop()
 
@@ -355,6 +364,7 @@ class App:
             source_failures=self._sources.failures,
             log_counts=self._log_counts,
             recorded=self._recording.counts if self._recording is not None else {},
+            spans=self._tracer.counts if self._tracer is not None else {},
             now=time.monotonic(),
         )
 

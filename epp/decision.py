@@ -109,6 +109,8 @@ class Decision(Struct, gc=False):
     """What flow control took its priority to be; 0 where it is off."""
     tenant: str = ""
     """Whose request flow control took it to be; empty where it is off."""
+    trace_id: str = ""
+    """Of the trace that the pick's span belongs to; empty: tracing is off, or the request is not sampled."""
     dry_run: WouldPick | None = None
     """Of the policy that is tried beside, if there is one."""
 
@@ -179,9 +181,10 @@ class Observer(Protocol):
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
 
-    def picked(self, pick: Pick, *, seconds: float) -> None: ...
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
+        """trace: the caller's trace context as it came, where tracing is on."""
 
-    def refused(self, request_id: str, error: PickError) -> None: ...
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
 
     def responded(self, pick: Pick, *, mismatch: bool) -> None:
         """Response headers came; mismatch: another endpoint than the first choice served."""

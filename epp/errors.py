@@ -82,9 +82,11 @@ class NoRoomError(SaturatedError):
 class FlowRefusedError(SaturatedError):
     """Flow control will not let it go: its deadline cannot be met, it has waited too long, or too many wait."""
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
+    def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
+        """waited_s: how long it was held before."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
+        self.waited_s = waited_s
 
 
 class ConfigError(Exception):

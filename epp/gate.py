@@ -134,7 +134,7 @@ class Gate:
             pick = self._picker.commit(considered, now=now)
             _note(pick, held, now=now)
             return pick
-        raise _refusal(verdict.reason, verdict.retry_after_s)
+        raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
 
     def leave(self, ticket: Ticket) -> None:
         """The client is gone."""
@@ -220,7 +220,8 @@ class Gate:
     def _carry_out(self, flow: _ModelFlow, verdict: Verdict[Ticket], *, now: float) -> None:
         ticket = verdict.held.payload
         if not isinstance(verdict, LetGo):
-            ticket.decided(_refusal(verdict.reason, verdict.retry_after_s), now)
+            waited_s = now - verdict.held.arrived_at
+            ticket.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
             return
         try:
             pick = self._picker.commit(flow.considered(ticket, now=now), now=now)
@@ -323,9 +324,10 @@ def _note(pick: Pick, held: Held[Ticket], *, now: float) -> None:
     decision.tenant = held.tenant
 
 
-def _refusal(reason: RefusedFor, retry_after_s: int) -> FlowRefusedError:
+def _refusal(reason: RefusedFor, retry_after_s: int, *, waited_s: float) -> FlowRefusedError:
     return FlowRefusedError(
         f"{_MESSAGES[reason]}; try again in {retry_after_s} s",
         reason=f"flow_{reason}",
         retry_after_s=retry_after_s,
+        waited_s=waited_s,
     )

@@ -39,6 +39,7 @@ def status_of(
     source_failures: Mapping[str, int],
     log_counts: LogCounts,
     recorded: Mapping[str, int],
+    spans: Mapping[str, int],
     now: float,
 ) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
@@ -71,6 +72,7 @@ def status_of(
         source_failures=dict(source_failures),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
         recorded=recorded,
+        spans=dict(spans),
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=_exact(exact, picker) if exact is not None else None,
     )

@@ -136,6 +136,34 @@ BLOCKED_PATHS: Final = (
 """What vLLM serves for its operators, in all of its modes."""
 
 
+class EnvoyTracing(_Section, frozen=True):
+    """Spans of Envoy itself, sent to a collector of OpenTelemetry. The spans of the picker are then their children."""
+
+    collector: Annotated[
+        str,
+        Meta(
+            pattern=r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
+            max_length=263,
+            description="`host:port` of the collector, which takes OTLP over gRPC without TLS there.",
+        ),
+    ]
+    service_name: Annotated[str, Meta(min_length=1, max_length=253)] = "prefix-gateway-envoy"
+    sample_percent: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Share of the traces that begin here. A request that comes with a trace context is sampled if the context says so.",
+        ),
+    ] = 1.0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host, without brackets, and port."""
+        host, _, port = self.collector.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
 class Envoy(_Section, frozen=True):
     """Settings that `epp envoy-config` writes into the bootstrap of Envoy, and the file with the endpoints."""
 
@@ -222,6 +250,7 @@ class Envoy(_Section, frozen=True):
     ] = True
     tls: Tls | None = None
     access_log: bool = True
+    tracing: EnvoyTracing | None = None
 
 
 BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
@@ -442,6 +471,13 @@ class Config(_Section, frozen=True):
     recording: Annotated[
         Recording | None, Meta(description="Record requests. Without this section nothing is recorded.")
     ] = None
+    tracing: Annotated[
+        bool,
+        Meta(
+            description="Send a span for each sampled pick to a collector of OpenTelemetry. The environment variables `OTEL_*` say where to and "
+            "how many (docs/tracing.md). Needs the extra `tracing`."
+        ),
+    ] = False
     log: Log = Log()
 
     @property
@@ -472,6 +508,8 @@ class Config(_Section, frozen=True):
                 raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
         else:
             _check_address(self.listen.address, field="listen.address")
+        if (traced := self.envoy.tracing) is not None and not 0 < traced.address[1] < 65536:
+            raise ConfigError(f"envoy.tracing.collector: {traced.collector}: ports end at 65535")
         for n, extra in enumerate(self.envoy.extra_http_filters):
             if not isinstance(extra.get("name"), str):
                 raise ConfigError(

@@ -14,7 +14,7 @@ from betterproto2 import Casing
 from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
 from envoy_data_plane.envoy.config.core.v3 import Node
 
-from epp.envoy import clusters, listener, overload, probe_listener
+from epp.envoy import clusters, listener, overload, probe_listener, tracing
 from epp.envoy.names import STAT_PREFIX
 from epp.errors import ConfigError
 
@@ -61,6 +61,7 @@ def message(config: Config) -> Bootstrap:
                 clusters.model_servers(config),
                 clusters.picker(config),
                 *([probe_listener.admin(config)] if watched else []),
+                *([tracing.collector(config.envoy.tracing)] if config.envoy.tracing else []),
             ],
         ),
     )

@@ -147,16 +147,21 @@ def picker(config: Config) -> Cluster:
         ),
         circuit_breakers=_wide_breakers(),
         transport_socket=tls.upstream(config),
-        typed_extension_protocol_options={
-            UPSTREAM_HTTP: AnyMessage.pack(
-                UpstreamHttpProtocolOptions(
-                    explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
-                        http2_protocol_options=Http2ProtocolOptions()
-                    )
+        typed_extension_protocol_options=speaking_http2(),
+    )
+
+
+def speaking_http2() -> dict[str, AnyMessage]:
+    """As gRPC needs it."""
+    return {
+        UPSTREAM_HTTP: AnyMessage.pack(
+            UpstreamHttpProtocolOptions(
+                explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
+                    http2_protocol_options=Http2ProtocolOptions()
                 )
             )
-        },
-    )
+        )
+    }
 
 
 def _follow_the_pick() -> LoadBalancingPolicy:

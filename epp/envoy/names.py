@@ -13,6 +13,9 @@ MODEL_SERVERS: Final = "model-servers"
 PICKER: Final = "picker"
 """Cluster of the picker's workers."""
 
+COLLECTOR: Final = "collector"
+"""Cluster of the collector that Envoy's own spans go to."""
+
 STAT_PREFIX: Final = "gateway"
 """Envoy's counters of the listener are `http.gateway.*`, those of the picker `http.gateway.ext_proc.*`."""
 

@@ -19,7 +19,7 @@ from epp.decision import Observer
 from epp.extproc.codec import decode, echo_of, encode
 from epp.extproc.events import Action
 from epp.extproc.overload import Overload
-from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.gate import Gate
@@ -58,13 +58,16 @@ class Streams:
         """A longer message holds a body that is refused anyway, or nonsense."""
         return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
-    def open(self, let_go: Callable[[], None], deliver: Callable[[Sequence[bytes]], None]) -> Conversation:
-        """A stream began.
+    def open(
+        self, let_go: Callable[[], None], deliver: Callable[[Sequence[bytes]], None], *, trace: str = ""
+    ) -> Conversation:
+        """A stream began. trace: the `traceparent` of the call itself, which a data plane sends that traces.
 
         let_go: called when a drain ended it, so that the transport ends it with OK. deliver: called with answers that come later than
         the message they belong to.
         """
-        conversation = Conversation(self, let_go, deliver)
+        traced = bounded_trace(trace) if self.settings.traced else ""
+        conversation = Conversation(self, let_go, deliver, trace=traced)
         self.live.add(conversation)
         return conversation
 
@@ -99,7 +102,7 @@ class Streams:
         policy = self.picker.policy
         if policy is not self._policy:
             spec, self._policy = policy.spec, policy
-            self._names = request_names(spec)
+            self._names = request_names(spec, traced=self.settings.traced)
         return self._names
 
     def check_integrity(self) -> None:
@@ -116,7 +119,12 @@ class Conversation:
     __slots__ = ("_deliver", "_names", "_picked", "_streams", "let_go", "stream")
 
     def __init__(
-        self, streams: Streams, let_go: Callable[[], None], deliver: Callable[[Sequence[bytes]], None]
+        self,
+        streams: Streams,
+        let_go: Callable[[], None],
+        deliver: Callable[[Sequence[bytes]], None],
+        *,
+        trace: str,
     ) -> None:
         self._streams = streams
         self._deliver = deliver
@@ -132,6 +140,7 @@ class Conversation:
             unread=streams.overload.skips(now=streams.clock()),
             gate=streams.gate,
             deliver=self._later,
+            trace=trace,
         )
 
     def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:

@@ -25,6 +25,7 @@ from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
+from epp.extproc.reading import TRACEPARENT
 from epp.types import Address
 
 _log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class GrpcioTransport:
             writing.add_done_callback(self._told)
 
         streams = self._streams
-        conversation = streams.open(let_go, deliver)
+        conversation = streams.open(let_go, deliver, trace=_trace(context) if streams.settings.traced else "")
         broken = False
         try:
             await self._converse(conversation, context, reading)
@@ -162,6 +163,12 @@ class GrpcioTransport:
                 await context.write(answer)
             streams.tidy()
         conversation.detach(now=streams.clock())
+
+
+def _trace(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    """Of the call itself."""
+    values = [value for key, value in context.invocation_metadata() or () if key == TRACEPARENT]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
 
 async def _write(context: grpc.aio.ServicerContext[bytes, bytes], answers: Sequence[bytes]) -> None:

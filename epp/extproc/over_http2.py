@@ -81,7 +81,7 @@ class _Process(Handler):
     def __init__(self, call: Call, streams: Streams) -> None:
         self._call = call
         self._streams = streams
-        self._conversation = streams.open(self._let_go, self._deliver)
+        self._conversation = streams.open(self._let_go, self._deliver, trace=call.request.traceparent)
 
     def message(self, data: bytes, *, now: float) -> None:
         call, conversation = self._call, self._conversation

@@ -31,6 +31,10 @@ OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objecti
 TTFT_MS: Final = "x-llm-d-slo-ttft-ms"
 DROPPED: Final = "x-llm-d-request-dropped-reason"
 
+TRACEPARENT: Final = "traceparent"
+_MAX_TRACEPARENT_CHARS: Final = 128
+"""Version 00 has 55, and a later version may add fields."""
+
 RESPONSE_NAMES: Final = frozenset((":status", "content-type", "content-encoding"))
 _REQUEST_NAMES: Final = frozenset(
     (":path", REQUEST_ID, "content-length", "content-encoding", DESTINATION, TEST_SELECTION)
@@ -38,9 +42,9 @@ _REQUEST_NAMES: Final = frozenset(
 _MAX_REQUEST_ID_CHARS: Final = 256
 
 
-def request_names(spec: PolicySpec) -> frozenset[str]:
+def request_names(spec: PolicySpec, *, traced: bool = False) -> frozenset[str]:
     """The request headers that are read at all; a transport may leave out the others."""
-    names = _REQUEST_NAMES | {spec.session_header, spec.debug_header} - {""}
+    names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
     return names if spec.flow.mode == "Direct" else names | {spec.flow.tenant_header, TTFT_MS, *OBJECTIVES}
 
 
@@ -69,6 +73,8 @@ class RequestHead(Struct, gc=False):
     session: str
     debug: bool
     prescribed: str
+    trace: str = ""
+    """A trace context, not yet checked; only where tracing is on."""
     claim: Claim = NO_CLAIM
 
     def forget(self) -> None:
@@ -89,8 +95,14 @@ def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec) -> RequestHe
         session=bounded_name(found.get(spec.session_header, "")),
         debug=bool(spec.debug_header) and spec.debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
+        trace=bounded_trace(found.get(TRACEPARENT, "")),
         claim=NO_CLAIM if spec.flow.mode == "Direct" else _claim(found, spec.flow),
     )
+
+
+def bounded_trace(text: str) -> str:
+    """What is too long to be a trace context is none: streams keep it for as long as they live."""
+    return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:

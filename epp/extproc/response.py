@@ -75,6 +75,8 @@ class StreamSettings:
     clear_route_cache: bool = True
     """Let the data plane choose the route again, now that the destination header is there."""
     blocked: BlockedPaths = _NOTHING_BLOCKED
+    traced: bool = False
+    """Trace contexts are read."""
     assumed_modes: Modes = _SILENT_FULL_DUPLEX
     """The endpoint picker protocol asks for full duplex, so that is what a silent data plane is taken to do."""
 

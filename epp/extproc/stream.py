@@ -98,8 +98,8 @@ class HttpStream:
 
     __slots__ = (
         "_asks_only", "_body", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
-        "_observer", "_phase", "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "_wait",
-        "hold", "passes",
+        "_observer", "_phase", "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "_trace",
+        "_wait", "hold", "passes",
     )  # fmt: skip
 
     def __init__(
@@ -113,8 +113,12 @@ class HttpStream:
         unread: bool = False,
         gate: GatePort | None = None,
         deliver: Callable[[Sequence[Action]], None] | None = None,
+        trace: str = "",
     ) -> None:
-        """unread: the picker has too much to do: route by load, read no more than names the model, and let go at once."""
+        """unread: the picker has too much to do: route by load, read no more than names the model, and let go at once.
+
+        trace: the data plane's own trace context, which goes before the client's.
+        """
         self._picker = picker
         self._wait = Wait(gate)
         self._deliver = deliver
@@ -123,6 +127,7 @@ class HttpStream:
         self._new_id = new_request_id
         self._timer = timer
         self._hurry = unread
+        self._trace = trace
         self.hold = settings.hold_streams and not unread
         """Stay until the HTTP request ends; a drain sets it to False. If False, `detach` as soon as `can_detach` says so."""
         self.passes = False
@@ -248,6 +253,8 @@ class HttpStream:
             head.request_id, self._made_id = self._new_id(), True
         self._head, self._subset = head, event.subset
         self._asks_only = event.modes is None and not (head.path and self._settings.shows_answers)
+        if not self._trace:
+            self._trace = head.trace
         mode = self._modes.request_body
         if self._response.status is not None:
             return self._pass_on(Slot.REQUEST_HEADERS)
@@ -419,7 +426,7 @@ class HttpStream:
         self._pick = pick
         self._phase = _Phase.PASSED
         self._known_head().forget()
-        self._observer.picked(pick, seconds=seconds)
+        self._observer.picked(pick, seconds=seconds, trace=self._trace)
         return (self._routed(slot, pick),)
 
     def _asked(
@@ -475,7 +482,7 @@ class HttpStream:
     def _refuse(self, error: PickError) -> Sequence[Action]:
         self._phase = _Phase.REFUSED
         self._body.drop()
-        self._observer.refused(self._known_head().request_id, error)
+        self._observer.refused(self._known_head().request_id, error, trace=self._trace)
         refused = refusal(error, self._known_head())
         self._known_head().forget()
         return (refused,)

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
+from epp.http2.headers import Request
 from epp.http2.limits import HeldBytes, Limits
 from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
 
@@ -58,11 +59,13 @@ class Handler:
 class Call:
     """What a handler may do."""
 
-    __slots__ = ("_peer", "_stream_id")
+    __slots__ = ("_peer", "_stream_id", "request")
 
-    def __init__(self, peer: Peer, stream_id: int) -> None:
+    def __init__(self, peer: Peer, stream_id: int, request: Request) -> None:
         self._peer = peer
         self._stream_id = stream_id
+        self.request = request
+        """As the caller's headers say it."""
 
     @property
     def is_open(self) -> bool:
@@ -279,7 +282,7 @@ class Peer(asyncio.Protocol):
             self._server.fault("unknown_method")
             self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
             return
-        self._handlers[event.stream_id] = service(Call(self, event.stream_id))
+        self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
 
     def _guarded(self, stream_id: int, call: Callable[..., None], *args: Any, now: float) -> None:
         """A bug in one call ends that call alone."""

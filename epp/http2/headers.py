@@ -52,6 +52,8 @@ class Request(Struct, frozen=True):
     bad_timeout: bool = False
     declared_bytes: int | None = None
     """Content-Length."""
+    traceparent: str = ""
+    """The caller's trace context, as it came."""
 
 
 class HeaderReader:
@@ -124,6 +126,7 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
         timeout_s=timeout_s,
         bad_timeout=wanted is not None and timeout_s is None,
         declared_bytes=None if length is None else int(length),
+        traceparent=found.get(b"traceparent", b"").decode("latin-1"),
     )
 
 

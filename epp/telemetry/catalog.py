@@ -448,6 +448,13 @@ SHARING: Final = (
     *(SHARING_GAPS, SHARING_ERRORS, SHARING_TABLES),
 )
 """Metrics that exist only where pickers share."""
+TRACE_SPANS: Final = Spec(
+    "epp_trace_spans_total",
+    "counter",
+    "Spans of sampled picks, by what became of them: sent, failed (the collector did not take them) or dropped (too many were waiting for "
+    "the collector). Only with tracing.",
+    ("result",),
+)
 EXACT_MODEL: Final = Spec(
     "epp_exact_model",
     "gauge",
@@ -544,6 +551,7 @@ STATE: Final = (
         FAILURE_SHARE,
         LEFT_OUT,
     ),
+    TRACE_SPANS,
     *SHARING,
     *EXACT,
 )

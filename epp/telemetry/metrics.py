@@ -90,7 +90,7 @@ class Metrics:
         self._parse_seconds.observe(seconds)
         self._parsed_bytes.value += size_bytes
 
-    def picked(self, pick: Pick, *, seconds: float) -> None:
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:  # noqa: ARG002 - for tracing
         decision = pick.decision
         self._in_flight.value += 1
         self._pick_seconds.observe(seconds)
@@ -107,7 +107,7 @@ class Metrics:
         self._decisions.add(decision)
         request_log.picked(decision)
 
-    def refused(self, request_id: str, error: PickError) -> None:
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - as above
         request_log.refused(request_id, error)
         self._requests["refused", "unknown"].inc()
         self._refused[error.reason,].inc()
@@ -214,6 +214,8 @@ class _StateCollector(Collector):
         yield _family(catalog.RECORDED, *recorded)
         yield _family(catalog.TABLE_TOTAL, ((), status.table_entries))
         yield from _endpoint_families(status)
+        if status.spans:
+            yield _family(catalog.TRACE_SPANS, *(((result,), float(n)) for result, n in status.spans.items()))
         if status.sharing is not None:
             yield from _sharing_families(status.sharing)
         if status.exact is not None:

@@ -140,6 +140,8 @@ class PickerStatus:
     """By reason."""
     recorded: Mapping[str, int] = field(default_factory=dict)
     """Requests by what became of their lines in the recording; empty: nothing is recorded."""
+    spans: Mapping[str, int] = field(default_factory=dict)
+    """Of traces, by what became of them; empty: tracing is off."""
     sharing: SharingStatus | None = None
     """None: it shares with nobody."""
     exact: ExactStatus | None = None

@@ -105,6 +105,45 @@ def test_behind_envoy_gateway_pods_are_followed_by_label_and_no_pool_is_made(
     assert of_kind(objects, "Service", backend["name"])["spec"]["selector"] == config.kubernetes.selector
 
 
+def test_tracing_reaches_the_picker_and_envoy_and_costs_nothing_while_it_is_off(
+    helm: Helm, tmp_path: Path
+) -> None:
+    off = helm.render(GATEWAY, {})
+    assert config_of(off, tmp_path).tracing is False
+    assert "OTEL_" not in json.dumps(off)
+    values = {
+        "tracing": {
+            "enabled": True,
+            "endpoint": "http://otel:4318",
+            "protocol": "http/protobuf",
+            "sampler": "parentbased_traceidratio",
+            "samplerArg": "0.01",
+            "headersSecret": {"name": "otel"},
+            "envoy": {"collector": "otel:4317", "samplePercent": 1},
+        },
+        "picker": {"extraEnv": [{"name": "OTEL_SERVICE_NAME", "value": "mine"}]},
+    }
+    objects = helm.render(GATEWAY, values)
+    config = config_of(objects, tmp_path)
+    assert config.tracing
+    assert config.envoy.tracing is not None
+    assert (config.envoy.tracing.collector, config.envoy.tracing.sample_percent) == ("otel:4317", 1)
+    pod = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    (picker,) = [each for each in pod["initContainers"] if each["name"] == "picker"]
+    told = {each["name"]: each.get("value") for each in picker["env"]}
+    assert told == {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.01",
+        "OTEL_EXPORTER_OTLP_HEADERS": None,
+        "OTEL_SERVICE_NAME": "mine",
+    }
+    behind = config_of(helm.render(GATEWAY, {**values, "shape": "gateway"}), tmp_path)
+    assert behind.tracing
+    assert behind.envoy.tracing is None, "that Envoy is somebody else's"
+
+
 @pytest.mark.envoy
 def test_envoy_comes_up_with_what_the_init_container_makes_of_it(helm: Helm, tmp_path: Path) -> None:
     config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)

@@ -56,10 +56,10 @@ class Seen:
         assert seconds >= 0
         assert size_bytes > 0
 
-    def picked(self, pick: Pick, *, seconds: float) -> None:
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
         self.picks.append(pick)
 
-    def refused(self, request_id: str, error: PickError) -> None:
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         self.refusals.append(error)
 
     def responded(self, pick: Pick, *, mismatch: bool) -> None:

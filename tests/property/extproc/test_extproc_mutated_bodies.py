@@ -45,10 +45,10 @@ class Seen:
     refusals: list[PickError] = field(default_factory=list)
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float) -> None:
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
         self.picks.append(pick)
 
-    def refused(self, request_id: str, error: PickError) -> None:
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         self.refusals.append(error)
 
     def responded(self, pick: Pick, *, mismatch: bool) -> None: ...

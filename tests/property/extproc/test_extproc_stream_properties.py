@@ -43,10 +43,10 @@ class Seen:
     over: list[Pick] = field(default_factory=list)
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float) -> None:
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
         self.picks.append(pick)
 
-    def refused(self, request_id: str, error: PickError) -> None:
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         assert error.status in (400, 413, 429, 503)
 
     def responded(self, pick: Pick, *, mismatch: bool) -> None: ...

@@ -60,10 +60,10 @@ class Seen:
     def parsed(self, *, seconds: float, size_bytes: int) -> None:
         self.parsed_bytes.append(size_bytes)
 
-    def picked(self, pick: Pick, *, seconds: float) -> None:
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
         self.picks.append(pick)
 
-    def refused(self, request_id: str, error: PickError) -> None:
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         self.refusals.append((request_id, error))
 
     def responded(self, pick: Pick, *, mismatch: bool) -> None:

@@ -58,7 +58,10 @@ class Shown:
 
     def __init__(self) -> None:
         self.status = PickerStatus(
-            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),), sharing=SHARING, exact=EXACT
+            endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),),
+            sharing=SHARING,
+            exact=EXACT,
+            spans={"sent": 8, "failed": 0, "dropped": 2},
         )
         self.ring = DecisionRing(keep=10)
         self.metrics = Metrics(decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0)
@@ -244,6 +247,12 @@ def test_what_exact_mode_knows_is_shown_and_absent_where_it_is_off(shown: Shown)
     assert shown.samples("epp_exact_corrections_total") == {("credited",): 4, ("forgotten",): 5}
     shown.status = PickerStatus()
     assert shown.samples("epp_exact_model") == {}
+
+
+def test_spans_are_counted_by_what_became_of_them_and_absent_without_tracing(shown: Shown) -> None:
+    assert shown.samples("epp_trace_spans_total") == {("sent",): 8, ("failed",): 0, ("dropped",): 2}
+    shown.status = PickerStatus()
+    assert shown.samples("epp_trace_spans_total") == {}
 
 
 def test_two_pickers_in_one_process_do_not_share_counts() -> None:

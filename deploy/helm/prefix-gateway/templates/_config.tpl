@@ -35,6 +35,9 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- end }}
 {{- $_ := set $envoy "tls" $tls }}
 {{- end }}
+{{- if and .Values.tracing.enabled .Values.tracing.envoy.collector }}
+{{- $_ := set $envoy "tracing" .Values.tracing.envoy }}
+{{- end }}
 {{- $_ := set $base "envoy" $envoy }}
 {{- else }}
 {{- $_ := set $base "drainSeconds" (int .Values.longestAnswerSeconds) }}
@@ -59,6 +62,9 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- $_ := set $redis "signingKeyFile" "/etc/prefix-gateway/signing/signing-key" }}
 {{- end }}
 {{- $_ := set $base "sharing" (dict "pool" (printf "%s/%s" .Release.Namespace (include "gateway.pool" .)) "redis" $redis) }}
+{{- end }}
+{{- if .Values.tracing.enabled }}
+{{- $_ := set $base "tracing" true }}
 {{- end }}
 {{- toYaml (mergeOverwrite $base (deepCopy .Values.config)) }}
 {{- end }}

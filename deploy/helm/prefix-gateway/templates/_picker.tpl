@@ -14,7 +14,8 @@
   command: [epp, serve]
   {{- end }}
   args: [--config, /etc/prefix-gateway/config/config.yaml]
-  {{- with .Values.picker.extraEnv }}
+  {{- $tracing := include "gateway.tracingEnv" . | fromYamlArray }}
+  {{- with concat $tracing .Values.picker.extraEnv }}
   env: {{- toYaml . | nindent 4 }}
   {{- end }}
   ports:
@@ -72,6 +73,26 @@
     - {name: signing, mountPath: /etc/prefix-gateway/signing, readOnly: true}
     {{- end }}
     {{- with .Values.picker.volumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
+{{- end }}
+
+{{/* Where spans go, by OpenTelemetry's own names. What picker.extraEnv says comes later and wins. */}}
+{{- define "gateway.tracingEnv" -}}
+{{- with .Values.tracing }}
+{{- if .enabled }}
+{{- range $name, $value := dict "OTEL_EXPORTER_OTLP_ENDPOINT" .endpoint "OTEL_EXPORTER_OTLP_PROTOCOL" .protocol "OTEL_TRACES_SAMPLER" .sampler "OTEL_TRACES_SAMPLER_ARG" .samplerArg }}
+{{- with $value }}
+- {name: {{ $name }}, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- with .headersSecret }}
+{{- if .name }}
+- {name: OTEL_EXPORTER_OTLP_HEADERS, valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}}
+{{- end }}
+{{- end }}
+{{- else }}
+[]
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* Each worker has a port of its own. */}}

@@ -1,0 +1,105 @@
+"""Sends spans in batches from a thread of its own, so that no pick and no shutdown waits for a collector.
+
+`put` is an append to a bounded queue; while the queue is full, new spans are dropped and counted. Spans are made in the thread, out
+of what was queued. Knows neither picks nor OpenTelemetry: `tracer` queues, `start` says how a batch is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """As OpenTelemetry's batch processor has them."""
+
+    max_queued: int = 2048
+    max_batch: int = 512
+    delay_s: float = 5.0
+
+
+class Sender(Generic[T]):
+    """`start`, `put` and `stop` belong to one thread; the counts may be read from any."""
+
+    def __init__(
+        self, send: Callable[[Sequence[T]], bool], close: Callable[[], None], *, bounds: Bounds
+    ) -> None:
+        """send: deliver one batch, and say whether it arrived; it may block. close: end what `send` is waiting for."""
+        self._send = send
+        self._close = close
+        self._bounds = bounds
+        self._queue: deque[T] = deque()
+        self._wake = threading.Event()
+        self._finished = threading.Event()
+        self._stopping = False
+        self._sent = self._failed = self._dropped = 0
+        # Daemon: a collector that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans by what became of them."""
+        return {"sent": self._sent, "failed": self._failed, "dropped": self._dropped}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Never waits. Dropped, and counted, where the queue is full."""
+        if len(self._queue) >= self._bounds.max_queued:
+            self._dropped += 1
+            return
+        self._queue.append(item)
+        if len(self._queue) == self._bounds.max_batch:
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Send what is queued, then end. Does not wait: look at `finished`."""
+        self._stopping = True
+        self._wake.set()
+
+    @property
+    def finished(self) -> bool:
+        return self._finished.is_set()
+
+    def give_up(self) -> None:
+        """End the sending that is under way, as far as that can be done without waiting; the rest goes down with the process."""
+        self._queue.clear()
+        self._close()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(self._bounds.delay_s)
+            self._wake.clear()
+            self._send_all()
+        self._send_all()
+        self._finished.set()
+
+    def _send_all(self) -> None:
+        while batch := self._next_batch():
+            try:
+                arrived = self._send(batch)
+            except Exception:  # noqa: BLE001 - whatever it is, later batches may arrive
+                _log.exception("a batch of %d spans cannot be sent", len(batch))
+                arrived = False
+            if arrived:
+                self._sent += len(batch)
+            else:
+                self._failed += len(batch)
+
+    def _next_batch(self) -> list[T]:
+        batch: list[T] = []
+        while len(batch) < self._bounds.max_batch:
+            try:
+                batch.append(self._queue.popleft())
+            except IndexError:  # empty, or cleared at this moment
+                break
+        return batch

@@ -1,0 +1,148 @@
+"""Whether and how traces are sent, from the configuration's one switch and OpenTelemetry's own environment variables.
+
+Imports nothing of OpenTelemetry where tracing is off. Called by the composition root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from epp.decision import Observer
+from epp.errors import ConfigError
+from epp.tracing.sending import Bounds
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from epp.tracing.tracer import Tracer
+
+_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")
+_EXPORTERS: Final = {
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+}
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the sending thread may keep the interpreter from the event loop; Python's own default is ten times this."""
+_LAST_SENDING_S: Final = 2.0
+_LOOK_S: Final = 0.02
+
+
+def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
+    """`OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off what the configuration turns on."""
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return tracing and not disabled and _exporter() == "otlp"
+
+
+def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
+    """ConfigError says what is not installed, or which variable cannot be used."""
+    if not on(tracing):
+        return
+    for package in _PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"tracing: the package {error.name or package} is not installed: pip install 'prefix-gateway[tracing]'"
+            ) from error
+    _protocol()
+    _bounds(os.environ)
+
+
+def make(observer: Observer, *, worker: int) -> Tracer:
+    """An observer around `observer` that sends spans. ConfigError: a variable cannot be used."""
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace.export import SpanExportResult  # noqa: PLC0415
+
+    from epp.tracing.tracer import Tracer  # noqa: PLC0415
+
+    exporter = _made_exporter()
+    # Never used to make a span: it knows how to read the variables of sampling and resource.
+    provider = TracerProvider(shutdown_on_exit=False)
+    return Tracer(
+        observer,
+        sampler=provider.sampler,
+        ids=provider.id_generator,
+        resource=_resource(worker),
+        export=lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS,
+        close=exporter.shutdown,
+        bounds=_bounds(os.environ),
+    )
+
+
+def start(tracer: Tracer) -> None:
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
+    tracer.sender.start()
+
+
+async def stop(tracer: Tracer) -> None:
+    """Give the last spans a moment to arrive; a collector that is away keeps nobody longer than that."""
+    tracer.sender.stop()
+    try:
+        async with asyncio.timeout(_LAST_SENDING_S):
+            while not tracer.sender.finished:  # noqa: ASYNC110 - the thread has no other way to say so that needs less
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        tracer.sender.give_up()
+
+
+def _made_exporter() -> SpanExporter:
+    module = importlib.import_module(_EXPORTERS[_protocol()])
+    try:
+        exporter: SpanExporter = module.OTLPSpanExporter()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"tracing: OTEL_EXPORTER_OTLP_*: {error}") from error
+    return exporter
+
+
+def _resource(worker: int) -> Resource:
+    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say; the name and the instance where they say neither."""
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+
+    usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
+    told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in told:
+        del usual["service.name"]
+    if "service.instance.id=" in told:
+        del usual["service.instance.id"]
+    return Resource.create(dict(usual))
+
+
+def _exporter() -> str:
+    name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if name not in ("otlp", "none"):
+        raise ConfigError(f"tracing: OTEL_TRACES_EXPORTER: {name!r} is not known here; set otlp or none")
+    return name
+
+
+def _protocol() -> str:
+    for variable in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if value := os.environ.get(variable, "").strip():
+            if value not in _EXPORTERS:
+                raise ConfigError(f"tracing: {variable}: {value!r}; set one of {', '.join(_EXPORTERS)}")
+            return value
+    return "grpc"
+
+
+def _bounds(environ: Mapping[str, str]) -> Bounds:
+    """OTEL_BSP_*."""
+    usual = Bounds()
+
+    def number(name: str, default: int) -> int:
+        text = environ.get(f"OTEL_BSP_{name}", "").strip() or str(default)
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) == int(text)):
+            raise ConfigError(f"tracing: OTEL_BSP_{name}: {text[:40]!r}; set a positive whole number")
+        return int(text)
+
+    max_queued = number("MAX_QUEUE_SIZE", usual.max_queued)
+    return Bounds(
+        max_queued=max_queued,
+        max_batch=min(max_queued, number("MAX_EXPORT_BATCH_SIZE", usual.max_batch)),
+        delay_s=number("SCHEDULE_DELAY", int(usual.delay_s * 1000)) / 1000,
+    )

@@ -1,0 +1,153 @@
+"""One span for each pick: an `Observer` that hears every event, decides at the pick whether it is sampled, and queues the finished span.
+
+A span lasts from the request's arrival at the picker to its pick, queue time included; it is sent when the request is over, since only then
+its outcome is known. An unsampled request costs one look at its trace context. Everything but the decision on sampling happens in
+the sending thread (`sending`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision as Sampling
+from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from epp.decision import Decision, Observer, Pick
+from epp.errors import FlowRefusedError, PickError
+from epp.tracing.attributes import Attributes, attributes_of, attributes_of_refusal, error_of
+from epp.tracing.sending import Bounds, Sender
+from epp.tracing.traceparent import read_traceparent
+
+SPAN_NAME: Final = "pick"
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_SCOPE: Final = InstrumentationScope("prefix-gateway")
+
+Export = Callable[[Sequence[ReadableSpan]], bool]
+"""Whether the batch arrived."""
+
+
+class _Span(NamedTuple):
+    """A sampled pick, as it waits for its end and then in the queue."""
+
+    context: SpanContext
+    parent: SpanContext | None
+    start_unix_s: float
+    end_unix_s: float
+    told: Decision | Attributes
+
+
+class Tracer:
+    """Wraps the observer that counts. Its methods belong to the event loop, and none of them waits."""
+
+    def __init__(
+        self,
+        inner: Observer,
+        *,
+        sampler: Sampler,
+        ids: IdGenerator,
+        resource: Resource,
+        export: Export,
+        close: Callable[[], None],
+        bounds: Bounds,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._inner = inner
+        self._sampler = sampler
+        self._ids = ids
+        self._resource = resource
+        self._unix_clock = unix_clock
+        self._export = export
+        self._open: dict[int, _Span] = {}
+        """By the identity of picks that have not ended; their streams keep them alive."""
+        self.sender: Sender[_Span] = Sender(self._send, close, bounds=bounds)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self.sender.counts
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None:
+        self._inner.parsed(seconds=seconds, size_bytes=size_bytes)
+
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
+        self._inner.picked(pick, seconds=seconds)
+        contexts = self._sampled(trace)
+        if contexts is None:
+            return
+        decision, (context, parent) = pick.decision, contexts
+        decision.trace_id = f"{context.trace_id:032x}"
+        at = decision.at_unix_s
+        self._open[id(pick)] = _Span(context, parent, at - decision.waited_s, at + seconds, decision)
+
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
+        self._inner.refused(request_id, error)
+        contexts = self._sampled(trace)
+        if contexts is None:
+            return
+        now = self._unix_clock()
+        waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
+        self.sender.put(_Span(*contexts, now - waited_s, now, attributes_of_refusal(request_id, error)))
+
+    def responded(self, pick: Pick, *, mismatch: bool) -> None:
+        self._inner.responded(pick, mismatch=mismatch)
+
+    def ended(self, pick: Pick) -> None:
+        self._inner.ended(pick)
+        span = self._open.pop(id(pick), None)
+        if span is not None:
+            self.sender.put(span)
+
+    def protocol_error(self, reason: str) -> None:
+        self._inner.protocol_error(reason)
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _sampled(self, trace: str) -> tuple[SpanContext, SpanContext | None] | None:
+        """The new span's context and its parent's; None: this request is not sampled."""
+        parent, above = None, None
+        caller = read_traceparent(trace) if trace else None
+        if caller is not None:
+            flags = _SAMPLED if caller.sampled else TraceFlags.get_default()
+            parent = SpanContext(caller.trace_id, caller.span_id, is_remote=True, trace_flags=flags)
+            above = set_span_in_context(NonRecordingSpan(parent))
+        trace_id = self._ids.generate_trace_id() if caller is None else caller.trace_id
+        if self._sampler.should_sample(above, trace_id, SPAN_NAME).decision is not Sampling.RECORD_AND_SAMPLE:
+            return None
+        made = SpanContext(trace_id, self._ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED)
+        return made, parent
+
+    def _send(self, batch: Sequence[_Span]) -> bool:
+        return self._export([self._readable(span) for span in batch])
+
+    def _readable(self, span: _Span) -> ReadableSpan:
+        """In the sending thread."""
+        if isinstance(span.told, Decision):
+            attributes, error = attributes_of(span.told), error_of(span.told)
+        else:
+            attributes, error = span.told, str(span.told["error.type"])
+        return ReadableSpan(
+            name=SPAN_NAME,
+            context=span.context,
+            parent=span.parent,
+            resource=self._resource,
+            attributes=attributes,
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR, error) if error else Status(),
+            start_time=int(span.start_unix_s * 1e9),
+            end_time=int(span.end_unix_s * 1e9),
+            instrumentation_scope=_SCOPE,
+        )

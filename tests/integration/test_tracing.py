@@ -1,0 +1,174 @@
+"""Spans of a real picker behind a real Envoy, as a real OpenTelemetry collector takes them; and collectors that are away or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.collector import Span, running_collector
+from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.ports import free_port
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.harness.fixtures"]
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = f"00-{TRACE}-{SPAN}-01"
+SECRET_PROMPT = "the-words-of-a-client " * 40
+HOSTILE = [
+    "",
+    "00",
+    f"{CALLER}-more",
+    "00-" + "0" * 32 + "-" + "0" * 16 + "-01",
+    "x" * 7_000,
+    "\N{SNOWMAN}" * 100,
+]
+EVERY_ANSWER = {"sampling": {"share": 1.0}}
+pytestmark = pytest.mark.envoy
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every picker that a test starts: spans leave soon, and a hung collector is waited for longer than any test."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+
+
+async def spans_of(gateway: Gateway, request_id: str, spans: list[Span]) -> Span:
+    """The pick's span of one request."""
+    found: list[Span] = []
+
+    def came() -> bool:
+        found[:] = [s for s in spans if s.attributes.get("prefix_gateway.request_id") == request_id]
+        return bool(found)
+
+    await wait_until(came, what=f"the span of {request_id}")
+    (span,) = found
+    return span
+
+
+async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_collector(tmp_path) as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.grpc_port}")
+        traced = {"collector": f"127.0.0.1:{collector.grpc_port}", "samplePercent": 100}
+        async with running_gateway(
+            tmp_path, policy=EVERY_ANSWER, tracing=True, envoy={"tracing": traced}
+        ) as gateway:
+            for n, headers in enumerate(({"traceparent": CALLER}, {})):
+                asked = {**headers, "x-request-id": f"r{n}"}
+                async with gateway.client.stream(SECRET_PROMPT, headers=asked) as reply:
+                    assert reply.status == 200
+                    await reply.rest()
+            for n, text in enumerate(HOSTILE):
+                told = {"traceparent": text.encode().decode("latin-1"), "x-request-id": f"h{n}"}
+                assert (await gateway.client.complete("hi", headers=told)).status == 200
+            picks = [await spans_of(gateway, f"r{n}", collector.spans) for n in range(2)]
+            strange = [await spans_of(gateway, f"h{n}", collector.spans) for n in range(len(HOSTILE))]
+            decision = await gateway.picker.decision("r0")
+            await wait_until(
+                lambda: all(len(of_trace(collector.spans, p.trace_id)) >= 4 for p in picks),
+                what="Envoy's spans",
+            )
+    assert picks[0].trace_id == TRACE
+    assert decision is not None
+    assert decision["trace_id"] == TRACE
+    assert picks[1].trace_id != TRACE
+    for pick in picks:
+        spans = {span.span_id: span for span in of_trace(collector.spans, pick.trace_id)}
+        call = spans[pick.parent_id]
+        assert (pick.service, call.service) == ("prefix-gateway", "prefix-gateway-envoy")
+        above = spans[call.parent_id]
+        assert above.parent_id in ("", SPAN), (
+            "the call of the picker is a child of Envoy's span of the request"
+        )
+        attributes = pick.attributes
+        assert attributes["gen_ai.operation.name"] == "text_completion"
+        assert attributes["gen_ai.request.model"] == "m"
+        assert attributes["prefix_gateway.outcome"] == "ended"
+        assert attributes["prefix_gateway.prompt_tokens"] > 100
+        assert attributes["prefix_gateway.first_token_seconds"] > 0, "the answer was sampled"
+        assert attributes["prefix_gateway.predicted_first_token_seconds"] > 0
+    assert picks[1].attributes["prefix_gateway.matched_tokens"] > 0, "the second of two equal prompts"
+    assert TRACE not in {span.trace_id for span in strange}
+    everything = b"".join(collector.payloads)
+    assert b"words-of-a-client" not in everything
+    assert b"xxxx" not in everything
+
+
+def of_trace(spans: list[Span], trace_id: str) -> list[Span]:
+    return [span for span in spans if span.trace_id == trace_id]
+
+
+async def test_over_http_from_two_workers_on_the_second_transport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_collector(tmp_path) as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.http_port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "gateway-of-mine")
+        traced = {"collector": f"127.0.0.1:{collector.grpc_port}"}
+        async with running_gateway(
+            tmp_path, workers=2, tracing=True, envoy={"tracing": traced}, listen={"transport": "grpcio"}
+        ) as gateway:
+            asked = [{"x-request-id": f"r{n}", "traceparent": CALLER} for n in range(4)]
+            await asyncio.gather(*(gateway.client.complete("hi", headers=one) for one in asked))
+            picks = [await spans_of(gateway, f"r{n}", collector.spans) for n in range(4)]
+            unsampled = {"x-request-id": "no", "traceparent": CALLER[:-1] + "0"}
+            await gateway.client.complete("hi", headers=unsampled)
+            assert await gateway.picker.process.terminate() == 0
+    assert {(pick.trace_id, pick.service) for pick in picks} == {(TRACE, "gateway-of-mine")}
+    assert SPAN not in {pick.parent_id for pick in picks}, "Envoy's call of the picker stands between"
+    assert "no" not in {span.attributes.get("prefix_gateway.request_id") for span in collector.spans}
+
+
+@pytest.mark.parametrize(
+    ("collector", "protocol"), [("down", "grpc"), ("hangs", "grpc"), ("hangs", "http/protobuf")]
+)
+async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, collector: str
+) -> None:
+    """Where anything waited for the collector, it would wait for ten minutes."""
+    accepted = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    port = free_port()
+    server = await asyncio.start_server(hang, "127.0.0.1", port) if collector == "hangs" else None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+    try:
+        async with running_gateway(tmp_path, backends=1, tracing=True) as gateway:
+            for _ in range(12):
+                assert (await gateway.client.complete("hi")).status == 200
+            if server is not None:
+                await asyncio.wait_for(accepted.wait(), 60)
+            for _ in range(12):
+                assert (await gateway.client.complete("hi")).status == 200
+
+            async def dropped() -> bool:
+                return await gateway.picker.metric("epp_trace_spans_total", result="dropped") > 0
+
+            await wait_until(dropped, what="spans are dropped and counted")
+            assert await gateway.envoy.bypassed() == 0
+            assert await gateway.picker.process.terminate(timeout_s=60) == 0
+    finally:
+        if server is not None:
+            server.close()
+
+
+def test_off_nothing_of_opentelemetry_is_imported() -> None:
+    program = (
+        "import sys, epp.app, epp.extproc.over_http2, epp.telemetry.admin\n"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
