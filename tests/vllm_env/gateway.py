@@ -146,7 +146,7 @@ async def running_vllm_gateway(
             "name": server.name,
             "address": server.address,
             "model": MODEL_NAME,
-            "adapters": list(tiny_model.ADAPTERS),
+            "adapters": list(tiny_model.ADAPTERS) if server.options.model is None else [],
         }
         for server in servers
     ]

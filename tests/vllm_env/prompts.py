@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-_WORDS = """
+_TEXT = """
 about after again against all also always and another answer are around ask away back because been before began below
 between both but call came can carry change children city close could country course cut did different does done door
 down each early earth end enough even every example eye face family far feet few find first follow food for form found
@@ -18,15 +18,16 @@ their them then there these they thing think this those thought three through ti
 under until use very walk want was watch water way well went were what when where which while white who why will with
 without word work world would write year you young your
 """
+WORDS = tuple(_TEXT.split())
 
 
 def prose(seed: str, *, words: int) -> str:
     """Sentences of about `words` words, the same for the same `seed`, ending in a newline."""
-    choose, vocabulary = random.Random(seed), _WORDS.split()
+    choose = random.Random(seed)
     sentences: list[str] = []
     left = words
     while left > 0:
         length = min(left, choose.randint(6, 16))
-        sentences.append(" ".join(choose.choices(vocabulary, k=length)).capitalize() + ".")
+        sentences.append(" ".join(choose.choices(WORDS, k=length)).capitalize() + ".")
         left -= length
     return " ".join(sentences) + "\n"

@@ -46,6 +46,8 @@ class VllmServerError(Exception):
 class ServerOptions:
     """How a server differs from the usual one."""
 
+    model: Path | None = None
+    """A model folder, served without LoRA; None: the tiny model with its adapters."""
     cache_blocks: int = 2048
     """65,536 tokens of cache: some 30 prompts of 2,000 tokens."""
     prompt_limit_tokens: int = tiny_model.MAX_TOKENS
@@ -58,6 +60,7 @@ class ServerOptions:
     """
     adapters: tuple[str, ...] = tiny_model.ADAPTERS
     arguments: tuple[str, ...] = ()
+    """The last of two equal flags is the one that vLLM takes."""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -181,9 +184,16 @@ class VllmServer:
         self._guard = None
         self._sockets.cleanup()
 
+    def pids(self) -> list[int]:
+        """All processes of the server."""
+        if self._process is None:
+            return []
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if _group_of(pid) == self._process.pid]
+
     def rss_bytes(self) -> int:
         """Resident memory of all its processes, what they share counted in each."""
-        return sum(_resident_bytes(pid) for pid in self._pids())
+        return sum(_resident_bytes(pid) for pid in self.pids())
 
     def log_tail(self, *, lines: int = 30) -> str:
         text = self.log_path.read_text(errors="replace").splitlines()
@@ -221,17 +231,12 @@ class VllmServer:
     def _exit_status(self) -> str:
         return "no process" if self._process is None else f"status {self._process.returncode}"
 
-    def _pids(self) -> list[int]:
-        if self._process is None:
-            return []
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if _group_of(pid) == self._process.pid]
-
     def _command(self) -> list[str]:
         options = self.options
         command = [str(self._environment.python), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--host", self.host, "--port", str(self.port)]
-        command += ["--model", tiny_model.MODEL, "--served-model-name", MODEL_NAME, "--seed", "0"]
+        command += ["--model", str(options.model or tiny_model.MODEL)]
+        command += ["--served-model-name", MODEL_NAME, "--seed", "0"]
         command += [
             "--max-model-len",
             str(options.prompt_limit_tokens),
@@ -244,8 +249,9 @@ class VllmServer:
         ]
         command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(options.cache_blocks)]
         command += ["--prefix-caching-hash-algo", options.hash_algorithm, "--enable-prompt-tokens-details"]
-        command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(tiny_model.LORA_RANK)]
-        if options.adapters:
+        if options.model is None:
+            command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(tiny_model.LORA_RANK)]
+        if options.model is None and options.adapters:
             command += ["--lora-modules", *(f"{adapter}={adapter}" for adapter in options.adapters)]
         if options.kv_events_socket is not None:
             events = {

@@ -1,4 +1,8 @@
-"""Row 001-7 on real servers: 330 shared and 550 own tokens, 150 answered, Poisson arrivals, with the block cache and without.
+"""Row 001-7 on real servers: Poisson arrivals, 320 shared and 533 own tokens, 150 answered, with the block cache and without.
+
+The document's prompts are 330 and 550 tokens; ours are as much shorter as makes the shared part whole blocks of 32, so that the same
+37.5 % can be found. One request that does not count comes first: the shared part is then cached, as it is for 499 of the document's
+500 requests. `--shared-tokens 0` is row 001-8: nothing can be found.
 
 `make bench-serving ARGS="--rates 0.1 0.15 --requests 60"`: our engine (`model-server serve --runner hf`) and vLLM on the CPU, the same SmolLM2
 in float32, one thread each, one after the other on the same arrivals. `--layers 4` takes the model's first four layers. Times are the clock's:
@@ -10,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections import defaultdict
@@ -23,8 +28,7 @@ from bench.model_server.serving.client import Load
 from bench.model_server.serving.servers import ServerPlan
 from bench.model_server.tables import show, write_json
 from model_server.weights.known import SMOLLM2, find
-
-_BLOCK_TOKENS = 16
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,14 +38,18 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--engines", nargs="+", choices=servers.ENGINES, default=list(servers.ENGINES))
+    made.add_argument("--caches", nargs="+", choices=("on", "off"), default=["on", "off"])
     made.add_argument("--rates", type=float, nargs="+", default=[0.1], metavar="PER_S")
     made.add_argument("--repeats", type=int, default=1, help="each with arrivals and prompts of its own")
+    made.add_argument(
+        "--seed", type=int, default=0, help="of the first repeat; 0: one that the file does not hold"
+    )
     made.add_argument("--layers", type=int, default=0, help="SmolLM2's first so many layers; 0: all thirty")
     made.add_argument("--model", type=Path, help="a model folder instead of SmolLM2")
     for name, default in (
         ("requests", 500),
-        ("shared-tokens", 330),
-        ("own-tokens", 550),
+        ("shared-tokens", 320),
+        ("own-tokens", 533),
         ("answer-tokens", 150),
     ):
         made.add_argument(f"--{name}", type=int, default=default, metavar="N", help="(default %(default)s)")
@@ -54,12 +62,12 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     if args.json is not None and args.json.exists():
         runs = json.loads(args.json.read_text())["runs"]
-    first = 1 + max((run["seed"] for run in runs), default=0)
+    first = args.seed or 1 + max((run["seed"] for run in runs), default=0)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder(args, Path(scratch)) if args.repeats else Path()
         for seed in range(first, first + args.repeats):
             for engine in args.engines:
-                for cache in (True, False) if seed % 2 else (False, True):
+                for cache in sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1):
                     runs += _side(args, engine, folder, Path(scratch), cache=cache, seed=seed)
                     # Kept at once: a run that is cut off loses one side.
                     write_json(args.json, {"runs": runs})
@@ -76,13 +84,11 @@ def _side(
 ) -> list[dict[str, Any]]:
     """One server's start, and each rate."""
     longest = args.shared_tokens + args.own_tokens + args.answer_tokens
-    block = _BLOCK_TOKENS
     plan = ServerPlan(
         folder=folder,
         cache=cache,
-        num_blocks=64 * -(-longest // block) + 64,
-        block_tokens=block,
-        max_len_tokens=longest + block,
+        num_blocks=min(64, args.requests) * -(-longest // BLOCK_TOKENS) + 64,
+        max_len_tokens=longest + BLOCK_TOKENS,
     )
     found = []
     with servers.running(engine, plan, log=scratch / f"{engine}.log") as url:
@@ -95,7 +101,7 @@ def _side(
                 seed=seed,
                 **sizes,
             )
-            run = asyncio.run(client.serve(url, servers.MODEL, load, name=f"rate {rate}"))
+            run = asyncio.run(client.serve(url, MODEL_NAME, load, name=f"rate {rate}"))
             row = run.row()
             _say(
                 f"{engine}, cache {'on' if cache else 'off'}, {rate}/s: TTFT {row['TTFT ms']:.0f} ms, hits {row['hits']:.3f}"
@@ -106,21 +112,28 @@ def _side(
                 "rate": rate,
                 "seed": seed,
                 "layers": args.layers or 30,
+                "requests": args.requests,
+                "shared": args.shared_tokens,
+                "load": os.getloadavg()[0],
             }
-            found.append({**about, "requests": args.requests, "row": row})
+            found.append({**about, "row": row})
     return found
 
 
 def _tell(runs: list[dict[str, Any]]) -> None:
     sides: defaultdict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
     for run in runs:
-        key = (run["engine"], run["layers"], run["requests"], run["rate"])
+        key = (run["engine"], run["layers"], run["requests"], run["shared"], run["rate"])
         sides[(*key, run["cache"])].append(run["row"])
     rows, names = [], list(runs[0]["row"]) if runs else []
     for side in sorted(sides, key=str):
         medians = [median(row[name] for row in sides[side]) for name in names]
         rows.append([*side[:-1], "on" if side[-1] else "off", *medians])
-    show("**001-7** on real servers", ("server", "layers", "requests", "sent/s", "cache", *names), rows)
+    show(
+        "**001-7** on real servers",
+        ("server", "layers", "requests", "shared tokens", "sent/s", "cache", *names),
+        rows,
+    )
 
 
 def _say(line: str) -> None:

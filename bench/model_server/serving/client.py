@@ -24,12 +24,11 @@ _TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The document's: 330 tokens that all prompts share, 550 of their own, 150 answered, 500 requests."""
-
-    requests: int = 500
-    shared_tokens: int = 330
-    own_tokens: int = 550
-    answer_tokens: int = 150
+    requests: int
+    shared_tokens: int
+    """That all prompts share."""
+    own_tokens: int
+    answer_tokens: int
     rate_per_s: float
     seed: int = 1
 
@@ -37,6 +36,12 @@ class Load:
         """The same for the same name; two names share nothing."""
         shared = self._tokens(f"{name} shared", self.shared_tokens)
         return [shared + self._tokens(f"{name} {n}", self.own_tokens) for n in range(self.requests)]
+
+    def first_prompt(self, *, name: str) -> list[int]:
+        """One more, whose shared part is the others'."""
+        return self._tokens(f"{name} shared", self.shared_tokens) + self._tokens(
+            f"{name} first", self.own_tokens
+        )
 
     def arrivals_s(self) -> list[float]:
         """Poisson: the same times for every side."""
@@ -101,11 +106,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 async def serve(url: str, model: str, load: Load, *, name: str) -> Run:
-    """Send the load and wait for every answer. RuntimeError: the server refused one or cut it off."""
+    """Send the load, after one prompt that does not count, and wait for every answer.
+
+    RuntimeError: the server refused a request or cut it off.
+    """
     prompts = load.prompts(name=name)
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
+        await _ask(session, model, load.first_prompt(name=name), answer_tokens=2)
         before = await _counters(session)
         started = time.monotonic()
 

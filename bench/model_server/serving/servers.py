@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.vllm_env import environment as vllm_environment
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer
 
-MODEL = "served"
 ENGINES = ("ours", "vllm")
 _START_S = 600.0
 
@@ -26,24 +26,56 @@ class ServerPlan:
     folder: Path
     cache: bool
     num_blocks: int
-    block_tokens: int
     max_len_tokens: int
     batch_tokens: int = 2048
     max_requests: int = 64
 
+    @property
+    def limits(self) -> list[str]:
+        """Flags that both servers know."""
+        return [
+            *("--max-num-seqs", str(self.max_requests)),
+            *("--max-num-batched-tokens", str(self.batch_tokens)),
+        ]
+
 
 @contextlib.contextmanager
 def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[str]:
-    """Its URL, once it answers. RuntimeError, with the end of its log: it does not start."""
+    """Its URL, once it answers. RuntimeError or VllmServerError, with the end of its log: it does not start."""
+    with _ours(plan, log) if engine == "ours" else _vllm(plan, log) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _vllm(plan: ServerPlan, log: Path) -> Iterator[str]:
+    cache = "--enable-prefix-caching" if plan.cache else "--no-enable-prefix-caching"
+    options = ServerOptions(
+        model=plan.folder,
+        cache_blocks=plan.num_blocks,
+        prompt_limit_tokens=plan.max_len_tokens,
+        arguments=(*plan.limits, cache),
+        variables={"VLLM_CPU_KVCACHE_SPACE": "4"},
+    )
+    server = VllmServer(vllm_environment.require(), name=log.stem, folder=log.parent, options=options)
+    with server:
+        yield f"http://{server.address}"
+
+
+@contextlib.contextmanager
+def _ours(plan: ServerPlan, log: Path) -> Iterator[str]:
     port = _free_port()
-    command, variables = (_ours if engine == "ours" else _vllm)(plan, port)
+    command = [sys.executable, "-m", "model_server", "serve", "--runner", "hf", "--model", str(plan.folder)]
+    command += ["--threads", "1", "--dtype", "float32", "--num-blocks", str(plan.num_blocks)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL_NAME]
+    command += ["--block-size", str(BLOCK_TOKENS), "--max-model-len", str(plan.max_len_tokens), *plan.limits]
+    command += [] if plan.cache else ["--no-prefix-caching"]
     with (
         log.open("wb") as output,
         subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         ) as process,
     ):
@@ -57,37 +89,6 @@ def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[str]:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
-
-
-def _ours(plan: ServerPlan, port: int) -> tuple[list[str], dict[str, str]]:
-    command = [sys.executable, "-m", "model_server", "serve", "--runner", "hf", "--model", str(plan.folder)]
-    command += ["--threads", "1", "--dtype", "float32", "--num-blocks", str(plan.num_blocks)]
-    command += [*_common(plan, port), *([] if plan.cache else ["--no-prefix-caching"])]
-    return command, {}
-
-
-def _vllm(plan: ServerPlan, port: int) -> tuple[list[str], dict[str, str]]:
-    python = vllm_environment.require().python
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.folder)]
-    command += ["--dtype", "float32", "--enforce-eager", "--seed", "0"]
-    command += ["--num-gpu-blocks-override", str(plan.num_blocks), *_common(plan, port)]
-    command += ["--enable-prefix-caching" if plan.cache else "--no-enable-prefix-caching"]
-    variables = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    return command, variables
-
-
-def _common(plan: ServerPlan, port: int) -> list[str]:
-    return [
-        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL),
-        *("--block-size", str(plan.block_tokens), "--max-model-len", str(plan.max_len_tokens)),
-        *("--max-num-seqs", str(plan.max_requests), "--max-num-batched-tokens", str(plan.batch_tokens)),
-    ]
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
+from bench.routing.live import vllm
 from bench.routing.live.report import is_late, report
 from bench.routing.live.rules import DEFAULTS, product_of
 from bench.routing.live.run import Case, Result, live, settled, simulate
@@ -32,6 +33,8 @@ examples:
       all, in pieces: goes on where it was when it is called again
   python -m bench.routing.live --workloads chat,b2b --rules least-cost,least-cost*4,least-cost/4
       one picker, four that share over a real Redis, and four that do not
+  python -m bench.routing.live --servers vllm --repeats 1 --seconds 45 --store vllm.jsonl
+      real vLLM servers: about ten minutes
   python -m bench.routing.live --read live.jsonl
       prints what is there
 """
@@ -50,7 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workloads", default=",".join(WORKLOADS), metavar="A,B", help="(default %(default)s)"
     )
-    parser.add_argument("--rules", default=",".join(DEFAULTS), metavar="A,B", help="(default %(default)s)")
+    parser.add_argument(
+        "--servers",
+        choices=("ours", "vllm"),
+        default="ours",
+        help="vllm: four real ones on the CPU, SmolLM2, conversations only, rules of the picker only (default %(default)s)",
+    )
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="that vLLM serves instead of SmolLM2")
+    parser.add_argument(
+        "--rules", metavar="A,B", help=f"(default {','.join(DEFAULTS)}; with vLLM {','.join(vllm.DEFAULTS)})"
+    )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="in turns (default %(default)s)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, metavar="S", help="of arrivals in a run (default %(default)s)"
@@ -70,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     args = _parser().parse_args()
+    if args.servers == "vllm":
+        return vllm.main(args)
+    args.rules = args.rules or ",".join(DEFAULTS)
     if args.quick:
         args.workloads, args.rules, args.repeats = "b2b,chat", "least-cost,round-robin,sgl", 1
     if args.read:

@@ -20,7 +20,7 @@ import msgspec
 
 from bench.load.health import LOOK_S, Health
 from bench.load.sse import AnswerError, read_answer
-from bench.routing.live.words import prompt_of
+from bench.routing.live.words import ENGLISH, MADE_UP, prompt_of
 from epp.config.policy import DEFAULT_POLICY
 from model_server.sim.fleet import Workload
 from model_server.sim.request import Record, SimRequest
@@ -59,6 +59,10 @@ class Sent:
     records: list[Record] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     health: Health = field(default_factory=Health)
+    prompt_bytes: int = 0
+    """Of the prompts that were answered."""
+    prompt_tokens: int = 0
+    """The same prompts by the servers' count."""
     ended_s: float = 0.0
 
 
@@ -75,8 +79,13 @@ class Generator:
         clock: RunClock,
         watcher: Watcher | None = None,
         encode: Callable[[str], Sequence[int]] | None = None,
+        english: bool = False,
     ) -> None:
-        """`clock`: starts with the run; the watcher's moments are its. `encode`: prompts are sent as these token ids."""
+        """`clock`: starts with the run; the watcher's moments are its. `encode`: prompts are sent as these token ids.
+
+        `english`: prompts are English words, for a real tokenizer. It may make more or fewer tokens of them than the
+        workload says, and what the server counts is taken.
+        """
         self._workload = workload
         self._url = f"{url}/v1/completions"
         self._model = model
@@ -84,6 +93,8 @@ class Generator:
         self._clock = clock
         self._watcher = watcher
         self._encode = encode
+        self._words = ENGLISH if english else MADE_UP
+        self._english = english
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, SimRequest]] = []
         self._open = 0
@@ -126,10 +137,13 @@ class Generator:
         self.sent.records.append(record)
         if self._watcher:
             self._watcher.begins(request)
-        body = _ENCODE(self._body(request))
+        prompt = prompt_of(request.segments, answers=self._answers, words=self._words)
+        body = _ENCODE(self._body(request, prompt))
         self.sent.health.note_sent(due_at=due_s, sent_at=self._clock())
         try:
             await self._exchange(request, record, body)
+            self.sent.prompt_bytes += len(prompt.encode())
+            self.sent.prompt_tokens += record.num_prompt_tokens
         except (AnswerError, aiohttp.ClientError, OSError) as error:
             record.failed, record.ended_s = True, self._clock()
             self.sent.failures.append(f"request {request.request_id}: {error!r}")
@@ -162,6 +176,8 @@ class Generator:
             if response.status != 200:
                 raise AnswerError(f"status {response.status}", repr(b"".join(p for _, p in pieces)[:200]))
         answer = read_answer(pieces)
+        if self._english:
+            record.num_prompt_tokens = answer.prompt_tokens
         if (answer.prompt_tokens, answer.output_tokens) != (
             record.num_prompt_tokens,
             request.answer.num_tokens,
@@ -173,8 +189,7 @@ class Generator:
         record.num_cached_tokens = answer.cached_tokens
         self._answers[request.answer.segment_id] = answer.text
 
-    def _body(self, request: SimRequest) -> dict[str, Any]:
-        prompt = prompt_of(request.segments, answers=self._answers)
+    def _body(self, request: SimRequest, prompt: str) -> dict[str, Any]:
         return {
             "model": request.adapter or self._model,
             "prompt": self._encode(prompt) if self._encode else prompt,

@@ -132,7 +132,7 @@ async def live(
         )
         sent = await generator.run(horizon_s=case.horizon_s)
         lateness = _lateness(sent, watch.uses(), bypassed=await front.envoy.bypassed())
-        await _name_servers(sent, front.envoy)
+        await name_servers(sent, front.envoy)
     return case.result("live", outcome_of(sent), failures=tuple(sent.failures), lateness=lateness)
 
 
@@ -186,7 +186,7 @@ async def _stand_in(
     return _Front(envoy, {"envoy": [envoy.process.pid]}, standing)
 
 
-async def _name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
+async def name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
     """Who served each request, from Envoy's log."""
     ended = [record for record in sent.records if record.ended_s is not None]
     await wait_until(lambda: len(envoy.access_log()) >= len(ended), what="Envoy has written its log")

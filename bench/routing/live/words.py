@@ -12,20 +12,25 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from model_server.sim.prompts import Segment
+from tests.vllm_env import prompts
 
-_WORDS: Final = tuple(f" {a}{b}{c}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklmnprstvz")
-"""A token each, of four bytes with its space."""
+MADE_UP: Final = tuple(f" {a}{b}{c}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklmnprstvz")
+"""A token each for the made-up tokenizer, of four bytes with its space."""
+ENGLISH: Final = tuple(f" {word}" for word in prompts.WORDS)
+"""A token each for most tokenizers of real models."""
 
 
 @functools.lru_cache(maxsize=2048)
-def _words(segment_id: int, num_tokens: int) -> str:
+def _words(segment_id: int, num_tokens: int, words: tuple[str, ...]) -> str:
     """A longer text of the same id begins with the shorter one."""
-    return "".join(random.Random(segment_id).choices(_WORDS, k=num_tokens))
+    return "".join(random.Random(segment_id).choices(words, k=num_tokens))
 
 
-def prompt_of(segments: Sequence[Segment], *, answers: Mapping[int, str]) -> str:
+def prompt_of(
+    segments: Sequence[Segment], *, answers: Mapping[int, str], words: tuple[str, ...] = MADE_UP
+) -> str:
     """`answers`: what servers said, by segment id."""
     return "".join(
-        answers.get(segment.segment_id) or _words(segment.segment_id, segment.num_tokens)
+        answers.get(segment.segment_id) or _words(segment.segment_id, segment.num_tokens, words)
         for segment in segments
     )

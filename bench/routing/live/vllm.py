@@ -1,0 +1,192 @@
+"""Rules of the picker before four real vLLM servers: nothing of this project stands behind the gateway.
+
+A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches are emptied first. The simulator
+runs the same conversations on engines as fast as the servers were measured to be. What the picker learned of the servers by the end of a run is
+kept beside what is true of them. Caller: the command, with `--servers vllm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from bench.routing.live import vllm_fleet, vllm_report
+from bench.routing.live.generator import Generator, RunClock
+from bench.routing.live.rules import PRODUCT, simulated_router
+from bench.routing.live.run import name_servers, outcome_of
+from bench.routing.live.small import NUM_SERVERS
+from bench.routing.live.vllm_fleet import Speed
+from bench.routing.live.vllm_report import Believed, VllmRun
+from bench.routing.measure import row_of
+from epp.scraping.metrics_page import parse_page
+from epp.types import EndpointMetrics
+from model_server.sim.fleet import Fleet, FleetPlan
+from tests.vllm_env.gateway import VllmGateway, running_vllm_gateway
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
+
+DEFAULTS: Final = ("least-cost", "affinity", "session", "round-robin", "least-load")
+_GRACE_S: Final = 40.0
+"""After the last arrival a run goes on for so long."""
+
+
+def main(args: argparse.Namespace) -> int:
+    rules = args.rules.split(",") if args.rules else list(DEFAULTS)
+    if unknown := [rule for rule in rules if rule not in PRODUCT]:
+        sys.exit(f"no such rule of the picker: {', '.join(unknown)}; there are {', '.join(PRODUCT)}")
+    found = list(stored(args.store))
+    cases = [
+        (rule, seed)
+        for seed in range(1, args.repeats + 1)
+        for rule in [*rules[seed % len(rules) :], *rules[: seed % len(rules)]]
+        if (rule, seed, args.seconds) not in {(run.rule, run.seed, run.seconds) for run in found}
+    ]
+    found += asyncio.run(_runs(cases, args)) if cases else []
+    print(vllm_report.report(found))
+    return 1 if any(run.failures for run in found) else 0
+
+
+def stored(path: Path | None) -> Iterator[VllmRun]:
+    if path is not None and path.exists():
+        for line in path.read_bytes().splitlines():
+            yield msgspec.json.decode(line, type=VllmRun)
+
+
+async def _runs(cases: Sequence[tuple[str, int]], args: argparse.Namespace) -> list[VllmRun]:
+    until, made = time.monotonic() + args.most_s, list[VllmRun]()
+    timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    with tempfile.TemporaryDirectory(prefix="live-vllm-") as folder:
+        async with (
+            vllm_fleet.running_vllm_fleet(Path(folder), model=args.model) as servers,
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+        ):
+            speed = await vllm_fleet.probe(session, servers)
+            _say(f"{NUM_SERVERS} servers after {max(s.ready_after_s or 0 for s in servers):.0f} s: {speed}")
+            for number, (rule, seed) in enumerate(cases):
+                if time.monotonic() >= until:
+                    _say(f"{len(cases) - number} runs are left")
+                    break
+                own = Path(folder) / f"run-{number}"
+                own.mkdir()
+                run = await one_run(
+                    rule,
+                    seed=seed,
+                    seconds=args.seconds,
+                    speed=speed,
+                    servers=servers,
+                    session=session,
+                    directory=own,
+                )
+                made.append(run)
+                _keep(run, args.store)
+                _say(f"{number + 1}/{len(cases)} {rule}, seed {seed}: {run.live.ttft_mean_s:.3f} s")
+    return made
+
+
+async def one_run(
+    rule: str,
+    *,
+    seed: int,
+    seconds: float,
+    speed: Speed,
+    servers: Sequence[VllmServer],
+    session: aiohttp.ClientSession,
+    directory: Path,
+) -> VllmRun:
+    """Live, then simulated. What it starts, but for the servers, is its own, in `directory`."""
+    await vllm_fleet.forget(session, servers)
+    before = await _pages(session, servers)
+    async with running_vllm_gateway(directory, servers, policy={"rule": rule}) as gateway:
+        generator = Generator(
+            vllm_fleet.workload(seed=seed, seconds=seconds),
+            url=gateway.envoy.url,
+            model=MODEL_NAME,
+            session=session,
+            clock=RunClock(),
+            english=True,
+        )
+        sent = await generator.run(horizon_s=seconds + _GRACE_S)
+        await asyncio.sleep(2.5)  # the picker reads the servers once a second, and learns from what it reads
+        believed = [await _believed(gateway, server.name) for server in servers]
+        await name_servers(sent, gateway.envoy)
+    after = await _pages(session, servers)
+    ended = [record for record in sent.records if record.completed]
+    return VllmRun(
+        rule=rule,
+        seed=seed,
+        seconds=seconds,
+        live=row_of(outcome_of(sent)),
+        simulated=simulated(rule, seed=seed, seconds=seconds, speed=speed),
+        requests_per_s=len(ended) / sent.ended_s,
+        prompt_tokens_per_s=sum(record.num_prompt_tokens for record in ended) / sent.ended_s,
+        counted_hit_share=_hit_share(before, after),
+        speed=speed,
+        true_prefill_tokens_per_s=_rate(before, after),
+        true_cache_tokens=vllm_fleet.CACHE_BLOCKS * BLOCK_TOKENS,
+        true_bytes_per_token=sent.prompt_bytes / max(1, sent.prompt_tokens),
+        believed=believed,
+        sent_late_p99_s=sent.health.lateness_s.quantile(0.99),
+        failures=list(sent.failures),
+    )
+
+
+def simulated(rule: str, *, seed: int, seconds: float, speed: Speed) -> Any:
+    """The same conversations on simulated engines: the row of it."""
+    fleet = Fleet(
+        FleetPlan(shape=speed.shape, num_servers=NUM_SERVERS, horizon_s=seconds + _GRACE_S),
+        router=simulated_router(rule, seed=seed, adapters=frozenset()),
+        workload=vllm_fleet.workload(seed=seed, seconds=seconds),
+        rng=random.Random(seed),
+    )
+    return row_of(fleet.run())
+
+
+async def _pages(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> dict[str, EndpointMetrics]:
+    found = {}
+    for server in servers:
+        async with session.get(f"http://{server.address}/metrics") as response:
+            found[server.name] = parse_page(await response.read(), scraped_at=0.0)
+    return found
+
+
+async def _believed(gateway: VllmGateway, name: str) -> Believed:
+    shown = await gateway.endpoint(name)
+    return Believed(
+        prefill_tokens_per_s=shown["prefill_tokens_per_s"],
+        table_tokens=shown["table_capacity_bytes"] / shown["bytes_per_token"],
+        bytes_per_token=shown["bytes_per_token"],
+    )
+
+
+def _grown(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics], name: str) -> list[float]:
+    return [(getattr(after[s], name) or 0.0) - (getattr(before[s], name) or 0.0) for s in before]
+
+
+def _hit_share(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> float:
+    queried = sum(_grown(before, after, "prefix_queries"))
+    return sum(_grown(before, after, "prefix_hits")) / queried if queried else 0.0
+
+
+def _rate(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> list[float | None]:
+    """Of each server: prompt tokens computed in a second of prefill, by its own counters. None: it had nothing to compute."""
+    pairs = zip(_grown(before, after, "prefill_tokens"), _grown(before, after, "prefill_sum_s"), strict=True)
+    return [tokens / seconds if seconds else None for tokens, seconds in pairs]
+
+
+def _keep(run: VllmRun, store: Path | None) -> None:
+    if store is not None:
+        with store.open("ab") as file:
+            file.write(msgspec.json.encode(run) + b"\n")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

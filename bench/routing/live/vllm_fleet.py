@@ -1,0 +1,171 @@
+"""Four real vLLM servers on the CPU: how they are started, how fast they are, and conversations small enough for two cores.
+
+One description gives the flags of the servers and the simulated engines. How fast a server computes is measured on the spot (`probe`), since it
+depends on the machine and on what else runs there. Caller: `vllm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from bench.load.sse import Answer, read_answer
+from bench.routing.live.small import NUM_SERVERS
+from bench.routing.live.words import ENGLISH, prompt_of
+from bench.routing.workloads import SYSTEM_IDS, ClosedLoop, Turn, length
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.sim.engine import EngineShape
+from model_server.sim.prompts import Segment
+from model_server.weights.known import SMOLLM2, find
+from tests.harness.processes import wait_until
+from tests.vllm_env import environment
+from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer
+
+CACHE_BLOCKS: Final = 160
+"""5,120 tokens: four caches hold the users' conversations together, and one holds about half of them."""
+USERS: Final = 10
+_LIMITS: Final = SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=512)
+_LONGEST_TOKENS: Final = 2048
+_PROBE_TOKENS: Final = 400
+_PROBE_ANSWER: Final = 9
+_START_S: Final = 600.0
+
+
+@asynccontextmanager
+async def running_vllm_fleet(folder: Path, *, model: Path | None) -> AsyncIterator[list[VllmServer]]:
+    """`vllm-0` and so on. `model`: a folder; None: SmolLM2. VllmServerError: one does not start."""
+    options = ServerOptions(
+        model=model or find(SMOLLM2, progress=print),
+        cache_blocks=CACHE_BLOCKS,
+        prompt_limit_tokens=_LONGEST_TOKENS,
+        arguments=(
+            *("--max-num-seqs", str(_LIMITS.max_num_seqs)),
+            *("--max-num-batched-tokens", str(_LIMITS.max_num_batched_tokens)),
+        ),
+        variables={"VLLM_SERVER_DEV_MODE": "1"},  # its caches can then be emptied between runs
+    )
+    found = environment.require()
+    servers = [
+        VllmServer(found, name=f"vllm-{n}", folder=folder, options=options) for n in range(NUM_SERVERS)
+    ]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            await wait_until(server.poll_ready, what=f"{server.name} is ready", timeout_s=_START_S)
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def talks(rng: random.Random) -> Iterator[Sequence[Turn]]:
+    """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers, 6 s of thought."""
+    while True:
+        yield [
+            Turn(
+                added_tokens=length(
+                    rng, mean=200 if rng.random() < 0.2 else 50, sigma=0.5, least=12, most=400
+                ),
+                answer_tokens=length(rng, mean=10, sigma=0.4, least=4, most=24),
+                think_s=rng.expovariate(1 / 6),
+                system=None if index else Segment(SYSTEM_IDS + rng.randrange(4), 192),
+            )
+            for index in range(rng.randint(3, 7))
+        ]
+
+
+def workload(*, seed: int, seconds: float) -> ClosedLoop:
+    """Always the same for the same arguments."""
+    rng = random.Random(f"talks {seed}")
+    return ClosedLoop(talks(rng), users=USERS, until_s=seconds, ramp_s=seconds / 6)
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """How fast the servers are, as a client sees them."""
+
+    alone_tokens_per_s: float
+    """Prefill of a new prompt, while the other servers do nothing; the mean of the servers."""
+    together_tokens_per_s: float
+    """The same of each server while all four compute: they share the machine's cores."""
+    step_s: float
+    """Between two tokens of one request, while all four answer one."""
+
+    @property
+    def shape(self) -> EngineShape:
+        """Servers for the simulator, as fast as all four together."""
+        costs = CostModel(
+            prefill_tokens_per_s=self.together_tokens_per_s,
+            decode_step_s=self.step_s,
+            decode_per_request_s=0.1 * self.step_s,
+        )
+        return EngineShape(num_blocks=CACHE_BLOCKS, block_tokens=BLOCK_TOKENS, limits=_LIMITS, costs=costs)
+
+
+async def probe(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> Speed:
+    """Measure. Prompts are new, and the caches are emptied before each run."""
+    names = iter(range(1 << 30, 1 << 31))
+
+    async def ask(server: VllmServer) -> _Timed:
+        prompt = prompt_of([Segment(next(names), _PROBE_TOKENS)], answers={}, words=ENGLISH)
+        body = completion(prompt, answer_tokens=_PROBE_ANSWER)
+        sent, pieces = time.monotonic(), []
+        async with session.post(f"http://{server.address}/v1/completions", json=body) as response:
+            while piece := await response.content.readany():
+                pieces.append((time.monotonic(), piece))
+        return _Timed(sent, read_answer(pieces))
+
+    await asyncio.gather(*map(ask, servers))  # the first prompt of a process takes longer
+    alone = [await ask(server) for server in servers]
+    together = await asyncio.gather(*map(ask, servers))
+    return Speed(
+        alone_tokens_per_s=fmean(one.prefill_tokens_per_s for one in alone),
+        together_tokens_per_s=fmean(one.prefill_tokens_per_s for one in together),
+        step_s=fmean(one.answer.inter_token_s or 0.0 for one in together),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    sent_s: float
+    answer: Answer
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.answer.prompt_tokens / (self.answer.first_token_at - self.sent_s)
+
+
+def completion(prompt: str, *, answer_tokens: int) -> dict[str, Any]:
+    """A request's body; the answer has exactly so many tokens."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": prompt,
+        "max_tokens": answer_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def forget(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> None:
+    """Empty the caches as soon as no request is left. AssertionError: a server stays busy."""
+
+    async def emptied(server: VllmServer) -> bool:
+        async with session.post(f"http://{server.address}/reset_prefix_cache") as response:
+            response.raise_for_status()
+            return bool((await response.json())["success"])
+
+    for server in servers:
+        await wait_until(partial(emptied, server), what=f"{server.name} is idle", timeout_s=120)

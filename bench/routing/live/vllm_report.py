@@ -1,0 +1,140 @@
+"""What runs before real vLLM servers came to: rules side by side, the simulator's order, and beliefs beside the truth. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from statistics import fmean
+
+import msgspec
+
+from bench.routing.live.report import APART
+from bench.routing.live.vllm_fleet import Speed
+from bench.routing.measure import Row, mean_row, spread
+
+
+class Believed(msgspec.Struct, frozen=True):
+    """What the picker made of one server by the end of a run."""
+
+    prefill_tokens_per_s: float
+    table_tokens: float
+    """Size of the mirror of its cache."""
+    bytes_per_token: float
+
+
+class VllmRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule on one seed."""
+
+    rule: str
+    seed: int
+    seconds: float
+    live: Row
+    simulated: Row
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    counted_hit_share: float
+    """By the servers' own counters."""
+    speed: Speed
+    true_prefill_tokens_per_s: list[float | None]
+    true_cache_tokens: int
+    true_bytes_per_token: float
+    believed: list[Believed]
+    sent_late_p99_s: float
+    failures: list[str]
+
+
+def report(runs: Sequence[VllmRun]) -> str:
+    if not runs:
+        return "no run yet"
+    by_rule = {
+        rule: [run for run in runs if run.rule == rule] for rule in dict.fromkeys(r.rule for r in runs)
+    }
+    common = set.intersection(*({run.seed for run in of} for of in by_rule.values()))
+    fair = {rule: [run for run in of if run.seed in common] for rule, of in by_rule.items()}
+    parts = (
+        [rules(fair), order(fair), beliefs(runs), machine(runs)] if common else [beliefs(runs), machine(runs)]
+    )
+    return "\n\n".join(parts)
+
+
+def rules(by_rule: dict[str, list[VllmRun]]) -> str:
+    """One line for each rule, the best mean first; means over the seeds that all rules have run."""
+    lines = [
+        (
+            "| rule | seeds | TTFT mean s (spread) | simulated | p50 | p90 | p99 | TPOT p90 ms | hits, counted by the servers "
+            "| simulated | requests/s | prompt tokens/s |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for rule in sorted(by_rule, key=lambda name: _mean_ttft(by_rule[name])):
+        runs = by_rule[rule]
+        live, sim = mean_row([r.live for r in runs]), mean_row([r.simulated for r in runs])
+        lines.append(
+            f"| {rule} | {len(runs)} | {live.ttft_mean_s:.3f} ({spread([r.live for r in runs], 'ttft_mean_s'):.3f}) "
+            f"| {sim.ttft_mean_s:.3f} | {live.ttft_p50_s:.3f} | {live.ttft_p90_s:.3f} | {live.ttft_p99_s:.3f} "
+            f"| {1000 * live.tpot_p90_s:.0f} | {fmean(r.counted_hit_share for r in runs):.3f} | {sim.hit_ratio:.3f} "
+            f"| {fmean(r.requests_per_s for r in runs):.2f} | {fmean(r.prompt_tokens_per_s for r in runs):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def order(by_rule: dict[str, list[VllmRun]]) -> str:
+    """Where the simulator has two rules the other way round."""
+    apart, wrong = 0, []
+    for one, other in combinations(by_rule, 2):
+        sims = [fmean(r.simulated.ttft_mean_s for r in by_rule[name]) for name in (one, other)]
+        lives = [_mean_ttft(by_rule[name]) for name in (one, other)]
+        if abs(sims[0] - sims[1]) <= APART * min(sims):
+            continue
+        apart += 1
+        if (sims[0] < sims[1]) != (lives[0] < lives[1]):
+            wrong.append(
+                f"{one} and {other}: simulated {sims[0]:.3f} and {sims[1]:.3f} s, live {lives[0]:.3f} and {lives[1]:.3f} s"
+            )
+    told = f"Pairs of rules that the simulator puts over {APART:.0%} apart by mean TTFT: {apart}; in another order live: {len(wrong)}"
+    return "\n".join([told, *(f"- {line}" for line in wrong)])
+
+
+def beliefs(runs: Sequence[VllmRun]) -> str:
+    """Means over servers and runs, the least and the most in brackets."""
+    pairs = [
+        ("prefill rate, tokens/s", _flat(r.true_prefill_tokens_per_s for r in runs), "prefill_tokens_per_s"),
+        ("cache, tokens", [float(r.true_cache_tokens) for r in runs], "table_tokens"),
+        ("bytes of prompt a token", [r.true_bytes_per_token for r in runs], "bytes_per_token"),
+    ]
+    lines = ["| of a server | true | learned by the end of a run |", "| --- | --- | --- |"]
+    for told, true, name in pairs:
+        learned = [getattr(one, name) for run in runs for one in run.believed]
+        lines.append(f"| {told} | {_span(true)} | {_span(learned)} |")
+    return "\n".join(lines)
+
+
+def machine(runs: Sequence[VllmRun]) -> str:
+    alone = [r.speed.alone_tokens_per_s for r in runs]
+    together = [r.speed.together_tokens_per_s for r in runs]
+    late = 1000 * max(r.sent_late_p99_s for r in runs)
+    failed = sum(len(r.failures) for r in runs)
+    return "\n".join(
+        [
+            f"- {len(runs)} runs; failed requests: {failed}; sent late, p99 of the worst run: {late:.0f} ms",
+            (
+                f"- a prompt of 400 tokens: {_span(alone)} tokens/s while the other servers rest, {_span(together)} while all compute; "
+                f"a decode step then {1000 * fmean(r.speed.step_s for r in runs):.0f} ms"
+            ),
+        ]
+    )
+
+
+def _mean_ttft(runs: Sequence[VllmRun]) -> float:
+    return fmean(run.live.ttft_mean_s for run in runs)
+
+
+def _flat(lists: Iterable[Sequence[float | None]]) -> list[float]:
+    return [value for values in lists for value in values if value is not None]
+
+
+def _span(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    digits = 0 if max(values) >= 100 else 2
+    return f"{fmean(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"

@@ -1,0 +1,77 @@
+"""The comparison on real vLLM servers without them: its conversations, its simulated side, and its report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.routing.live import vllm, vllm_fleet, vllm_report
+from bench.routing.live.vllm_fleet import Speed
+from bench.routing.live.vllm_report import Believed, VllmRun
+from bench.routing.live.words import ENGLISH, prompt_of
+from model_server.sim.prompts import Segment
+
+SPEED = Speed(alone_tokens_per_s=400.0, together_tokens_per_s=200.0, step_s=0.1)
+
+
+def run_of(rule: str, *, seed: int = 1, slower: float = 1.0) -> VllmRun:
+    row = vllm.simulated(rule, seed=seed, seconds=30.0, speed=SPEED)
+    return VllmRun(
+        rule=rule,
+        seed=seed,
+        seconds=30.0,
+        live=replace(row, ttft_mean_s=slower * row.ttft_mean_s),
+        simulated=row,
+        requests_per_s=1.0,
+        prompt_tokens_per_s=400.0,
+        counted_hit_share=0.5,
+        speed=SPEED,
+        true_prefill_tokens_per_s=[200.0, None],
+        true_cache_tokens=5120,
+        true_bytes_per_token=5.0,
+        believed=[Believed(prefill_tokens_per_s=210.0, table_tokens=5000.0, bytes_per_token=4.9)],
+        sent_late_p99_s=0.01,
+        failures=[],
+    )
+
+
+@pytest.mark.parametrize("rule", vllm.DEFAULTS)
+def test_the_conversations_run_in_the_simulator_by_every_rule(rule: str) -> None:
+    first, again = (vllm.simulated(rule, seed=1, seconds=30.0, speed=SPEED) for _ in range(2))
+    assert first == again
+    assert first.requests > 20
+    assert first.hit_ratio > 0.2
+
+
+def test_one_cache_holds_less_than_the_conversations_and_four_hold_more() -> None:
+    rows = {rule: run_of(rule).simulated for rule in ("least-cost", "round-robin")}
+    assert rows["round-robin"].hit_ratio < 0.8 * rows["least-cost"].hit_ratio
+
+
+def test_prompts_for_a_real_tokenizer_are_english_words() -> None:
+    prompt = prompt_of([Segment(1, 50)], answers={}, words=ENGLISH)
+    assert len(prompt.split()) == 50
+    assert set(prompt.split()) <= {word.strip() for word in ENGLISH}
+
+
+def test_the_body_asks_for_exactly_so_many_tokens_and_for_their_count() -> None:
+    body = vllm_fleet.completion("a b", answer_tokens=7)
+    assert (body["max_tokens"], body["ignore_eos"], body["stream_options"]) == (
+        7,
+        True,
+        {"include_usage": True},
+    )
+
+
+def test_the_report_names_the_pairs_that_the_simulator_has_the_other_way_round() -> None:
+    runs = [run_of("least-cost", slower=9.0), run_of("round-robin"), run_of("round-robin", seed=2)]
+    text = vllm_report.report(runs)
+    assert "over 15% apart by mean TTFT: 1; in another order live: 1" in text
+    assert "- least-cost and round-robin: simulated" in text
+    assert text.index("| round-robin | 1 |") < text.index("| least-cost | 1 |"), (
+        "only seeds that both have run count"
+    )
+    assert "| cache, tokens | 5,120 (5,120 to 5,120) | 5,000 (5,000 to 5,000) |" in text
+    assert "in another order live: 0" in vllm_report.report([run_of("least-cost"), run_of("round-robin")])
+    assert vllm_report.report([]) == "no run yet"
