@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from bench.model_server.engine import __main__ as command
 from bench.model_server.engine import schedulers
-from bench.model_server.peers import worker
+from bench.model_server.peers import figures, worker
+from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.first_layers import first_layers
 from bench.model_server.peers.side_ours import Ours
 from bench.model_server.peers.side_transformers import Transformers
-from bench.model_server.peers.work import Round
+from bench.model_server.peers.work import Round, arriving
 from tests.engine.tiny_models import VOCABULARY, tiny
 
 
@@ -86,3 +88,40 @@ def test_003_one_command_prints_the_three_modes_with_their_throughputs(
     assert told.count("Throughput (total): ") == told.count("Throughput (completion): ") == 6
     assert told.count("Prompt tokens: 240\nCompletion tokens: 18\nTotal tokens: 258\n") == 6
     assert told.endswith("Same greedy text in all of them: True\n")
+
+
+@pytest.mark.parametrize(("cache", "hits"), [(True, 0.375), (False, 0.0)])
+def test_001_7_requests_that_come_at_moments_of_the_cpus_clock_hit_37_5_percent(
+    folder: Path, *, cache: bool, hits: float
+) -> None:
+    rounds = arriving(
+        lambda name, tokens: prompt(sum(name.encode()), tokens=tokens),
+        1,
+        rate_per_s=50.0,
+        shared_tokens=96,
+        own_tokens=160,
+        answer_tokens=5,
+        requests=6,
+    )
+    row = Recorded.of(rounds)
+    turns = {
+        f"ours {word}": worker.run(Ours(folder, cache=on, num_blocks=128), rounds)
+        for word, on in (("with", cache), ("without", False))
+    }
+    row.repeats.append(turns)
+    line, without, _ = figures.served(row)
+    assert (line["hits"], without["hits"]) == (pytest.approx(hits), 0)
+    turn = turns["ours with"]
+    assert turn.answers == turns["ours without"].answers
+    assert [len(times) for times in turn.token_s] == [5] * 6
+    assert all(0 < earlier <= later for times in turn.token_s for earlier, later in pairwise(times))
+    assert turn.elapsed_s >= rounds[1].arrivals_s[-1]
+
+
+def test_an_engine_that_cannot_be_given_requests_while_it_works_is_refused(folder: Path) -> None:
+    peer = Transformers(folder, cache=True, num_blocks=64)
+    try:
+        with pytest.raises(TypeError, match="takes no requests while it works"):
+            worker.run(peer, [Round([prompt(1, tokens=8)], 1, [0.0])])
+    finally:
+        peer.close()

@@ -2,7 +2,8 @@
 
 SmolLM2 in float32, one thread, greedy, blocks of 32 tokens; the sides in turns, CPU seconds of each one's process.
 `--layers 4` takes the model's first four layers, in all engines. `--json FILE` keeps every turn and adds to what a run
-with the same layers left there, so that short runs make one table. `make bench-peers` runs it where torch and vLLM are.
+with the same layers left there, so that short runs make one table. Rows 001-7 (a rate that both engines bear, and one
+above) and 001-8 are serving loads: requests come by themselves, at moments of each engine's own CPU clock. `make bench-peers` runs it where torch and vLLM are.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", nargs="+", choices=list(work.ROWS), default=list(work.ROWS))
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=list(work.ROWS),
+        default=[row for row in work.ROWS if row not in work.TIMED],
+    )
     parser.add_argument("--repeats", type=int, default=3, help="0: only tell what --json FILE holds")
     parser.add_argument(
         "--layers", type=int, default=4, help="the model's first so many layers; 0: all thirty"
@@ -75,7 +81,10 @@ def _measure(args: argparse.Namespace, content: Content, *, folder: Path) -> Non
 
     most = max(work.num_blocks(work.ROWS[name](text_of, 0)) for name in args.rows)
     with contextlib.ExitStack() as running:
-        names = [SideName(engine, cache) for engine in ENGINES for cache in (True, False)]
+        engines = [
+            e for e in ENGINES if e != "transformers" or not all(row in work.TIMED for row in args.rows)
+        ]
+        names = [SideName(engine, cache) for engine in engines for cache in (True, False)]
         # All start before the first is waited for.
         started = [Side(name, model=model, num_blocks=most, logs=folder) for name in names]
         sides = [running.enter_context(side) for side in started]
@@ -86,8 +95,9 @@ def _measure(args: argparse.Namespace, content: Content, *, folder: Path) -> Non
                 known = content["rows"].get(row)
                 kept = Recorded.read(known) if known else Recorded.of(work.ROWS[row](text_of, 0))
                 number = len(kept.repeats)
+                able = [side for side in sides if row not in work.TIMED or side.name.engine != "transformers"]
                 turns = _repeat(
-                    sides[:: -1 if number % 2 else 1],
+                    able[:: -1 if number % 2 else 1],
                     work.ROWS[row](text_of, number),
                     say=f"{row}, repeat {number}",
                 )
@@ -109,7 +119,12 @@ def tell(content: Content) -> None:
     print(f"\n{content['layers'] or 30} layers; {versions}")
     for row, kept in content["rows"].items():
         recorded = Recorded.read(kept)
-        lines = (figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs)(recorded, ENGINES)
+        if row in work.TIMED:
+            lines = figures.served(recorded)
+        else:
+            lines = (figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs)(
+                recorded, ENGINES
+            )
         show(
             f"**{row}**, {len(recorded.repeats)} repeats",
             list(lines[0]),

