@@ -33,7 +33,10 @@ def _two_servers(
             vllm_environment,
             name=name,
             folder=folder,
-            options=server.ServerOptions(kv_events_socket=folder / f"{name}.events"),
+            options=server.ServerOptions(
+                kv_events_socket=folder / f"{name}.events",
+                variables={"VLLM_SERVER_DEV_MODE": "1"},  # for /reset_prefix_cache
+            ),
         )
         for name in ("first", "second")
     )

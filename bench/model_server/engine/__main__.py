@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from bench.model_server.engine import rows, runs, serving_row
+from bench.model_server.engine.shapes import SHAPES
 from bench.model_server.tables import show, write_json
 from model_server.runners.hf.errors import ModelError
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--repeats", type=int, default=5, help="0: only tell what --json FILE holds")
     parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
-    parser.add_argument("--shape", choices=list(runs.SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
     parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
     parser.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
     args = parser.parse_args()

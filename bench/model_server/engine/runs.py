@@ -16,6 +16,7 @@ from statistics import median
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from bench.model_server.engine.shapes import SHAPES
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
@@ -27,33 +28,6 @@ from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env.prompts import prose
 
 BLOCK_TOKENS = 16
-SHAPES: dict[str, dict[str, int]] = {
-    "8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "gpt2": {
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "vocab_size": 50257,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-    },
-}
-"""Llama's, of 8 billion parameters; one of GPT-2's size; and one for tests."""
 
 
 @dataclass(frozen=True, slots=True)

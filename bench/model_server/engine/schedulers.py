@@ -15,6 +15,7 @@ import torch
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench
+from bench.model_server.engine.shapes import SHAPES
 from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, PromptEngine, run_naive
 from model_server.core.request import Request, TokenId
 from model_server.runners.hf.errors import ModelError
@@ -100,7 +101,7 @@ def main() -> None:
     )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
-    parser.add_argument("--shape", choices=list(runs.SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
     parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
     for name, default in (("requests", 64), ("prompt-tokens", 856), ("distinct", 15), ("answer-tokens", 16)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help="(default %(default)s)")

@@ -195,13 +195,13 @@ async def name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
         record.server = served.get(str(record.request.request_id)) or ""
 
 
-def outcome_of(sent: Sent) -> Outcome:
+def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
     """In the simulator's terms. What only a server knows (adapter loads, preemptions) stays 0."""
     seen = [record for record in sent.records if record.num_cached_tokens is not None]
     return Outcome(
         records=sent.records,
         ended_s=sent.ended_s,
-        load_cov=load_cov(sent.records, until_s=sent.ended_s),
+        load_cov=load_cov(sent.records, until_s=sent.ended_s, servers=servers),
         adapter_loads=0,
         preemptions=0,
         query_tokens=sum(record.num_prompt_tokens for record in seen),
@@ -209,7 +209,7 @@ def outcome_of(sent: Sent) -> Outcome:
     )
 
 
-def load_cov(records: Sequence[Record], *, until_s: float) -> float:
+def load_cov(records: Sequence[Record], *, until_s: float, servers: int = NUM_SERVERS) -> float:
     """Coefficient of variation of the requests inside the servers, each second, averaged, as the simulated fleet takes it."""
     names = sorted({record.server for record in records if record.server})
     covs = []
@@ -219,7 +219,7 @@ def load_cov(records: Sequence[Record], *, until_s: float) -> float:
         for record in records:
             if record.server and record.arrived_s <= now < (record.ended_s or until_s):
                 inside[record.server] += 1
-        loads = [*inside.values(), *[0] * (NUM_SERVERS - len(inside))]
+        loads = [*inside.values(), *[0] * (servers - len(inside))]
         mean = sum(loads) / len(loads)
         if mean > 0:
             covs.append((sum((load - mean) ** 2 for load in loads) / len(loads)) ** 0.5 / mean)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -24,17 +24,19 @@ from bench.routing.live import vllm_fleet, vllm_report
 from bench.routing.live.generator import Generator, RunClock
 from bench.routing.live.rules import PRODUCT, simulated_router
 from bench.routing.live.run import name_servers, outcome_of
-from bench.routing.live.small import NUM_SERVERS
-from bench.routing.live.vllm_fleet import Speed
+from bench.routing.live.vllm_fleet import Setting, Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
-from bench.routing.measure import row_of
+from bench.routing.measure import Row, row_of
 from epp.scraping.metrics_page import parse_page
 from epp.types import EndpointMetrics
 from model_server.sim.fleet import Fleet, FleetPlan
+from model_server.weights.known import SMOLLM2, find
+from tests.vllm_env import environment
 from tests.vllm_env.gateway import VllmGateway, running_vllm_gateway
-from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
+from tests.vllm_env.server import MODEL_NAME, VllmServer
 
 DEFAULTS: Final = ("least-cost", "affinity", "session", "round-robin", "least-load")
+SETTING: Final = Setting()
 _GRACE_S: Final = 40.0
 """After the last arrival a run goes on for so long."""
 
@@ -63,14 +65,15 @@ def stored(path: Path | None) -> Iterator[VllmRun]:
 
 async def _runs(cases: Sequence[tuple[str, int]], args: argparse.Namespace) -> list[VllmRun]:
     until, made = time.monotonic() + args.most_s, list[VllmRun]()
+    found, model = environment.require(), args.model or find(SMOLLM2, progress=_say)
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     with tempfile.TemporaryDirectory(prefix="live-vllm-") as folder:
         async with (
-            vllm_fleet.running_vllm_fleet(Path(folder), model=args.model) as servers,
+            vllm_fleet.running_vllm_fleet(SETTING, found, model=model, folder=Path(folder)) as servers,
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
         ):
-            speed = await vllm_fleet.probe(session, servers)
-            _say(f"{NUM_SERVERS} servers after {max(s.ready_after_s or 0 for s in servers):.0f} s: {speed}")
+            speed = await vllm_fleet.probe(SETTING, session, servers)
+            _say(f"{len(servers)} servers after {max(s.ready_after_s or 0 for s in servers):.0f} s: {speed}")
             for number, (rule, seed) in enumerate(cases):
                 if time.monotonic() >= until:
                     _say(f"{len(cases) - number} runs are left")
@@ -79,6 +82,7 @@ async def _runs(cases: Sequence[tuple[str, int]], args: argparse.Namespace) -> l
                 own.mkdir()
                 run = await one_run(
                     rule,
+                    setting=SETTING,
                     seed=seed,
                     seconds=args.seconds,
                     speed=speed,
@@ -95,6 +99,7 @@ async def _runs(cases: Sequence[tuple[str, int]], args: argparse.Namespace) -> l
 async def one_run(
     rule: str,
     *,
+    setting: Setting,
     seed: int,
     seconds: float,
     speed: Speed,
@@ -107,7 +112,7 @@ async def one_run(
     before = await _pages(session, servers)
     async with running_vllm_gateway(directory, servers, policy={"rule": rule}) as gateway:
         generator = Generator(
-            vllm_fleet.workload(seed=seed, seconds=seconds),
+            setting.workload(seed=seed, seconds=seconds),
             url=gateway.envoy.url,
             model=MODEL_NAME,
             session=session,
@@ -124,14 +129,14 @@ async def one_run(
         rule=rule,
         seed=seed,
         seconds=seconds,
-        live=row_of(outcome_of(sent)),
-        simulated=simulated(rule, seed=seed, seconds=seconds, speed=speed),
+        live=row_of(outcome_of(sent, servers=setting.servers)),
+        simulated=simulated(rule, setting=setting, seed=seed, seconds=seconds, speed=speed),
         requests_per_s=len(ended) / sent.ended_s,
         prompt_tokens_per_s=sum(record.num_prompt_tokens for record in ended) / sent.ended_s,
         counted_hit_share=_hit_share(before, after),
         speed=speed,
         true_prefill_tokens_per_s=_rate(before, after),
-        true_cache_tokens=vllm_fleet.CACHE_BLOCKS * BLOCK_TOKENS,
+        true_cache_tokens=setting.cache_tokens,
         true_bytes_per_token=sent.prompt_bytes / max(1, sent.prompt_tokens),
         believed=believed,
         sent_late_p99_s=sent.health.lateness_s.quantile(0.99),
@@ -139,12 +144,12 @@ async def one_run(
     )
 
 
-def simulated(rule: str, *, seed: int, seconds: float, speed: Speed) -> Any:
+def simulated(rule: str, *, setting: Setting, seed: int, seconds: float, speed: Speed) -> Row:
     """The same conversations on simulated engines: the row of it."""
     fleet = Fleet(
-        FleetPlan(shape=speed.shape, num_servers=NUM_SERVERS, horizon_s=seconds + _GRACE_S),
+        FleetPlan(shape=setting.shape(speed), num_servers=setting.servers, horizon_s=seconds + _GRACE_S),
         router=simulated_router(rule, seed=seed, adapters=frozenset()),
-        workload=vllm_fleet.workload(seed=seed, seconds=seconds),
+        workload=setting.workload(seed=seed, seconds=seconds),
         rng=random.Random(seed),
     )
     return row_of(fleet.run())

@@ -1,7 +1,7 @@
-"""Four real vLLM servers on the CPU: how they are started, how fast they are, and conversations small enough for two cores.
+"""Real vLLM servers for the live comparison: how they are started, how fast they are, and the conversations that they get.
 
 One description gives the flags of the servers and the simulated engines. How fast a server computes is measured on the spot (`probe`), since it
-depends on the machine and on what else runs there. Caller: `vllm`.
+depends on the machine and on what else runs there. Callers: `vllm`, and the bench of GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -28,37 +28,77 @@ from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
 from model_server.sim.prompts import Segment
-from model_server.weights.known import SMOLLM2, find
 from tests.harness.processes import wait_until
-from tests.vllm_env import environment
+from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer
 
-CACHE_BLOCKS: Final = 160
-"""5,120 tokens: four caches hold the users' conversations together, and one holds about half of them."""
-USERS: Final = 10
-_LIMITS: Final = SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=512)
-_LONGEST_TOKENS: Final = 2048
-_PROBE_TOKENS: Final = 400
 _PROBE_ANSWER: Final = 9
 _START_S: Final = 600.0
 
 
-@asynccontextmanager
-async def running_vllm_fleet(folder: Path, *, model: Path | None) -> AsyncIterator[list[VllmServer]]:
-    """`vllm-0` and so on. `model`: a folder; None: SmolLM2. VllmServerError: one does not start."""
-    options = ServerOptions(
-        model=model or find(SMOLLM2, progress=print),
-        cache_blocks=CACHE_BLOCKS,
-        prompt_limit_tokens=_LONGEST_TOKENS,
-        arguments=(
-            *("--max-num-seqs", str(_LIMITS.max_num_seqs)),
-            *("--max-num-batched-tokens", str(_LIMITS.max_num_batched_tokens)),
-        ),
-        variables={"VLLM_SERVER_DEV_MODE": "1"},  # its caches can then be emptied between runs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Servers and the conversations that they get. The defaults are of SmolLM2 on two cores."""
+
+    servers: int = NUM_SERVERS
+    cache_blocks: int = 160
+    """5,120 tokens: four caches hold the users' conversations together, and one holds about half of them."""
+    limits: SchedulerLimits = field(
+        default_factory=lambda: SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=512)
     )
-    found = environment.require()
+    longest_tokens: int = 2048
+    users: int = 10
+    scale: float = 1.0
+    """Of the conversations' lengths."""
+    probe_tokens: int = 400
+    arguments: tuple[str, ...] = ()
+    """More flags of a server."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """More of a server's environment."""
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.cache_blocks * BLOCK_TOKENS
+
+    def workload(self, *, seed: int, seconds: float) -> ClosedLoop:
+        """Always the same for the same arguments."""
+        talking = talks(random.Random(f"talks {seed}"), scale=self.scale)
+        return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6)
+
+    def shape(self, speed: Speed) -> EngineShape:
+        """Servers for the simulator, as fast as all are together."""
+        costs = CostModel(
+            prefill_tokens_per_s=speed.together_tokens_per_s,
+            decode_step_s=speed.step_s,
+            decode_per_request_s=0.1 * speed.step_s,
+        )
+        return EngineShape(
+            num_blocks=self.cache_blocks, block_tokens=BLOCK_TOKENS, limits=self.limits, costs=costs
+        )
+
+    def options(self, model: Path) -> ServerOptions:
+        limits = (
+            *("--max-num-seqs", str(self.limits.max_num_seqs)),
+            *("--max-num-batched-tokens", str(self.limits.max_num_batched_tokens)),
+        )
+        return ServerOptions(
+            model=model,
+            cache_blocks=self.cache_blocks,
+            prompt_limit_tokens=self.longest_tokens,
+            arguments=(*limits, *self.arguments),
+            # Its caches can be emptied between runs in the developers' mode alone.
+            variables={"VLLM_SERVER_DEV_MODE": "1", **dict(self.variables)},
+        )
+
+
+@asynccontextmanager
+async def running_vllm_fleet(
+    setting: Setting, found: VllmEnvironment, *, model: Path, folder: Path
+) -> AsyncIterator[list[VllmServer]]:
+    """`vllm-0` and so on, with their logs in `folder`. `model`: a folder. VllmServerError: one does not start."""
     servers = [
-        VllmServer(found, name=f"vllm-{n}", folder=folder, options=options) for n in range(NUM_SERVERS)
+        VllmServer(found, name=f"vllm-{n}", folder=folder, options=setting.options(model))
+        for n in range(setting.servers)
     ]
     try:
         for server in servers:
@@ -71,26 +111,22 @@ async def running_vllm_fleet(folder: Path, *, model: Path | None) -> AsyncIterat
             server.kill()
 
 
-def talks(rng: random.Random) -> Iterator[Sequence[Turn]]:
+def talks(rng: random.Random, *, scale: float) -> Iterator[Sequence[Turn]]:
     """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers, 6 s of thought."""
+
+    def tokens(mean: float, *, least: float, most: float) -> int:
+        return length(rng, mean=scale * mean, sigma=0.5, least=round(scale * least), most=round(scale * most))
+
     while True:
         yield [
             Turn(
-                added_tokens=length(
-                    rng, mean=200 if rng.random() < 0.2 else 50, sigma=0.5, least=12, most=400
-                ),
-                answer_tokens=length(rng, mean=10, sigma=0.4, least=4, most=24),
+                added_tokens=tokens(200 if rng.random() < 0.2 else 50, least=12, most=400),
+                answer_tokens=tokens(10, least=4, most=24),
                 think_s=rng.expovariate(1 / 6),
-                system=None if index else Segment(SYSTEM_IDS + rng.randrange(4), 192),
+                system=None if index else Segment(SYSTEM_IDS + rng.randrange(4), round(scale * 192)),
             )
             for index in range(rng.randint(3, 7))
         ]
-
-
-def workload(*, seed: int, seconds: float) -> ClosedLoop:
-    """Always the same for the same arguments."""
-    rng = random.Random(f"talks {seed}")
-    return ClosedLoop(talks(rng), users=USERS, until_s=seconds, ramp_s=seconds / 6)
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -99,27 +135,17 @@ class Speed(msgspec.Struct, frozen=True):
     alone_tokens_per_s: float
     """Prefill of a new prompt, while the other servers do nothing; the mean of the servers."""
     together_tokens_per_s: float
-    """The same of each server while all four compute: they share the machine's cores."""
+    """The same of each server while all compute: they may share the machine's cores."""
     step_s: float
-    """Between two tokens of one request, while all four answer one."""
-
-    @property
-    def shape(self) -> EngineShape:
-        """Servers for the simulator, as fast as all four together."""
-        costs = CostModel(
-            prefill_tokens_per_s=self.together_tokens_per_s,
-            decode_step_s=self.step_s,
-            decode_per_request_s=0.1 * self.step_s,
-        )
-        return EngineShape(num_blocks=CACHE_BLOCKS, block_tokens=BLOCK_TOKENS, limits=_LIMITS, costs=costs)
+    """Between two tokens of one request, while all answer one."""
 
 
-async def probe(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> Speed:
+async def probe(setting: Setting, session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> Speed:
     """Measure. Prompts are new, and the caches are emptied before each run."""
     names = iter(range(1 << 30, 1 << 31))
 
     async def ask(server: VllmServer) -> _Timed:
-        prompt = prompt_of([Segment(next(names), _PROBE_TOKENS)], answers={}, words=ENGLISH)
+        prompt = prompt_of([Segment(next(names), setting.probe_tokens)], answers={}, words=ENGLISH)
         body = completion(prompt, answer_tokens=_PROBE_ANSWER)
         sent, pieces = time.monotonic(), []
         async with session.post(f"http://{server.address}/v1/completions", json=body) as response:

@@ -16,7 +16,7 @@ SPEED = Speed(alone_tokens_per_s=400.0, together_tokens_per_s=200.0, step_s=0.1)
 
 
 def run_of(rule: str, *, seed: int = 1, slower: float = 1.0) -> VllmRun:
-    row = vllm.simulated(rule, seed=seed, seconds=30.0, speed=SPEED)
+    row = vllm.simulated(rule, setting=vllm.SETTING, seed=seed, seconds=30.0, speed=SPEED)
     return VllmRun(
         rule=rule,
         seed=seed,
@@ -38,7 +38,9 @@ def run_of(rule: str, *, seed: int = 1, slower: float = 1.0) -> VllmRun:
 
 @pytest.mark.parametrize("rule", vllm.DEFAULTS)
 def test_the_conversations_run_in_the_simulator_by_every_rule(rule: str) -> None:
-    first, again = (vllm.simulated(rule, seed=1, seconds=30.0, speed=SPEED) for _ in range(2))
+    first, again = (
+        vllm.simulated(rule, setting=vllm.SETTING, seed=1, seconds=30.0, speed=SPEED) for _ in range(2)
+    )
     assert first == again
     assert first.requests > 20
     assert first.hit_ratio > 0.2

@@ -1,0 +1,115 @@
+"""Two real vLLM servers behind the gateway, by two rules: `python -m bench.gpu.gateway`, a step of `make bench-gpu`.
+
+On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which vLLM makes itself, and 64 users hold
+conversations whose turns are four times as long as those of `bench-live`. `--device cpu` runs the same on the tiny model of the tests, small.
+The table is that of `make bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. Needs Envoy and this project's packages
+beside vLLM, in one Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from bench.model_server.engine.shapes import SHAPES
+from bench.model_server.tables import write_json
+from bench.routing.live import vllm, vllm_fleet, vllm_report
+from bench.routing.live.vllm_fleet import Setting
+from bench.routing.live.vllm_report import VllmRun
+from model_server.core.scheduler import SchedulerLimits
+from tests.harness.cached_builds import cache_folder
+from tests.vllm_env import environment, tiny_model
+from tests.vllm_env.environment import VllmEnvironment
+
+RULES: Final = ("least-cost", "round-robin")
+ON_GPU: Final = Setting(
+    servers=2,
+    cache_blocks=3072,
+    limits=SchedulerLimits(max_num_seqs=64, max_num_batched_tokens=8192),
+    longest_tokens=16_384,
+    users=64,
+    scale=4.0,
+    probe_tokens=4000,
+    arguments=(
+        *("--dtype", "bfloat16", "--load-format", "dummy"),
+        *("--gpu-memory-utilization", "0.46"),
+    ),
+    variables=(("VLLM_CACHE_ROOT", str(cache_folder() / "vllm-scratch")),),
+)
+TINY: Final = Setting(servers=2, users=4, probe_tokens=64)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu.gateway",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="of arrivals in a run (default %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="keep every figure in this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
+        runs = asyncio.run(_runs(args.device, seconds=args.seconds, folder=Path(scratch)))
+    write_json(args.json, {"runs": msgspec.to_builtins(runs)})
+    print(vllm_report.report(runs))
+    return 1 if any(run.failures for run in runs) else 0
+
+
+async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
+    if device == "cpu":
+        found, setting = environment.require(), TINY
+        model = found.model_folder / tiny_model.MODEL
+    else:
+        model = large_model(folder / "model")
+        found, setting = VllmEnvironment(Path(sys.prefix), folder), ON_GPU
+    async with (
+        vllm_fleet.running_vllm_fleet(setting, found, model=model, folder=folder) as servers,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        ) as session,
+    ):
+        speed = await vllm_fleet.probe(setting, session, servers)
+        return [
+            await vllm.one_run(
+                rule,
+                setting=setting,
+                seed=1,
+                seconds=seconds,
+                speed=speed,
+                servers=servers,
+                session=session,
+                directory=_made(folder / rule),
+            )
+            for rule in RULES
+        ]
+
+
+def large_model(folder: Path) -> Path:
+    """A Llama of 8 billion parameters without its weights: a configuration, and the tests' tokenizer. Returns `folder`."""
+    tiny_model.write_config(_made(folder))
+    tiny_model.write_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    shape = {name: size for name, size in SHAPES["8b"].items() if name != "vocab_size"}
+    changed = {**config, **shape, "head_dim": 128, "max_position_embeddings": ON_GPU.longest_tokens}
+    (folder / "config.json").write_text(json.dumps(changed))
+    return folder
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
