@@ -63,7 +63,7 @@ push: ## push what `make images` built: make images push REGISTRY=registry.examp
 image-env: $(VENV)/.dev ## the images for the tests, by buildah on a base of Debian's packages, cached outside the checkout; as root
 	@$(BIN)/python -m tests.image_env build
 
-cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl and helm, cached outside the checkout (minutes the first time)
+cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl, helm and Envoy Gateway, cached outside the checkout (minutes the first time)
 	@$(BIN)/python -m tests.cluster_env build
 
 conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--picker IP:PORT ..." for any picker

@@ -59,7 +59,7 @@ def fetch(*, progress: Callable[[str], None]) -> Path:
         return folder
     with only_builder("cluster", progress=progress):
         if not folder.is_dir():
-            go = environment._go(progress)
+            go = environment.find_go(progress)
             with built_elsewhere(folder) as unfinished:
                 for module in MODULES:
                     progress(f"reading CRDs from {module.name}")

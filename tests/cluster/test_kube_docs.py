@@ -15,8 +15,8 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from epp.conformance.dataplane import BUFFERED, exchange
 from tests.cluster_env.control_plane import ControlPlane
-from tests.conformance.dataplane import BUFFERED, exchange
 from tests.harness.processes import wait_until
 from tests.harness.site import Site, running_site
 

@@ -15,10 +15,10 @@ import pytest
 
 from epp.config.policy import API_VERSION
 from epp.config.settings import Kubernetes
+from epp.conformance.dataplane import BUFFERED, exchange
 from epp.kube.api import Api, ApiError
 from epp.kube.crd import PLURAL
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
-from tests.conformance.dataplane import BUFFERED, exchange
 from tests.harness.gateway import PickerProcess
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, install_policy_crd, picker_account, policy_document

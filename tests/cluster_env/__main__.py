@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.cluster_env import environment
+from tests.cluster_env import environment, envoy_gateway
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.build_command import build_and_tell, exit_status, sayer
 
@@ -27,6 +27,10 @@ def main() -> int:
 def build() -> None:
     found = environment.locate()
     build_and_tell(found.folder, ready=found.ready, build=lambda: environment.build(progress=_say), say=_say)
+    gateway = envoy_gateway.locate()
+    build_and_tell(
+        gateway.folder, ready=gateway.ready, build=lambda: envoy_gateway.build(progress=_say), say=_say
+    )
 
 
 def up() -> None:

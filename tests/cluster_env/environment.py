@@ -117,7 +117,7 @@ def build(*, progress: Callable[[str], None]) -> ClusterTools:
         if not tools.ready:
             if sys.platform != "linux":
                 raise ClusterToolsError("the control plane of the tests runs on Linux")
-            go = _go(progress)
+            go = find_go(progress)
             with built_elsewhere(tools.folder) as folder:
                 _fill(ClusterTools(folder=folder), go=go, progress=progress)
     return tools
@@ -137,7 +137,7 @@ def lock() -> None:
     for locked in (TOOLS_LOCK, GO_LOCK, HELM3_LOCK):
         files = (locked.with_suffix(".in"), "--output-file", locked)
         run(sys.executable, "-m", "uv", "pip", "compile", *options, *target, *files)
-    run(_go(print), "mod", "tidy", cwd=GO_MODULE, env={"GOFLAGS": "-mod=mod"})
+    run(find_go(print), "mod", "tidy", cwd=GO_MODULE, env={"GOFLAGS": "-mod=mod"})
 
 
 def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> None:
@@ -225,8 +225,8 @@ def _copy_crds(folder: Path, *, go: Path) -> None:
         shutil.copyfile(Path(module["Dir"]) / "config" / "crd" / "bases" / name, folder / name)
 
 
-def _go(progress: Callable[[str], None]) -> Path:
-    """The machine's Go where it is new enough, else the pinned one, in the cache. Called with the lock held."""
+def find_go(progress: Callable[[str], None]) -> Path:
+    """The machine's Go where it is new enough, else the pinned one, in the cache. Called with a lock held."""
     if (found := shutil.which("go")) and _version_of(Path(found)) >= _GO_NEEDED:
         return Path(found)
     own = cache_folder() / f"go-{content_key(GO_LOCK.read_bytes(), platform.machine().encode())}"

@@ -18,6 +18,8 @@ import pytest
 
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.envoy_gateway import EnvoyGateway
+from tests.cluster_env.envoy_gateway import require as require_envoy_gateway
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.prepared import prepared
 
@@ -27,6 +29,11 @@ REQUIRED: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 @pytest.fixture(scope="session")
 def cluster_tools() -> environment.ClusterTools:
     return prepared(environment.require, required_by=REQUIRED)
+
+
+@pytest.fixture(scope="session")
+def envoy_gateway() -> EnvoyGateway:
+    return prepared(require_envoy_gateway, required_by=REQUIRED)
 
 
 @pytest.fixture(scope="session")

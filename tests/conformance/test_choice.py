@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.dataplane import BUFFERED, DESTINATION, DUPLEX, EARLY, LB, MODES, NONE, STREAMED, Mode
+from epp.conformance.dataplane import BUFFERED, DESTINATION, DUPLEX, EARLY, LB, MODES, NONE, STREAMED, Mode
 from tests.conformance.picker import OwnPicker, PickerUnderTest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

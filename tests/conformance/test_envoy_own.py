@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.conformance.dataplane import DESTINATION
+from epp.conformance.dataplane import DESTINATION
 from tests.conformance.picker import CALM
 from tests.harness.client import OpenReply, Reply
 from tests.harness.gateway import Gateway, running_gateway

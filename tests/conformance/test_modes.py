@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conformance.dataplane import (
+from epp.conformance.dataplane import (
     BUFFERED,
     DUPLEX,
     DUPLEX_REQUEST,

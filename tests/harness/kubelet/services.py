@@ -62,7 +62,8 @@ class Services:
         """Lines of a hosts file for a pod of this namespace."""
         lines = []
         for address, name, of in self._names:
-            full = [f"{name}.{of}.{_ZONE}", f"{name}.{of}.svc", f"{name}.{of}"]
+            # The dot at the end: some programs ask for the name as DNS writes it whole.
+            full = [f"{name}.{of}.{_ZONE}", f"{name}.{of}.{_ZONE}.", f"{name}.{of}.svc", f"{name}.{of}"]
             lines.append(f"{address} {' '.join(full + [name] * (of == namespace))}\n")
         return "".join(lines)
 

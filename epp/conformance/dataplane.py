@@ -38,6 +38,8 @@ class Mode:
     """Body chunks do not wait for the answer to the headers."""
     silent: bool = False
     """The data plane does not say its modes, as older ones do not."""
+    bare: bool = False
+    """As NGINX Gateway Fabric: no pseudo-headers, one body, half-close, and the answer to the headers is all that is read."""
 
     @property
     def duplex(self) -> bool:
@@ -52,6 +54,7 @@ EARLY: Final = Mode(_BODY.STREAMED, early=True)
 DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED)
 DUPLEX_REQUEST: Final = Mode(_BODY.FULL_DUPLEX_STREAMED)
 SILENT_DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED, silent=True)
+BARE: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, silent=True, bare=True)
 
 MODES: Final = {
     "none": NONE,
@@ -160,8 +163,11 @@ class Exchange:
         """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         pseudo = ((":method", method), (":path", path), (":scheme", "http"), (":authority", "models.test"))
-        sent = [*pseudo, *headers]
+        sent = [*headers] if self.mode.bare else [*pseudo, *headers]
         self.request.headers = [(name.lower(), value) for name, value in sent]
+        if self.mode.bare:
+            await self._ask_only(sent, pieces)
+            return self
         message = _with_headers("request_headers", sent, end=body is None, plain_values=plain_values)
         if subset is not None:
             hint = message.metadata_context.filter_metadata[SUBSET_HINT]
@@ -173,6 +179,22 @@ class Exchange:
         else:
             await self._send_in_turn(message, pieces, trailers=trailers)
         return self
+
+    async def _ask_only(self, headers: Headers, pieces: list[bytes]) -> None:
+        """Everything at once, and then whatever comes until the picker ends the stream."""
+        host = (("x-epp-host", "picker"), ("x-epp-port", "9002"))
+        head = _with_headers("request_headers", [*headers, *host], end=not pieces, plain_values=True)
+        for message in (head, *_bodies("request_body", [b"".join(pieces)] if pieces else [], trailers=False)):
+            await self.call.write(message)
+        await self.call.done_writing()
+        while (answer := await asyncio.wait_for(self.call.read(), _PATIENCE_S)) is not grpc.aio.EOF:
+            kind = answer.WhichOneof("response")
+            if kind == "immediate_response":
+                self.immediate = _immediate(answer.immediate_response)
+            elif kind == "request_headers":
+                self.request.order.append("headers")
+                mutation = answer.request_headers.response.header_mutation
+                self.request.headers = _mutated(self.request.headers, mutation)
 
     async def begin(self, *, path: str = "/v1/completions") -> None:
         """Only the headers of a request whose body is yet to come, and no waiting for an answer."""

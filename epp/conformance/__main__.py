@@ -1,0 +1,121 @@
+"""`python -m epp.conformance --picker IP:PORT --endpoints A,B --dialect NAME`: exit status 0 where every check passed, 1 where one failed.
+
+The endpoints are never contacted: only the picker is, as the gateway of that name would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from epp.config.dialects import DIALECTS, DialectName
+from epp.conformance.checks import CHECKS, Check, NotAskedError
+from epp.conformance.report import Result, junit, table
+from epp.conformance.target import Target
+from epp.types import Address
+
+_LONGEST_CHECK_S: Final = 60.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m epp.conformance", description=__doc__)
+    parser.add_argument("--picker", required=True, metavar="IP:PORT", help="or unix:/path")
+    parser.add_argument(
+        "--endpoints",
+        required=True,
+        metavar="IP:PORT,IP:PORT",
+        help="all endpoints that the picker may choose from, at least two, ready and idle",
+    )
+    parser.add_argument(
+        "--dialect", choices=[*DIALECTS, "all"], default="all", help="the gateway to play; all is the default"
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write a report in JUnit's XML there")
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="PEM; the picker speaks TLS with a certificate of this CA"
+    )
+    parser.add_argument(
+        "--cert", type=Path, metavar="FILE", help="PEM; our certificate, where the picker asks for one"
+    )
+    parser.add_argument("--key", type=Path, metavar="FILE", help="PEM; the key of --cert")
+    parser.add_argument(
+        "--server-name", default="", metavar="NAME", help="the name in the picker's certificate"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    endpoints = [part.strip() for part in args.endpoints.split(",") if part.strip()]
+    try:
+        for endpoint in endpoints:
+            Address.parse(endpoint)
+    except ValueError as error:
+        parser.error(f"--endpoints: {error}")
+    if len(endpoints) < 2:
+        parser.error("--endpoints: name at least two")
+    names: list[DialectName] = [name for name in DIALECTS if args.dialect in (name, "all")]  # type: ignore[misc]  # its keys
+    results = asyncio.run(_run(args, names, endpoints))
+    print(table(results))
+    if args.junit:
+        args.junit.write_text(junit(results))
+    return 1 if any(result.outcome == "fail" for result in results) else 0
+
+
+async def _run(
+    args: argparse.Namespace, names: Sequence[DialectName], endpoints: Sequence[str]
+) -> list[Result]:
+    results = []
+    async with _channel(args) as channel:
+        for name in names:
+            results += await run(Target(channel=channel, dialect=name, endpoints=endpoints))
+    return results
+
+
+async def run(target: Target) -> list[Result]:
+    """Every check, one after the other; the order has no meaning."""
+    return [await _checked(check, target) for check in CHECKS]
+
+
+async def _checked(check: Check, target: Target) -> Result:
+    began_at = time.monotonic()
+    said, failed = "", True
+    try:
+        async with asyncio.timeout(_LONGEST_CHECK_S):
+            await check.run(target)
+        failed = False
+    except NotAskedError as error:
+        return Result(target.dialect, check.row, check.claim, "not asked", str(error))
+    except AssertionError as error:
+        said = str(error)
+    except grpc.aio.AioRpcError as error:
+        said = f"the stream ended with {error.code().name}: {error.details()}"
+    except TimeoutError:
+        said = "no answer in time"
+    seconds = time.monotonic() - began_at
+    return Result(target.dialect, check.row, check.claim, "fail" if failed else "pass", said, seconds)
+
+
+@asynccontextmanager
+async def _channel(args: argparse.Namespace) -> AsyncIterator[grpc.aio.Channel]:
+    if args.ca is None:
+        async with grpc.aio.insecure_channel(args.picker) as channel:
+            yield channel
+        return
+    pair = (args.key.read_bytes(), args.cert.read_bytes()) if args.cert and args.key else (None, None)
+    credentials = grpc.ssl_channel_credentials(args.ca.read_bytes(), *pair)
+    options = [("grpc.ssl_target_name_override", args.server_name)] if args.server_name else None
+    async with grpc.aio.secure_channel(args.picker, credentials, options=options) as channel:
+        yield channel
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""What is asked of any picker, row by row, by a gateway of any dialect. A check fails with an AssertionError that says what was seen.
+
+The rows are those of docs/protocol.md. What needs to start, stop or steer a picker cannot be asked of one given by address: the
+project's own tests hold that of our picker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from grpc_health.v1 import health_pb2
+
+from epp.conformance import dataplane
+from epp.conformance.dataplane import DESTINATION, MAX_PIECE_BYTES, Immediate
+from epp.conformance.target import SENDS_SUBSETS, Target
+from epp.types import Address
+
+COMPLETION: Final = json.dumps({"model": "m", "prompt": "hello " * 100}).encode()
+NOWHERE: Final = "203.0.113.7:8000"
+_CHAT: Final = "/v1/chat/completions"
+
+
+class NotAskedError(Exception):
+    """The check means nothing for this dialect or picker; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    row: int
+    claim: str
+    run: Callable[[Target], Awaitable[None]]
+
+
+async def _a_request_is_routed(target: Target) -> None:
+    for body in (COMPLETION, None):
+        routed = await target.route(body, method="POST" if body else "GET")
+        assert set(routed.destinations) <= set(target.endpoints), (
+            f"named {routed.destinations}, which are not all of {list(target.endpoints)}"
+        )
+
+
+async def _the_body_comes_back(target: Target) -> None:
+    _needs_duplex(target)
+    body = json.dumps({"model": "m", "prompt": "back again " * 30_000}).encode()
+    pieces = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
+    routed = await target.route(pieces)
+    assert routed.request.body == body, "the body that came back is another one"
+    longest = max(map(len, routed.request.pieces))
+    assert longest <= MAX_PIECE_BYTES, f"a piece of {longest} bytes came back; {MAX_PIECE_BYTES} is the most"
+    assert routed.request.ends.count(True) == 1, "one piece has to end the body"
+    assert routed.request.order[0] == "headers", f"the answers came as {routed.request.order}"
+
+
+async def _trailers_are_answered_last(target: Target) -> None:
+    _needs_duplex(target)
+    routed = await target.route(COMPLETION, trailers=True)
+    order = routed.request.order
+    assert (order[0], order[-1]) == ("headers", "trailers"), f"the answers came as {order}"
+    assert routed.request.body == COMPLETION, "the body that came back is another one"
+
+
+async def _the_subset_binds(target: Target) -> None:
+    _needs_subsets(target)
+    for allowed in (target.endpoints[:1], target.endpoints[1:]):
+        for hint in (list(allowed), ",".join(allowed)):
+            for body in (COMPLETION, None):
+                routed = await target.route(body, subset=hint)
+                assert set(routed.destinations) <= set(allowed), (
+                    f"the hint {hint!r} allowed {list(allowed)}, named were {routed.destinations}"
+                )
+
+
+async def _the_port_counts(target: Target) -> None:
+    _needs_subsets(target)
+    host = target.endpoints[0].rpartition(":")[0]
+    if f"{host}:1" in target.endpoints:
+        raise NotAskedError("port 1 is one of the endpoints")
+    refused = (await target.route(COMPLETION, subset=[f"{host}:1"])).refused
+    assert refused.status == 503, f"a port where nobody listens was answered with {refused.status}"
+
+
+async def _nobody_eligible_is_503(target: Target) -> None:
+    _needs_subsets(target)
+    for body in (COMPLETION, None):
+        refused = (await target.route(body, subset=[NOWHERE])).refused
+        assert refused.status == 503, f"nobody was eligible, and the status was {refused.status}"
+
+
+async def _header_and_metadata_are_equal(target: Target) -> None:
+    _needs_metadata(target)
+    routed = await target.route(COMPLETION)
+    assert routed.told_destination == routed.destination, (
+        f"the header says {routed.destination}, the metadata {routed.told_destination}"
+    )
+
+
+async def _as_many_destinations_as_are_read(target: Target) -> None:
+    named = (await target.route(COMPLETION)).destinations
+    assert len(set(named)) == len(named), f"one comes twice: {named}"
+    for each in named:
+        Address.parse(each)
+    if target.reads_list:
+        assert len(named) >= 2, f"{named} leaves no fallback where one is dead"
+    else:
+        assert len(named) == 1, f"{named}: this gateway takes the value for one address"
+
+
+async def _health_has_its_names(target: Target) -> None:
+    serving = health_pb2.HealthCheckResponse.SERVING
+    for name in ("", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
+        status = await target.health(name)
+        assert status == serving, f"health of {name!r} is {status}"
+
+
+async def _a_client_does_not_name_its_server(target: Target) -> None:
+    routed = await target.route(COMPLETION, headers=[(DESTINATION, NOWHERE)])
+    assert NOWHERE not in routed.destinations, "what the client sent was obeyed"
+
+
+async def _a_bad_request_is_400_in_json(target: Target) -> None:
+    if target.mode.bare:
+        raise NotAskedError("without a path nobody knows which API was meant")
+    bad = ((_CHAT, b"hello"), (_CHAT, b'{"model": "m"}'), ("/v1/completions", b'{"prompt": "hi"}'))
+    for path, body in bad:
+        refused = (await target.route(body, path=path)).refused
+        assert refused.status == 400, f"{body!r} to {path} was answered with {refused.status}"
+        _is_openai_error(refused)
+
+
+async def _what_is_not_understood_is_routed(target: Target) -> None:
+    odd: tuple[tuple[str, str, bytes | None], ...] = (
+        ("POST", "/v2/tomorrow", b'{"anything": [1, 2, 3]}'),
+        ("POST", "/upload", b"\x00\xff\x00"),
+        ("GET", "/v1/models", None),
+        ("POST", _CHAT, None),
+        ("DELETE", "/v1/responses/1", None),
+    )
+    for method, path, body in odd:
+        routed = await target.route(body, method=method, path=path)
+        assert routed.immediate is None, f"{method} {path} was refused with {routed.immediate}"
+        assert routed.destinations
+
+
+async def _odd_headers_do_no_harm(target: Target) -> None:
+    if target.mode.bare:
+        headers = [("x-request-id", "Mixed-Case"), ("x-long", "x" * 8000)]
+    else:
+        headers = [
+            ("X-Request-ID", "Mixed-Case"),
+            ("accept", "text/plain"),
+            ("accept", "application/json"),
+            ("x-bytes", "\xff\xfe"),
+            ("x-long", "x" * 8000),
+        ]
+    routed = await target.route(COMPLETION, headers=headers)
+    assert routed.destinations
+    assert routed.request.values("x-request-id") == ["Mixed-Case"], "x-request-id of the client was changed"
+
+
+async def _a_request_id_is_made(target: Target) -> None:
+    (made,) = (await target.route(COMPLETION)).request.values("x-request-id") or [""]
+    assert made, "no x-request-id was made"
+
+
+async def _prompts_stay_with_their_prefix(target: Target) -> None:
+    """Needs a picker that routes by prefix, and idle endpoints."""
+    bodies = _long_prompts()
+    homes = [(await target.route(body)).destinations[0] for body in bodies]
+    for body, home in zip(bodies, homes, strict=True):
+        again = (await target.route(body)).destinations[0]
+        assert again == home, f"a prompt that went to {home} went to {again} the second time"
+
+
+async def _any_cut_gives_the_same_pick(target: Target) -> None:
+    _needs_duplex(target)
+    for body in _long_prompts():
+        home = (await target.route(body)).destinations[0]
+        for cuts in ((1,), (7, 4000), (len(body) - 1,), range(1000, len(body), 1000)):
+            pieces = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
+            again = (await target.route(pieces)).destinations[0]
+            assert again == home, f"cut at {list(cuts)[:3]}, a prompt of {home} went to {again}"
+
+
+async def _the_answer_passes_unchanged(target: Target) -> None:
+    _needs_duplex(target)
+    pieces = [b'data: {"choices": [{"text": "%d"}]}\n\n' % n for n in range(1000)]
+    async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
+        await exchange.send(COMPLETION)
+        assert exchange.immediate is None, f"refused with {exchange.immediate}"
+        await exchange.respond(pieces, headers=[("content-type", "text/event-stream")])
+        assert exchange.response.body == b"".join(pieces), "the answer that came back is another one"
+        await exchange.finish()
+
+
+async def _an_open_stream_may_be_dropped(target: Target) -> None:
+    async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
+        await exchange.begin()
+    assert (await target.route(COMPLETION)).destinations, "after a client that went, the next was not routed"
+
+
+CHECKS: Final[Sequence[Check]] = (
+    Check(1, "a request is routed to one of the endpoints, with a body and without", _a_request_is_routed),
+    Check(2, "a long body comes back byte for byte, in small pieces, with one end", _the_body_comes_back),
+    Check(2, "headers are answered first and trailers last", _trailers_are_answered_last),
+    Check(2, "an answer of 1,000 pieces passes unchanged", _the_answer_passes_unchanged),
+    Check(3, "the subset hint binds, as a list and as a text", _the_subset_binds),
+    Check(3, "the port counts in the subset hint", _the_port_counts),
+    Check(4, "header and metadata name the same", _header_and_metadata_are_equal),
+    Check(5, "as many destinations as the gateway reads", _as_many_destinations_as_are_read),
+    Check(6, "nobody eligible is 503", _nobody_eligible_is_503),
+    Check(8, "gRPC health answers under its four names", _health_has_its_names),
+    Check(11, "a client does not name its server", _a_client_does_not_name_its_server),
+    Check(12, "a request that no server could take is 400 in OpenAI's shape", _a_bad_request_is_400_in_json),
+    Check(13, "what is not understood is routed all the same", _what_is_not_understood_is_routed),
+    Check(14, "a client that goes in the middle harms nobody", _an_open_stream_may_be_dropped),
+    Check(15, "names in any case, repeated headers, bytes that are no text", _odd_headers_do_no_harm),
+    Check(16, "x-request-id is made where none came", _a_request_id_is_made),
+    Check(17, "a prompt goes where its prefix is", _prompts_stay_with_their_prefix),
+    Check(17, "any cut of the same bytes gives the same pick", _any_cut_gives_the_same_pick),
+)
+
+
+def _long_prompts() -> list[bytes]:
+    texts = (f"Prompt {n} \N{SNOWMAN} of a conversation. " * 120 for n in range(3))
+    return [json.dumps({"model": "m", "prompt": text}, ensure_ascii=False).encode() for text in texts]
+
+
+def _is_openai_error(refused: Immediate) -> None:
+    kind = refused.headers.get("content-type", "")
+    assert kind.startswith("application/json"), f"content-type is {kind!r}"
+    error = json.loads(refused.body)["error"]
+    missing = {"message", "type", "param", "code"} - set(error)
+    assert not missing, f"the error has no {sorted(missing)}"
+
+
+def _needs_duplex(target: Target) -> None:
+    if not target.mode.duplex or target.mode.bare:
+        raise NotAskedError("this gateway takes no body back")
+
+
+def _needs_subsets(target: Target) -> None:
+    if target.dialect not in SENDS_SUBSETS:
+        raise NotAskedError("this gateway sends no subset hint")
+
+
+def _needs_metadata(target: Target) -> None:
+    if target.mode.bare:
+        raise NotAskedError("this gateway reads no metadata")

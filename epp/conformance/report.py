@@ -1,0 +1,71 @@
+"""What came of a run: a table for people, JUnit XML for CI. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+from xml.etree import ElementTree as ET
+
+from epp.config.dialects import DialectName
+
+Outcome = Literal["pass", "fail", "not asked"]
+_WIDTH: Final = 76
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    dialect: DialectName
+    row: int
+    claim: str
+    outcome: Outcome
+    said: str = ""
+    """What was wrong, or why it was not asked."""
+    seconds: float = 0.0
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line a check, the failures with what was seen, and a sum."""
+    lines = []
+    for result in results:
+        lines.append(f"{result.dialect:<14} row {result.row:>2}  {result.claim:<{_WIDTH}} {result.outcome}")
+        if result.outcome == "fail":
+            lines.append(f"{'':<14}         {result.said}")
+    counts = {
+        outcome: sum(r.outcome == outcome for r in results) for outcome in ("pass", "fail", "not asked")
+    }
+    return "\n".join([*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())])
+
+
+def junit(results: Sequence[Result]) -> str:
+    """One test suite for each dialect."""
+    root = ET.Element("testsuites", name="endpoint picker conformance")
+    for dialect in dict.fromkeys(result.dialect for result in results):
+        of = [result for result in results if result.dialect == dialect]
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=dialect,
+            tests=str(len(of)),
+            failures=str(sum(r.outcome == "fail" for r in of)),
+            skipped=str(sum(r.outcome == "not asked" for r in of)),
+            time=f"{sum(r.seconds for r in of):.3f}",
+        )
+        for result in of:
+            case = ET.SubElement(
+                suite,
+                "testcase",
+                classname=f"{dialect}.row{result.row:02}",
+                name=result.claim,
+                time=f"{result.seconds:.3f}",
+            )
+            if result.outcome == "fail":
+                ET.SubElement(case, "failure", message=_printable(result.said))
+            elif result.outcome == "not asked":
+                ET.SubElement(case, "skipped", message=_printable(result.said))
+    return ET.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    """XML has no way to say control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:2000])

@@ -1,0 +1,60 @@
+"""The picker under test, spoken to as one gateway does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from epp.config.dialects import DIALECTS, DialectName
+from epp.conformance import dataplane
+from epp.conformance.dataplane import BARE, BUFFERED, DUPLEX, Exchange, Mode
+
+MODES: Final[Mapping[DialectName, Mode]] = {
+    "envoy": BUFFERED,
+    "envoy-gateway": BUFFERED,
+    "istio": DUPLEX,
+    "ai-gateway": DUPLEX,
+    "agentgateway": DUPLEX,
+    "nginx": BARE,
+    "gke": DUPLEX,
+}
+"""How each hands over bodies."""
+
+SENDS_SUBSETS: Final[frozenset[DialectName]] = frozenset(("envoy", "envoy-gateway", "gke"))
+_PATIENCE_S: Final = 15.0
+
+
+@dataclass(slots=True)
+class Target:
+    """`endpoints`: all `ip:port` that the picker may choose from, ready and idle."""
+
+    channel: grpc.aio.Channel
+    dialect: DialectName
+    endpoints: Sequence[str]
+
+    @property
+    def mode(self) -> Mode:
+        return MODES[self.dialect]
+
+    @property
+    def reads_list(self) -> bool:
+        return DIALECTS[self.dialect].reads_list
+
+    async def route(self, body: Any, *, answered: bool = True, **request: Any) -> Exchange:
+        """One request from start to end, answered with 200 by whoever was picked. AssertionError: no gateway could use it."""
+        async with dataplane.exchange(self.channel, mode=self.mode) as exchange:
+            await exchange.send(body, **request)
+            if exchange.immediate is None and answered and not self.mode.bare:
+                await exchange.respond(b'{"choices": []}' if self.mode.response else None)
+                status = await exchange.finish()
+                assert status is grpc.StatusCode.OK, f"the stream ended with {status}"
+            return exchange
+
+    async def health(self, service: str) -> int:
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=_PATIENCE_S)
+        return int(answer.status)

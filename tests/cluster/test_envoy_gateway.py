@@ -1,0 +1,274 @@
+"""A real Envoy Gateway in front of the picker, by its chart and ours: installed, used, its picker killed and renewed under load.
+
+The control plane, Envoy Gateway, Envoy, both charts and the picker are real; a stand-in kubelet runs the pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, Installed
+from tests.cluster.steady_load import SteadyLoad, ask, prefix, steady_load
+from tests.cluster.test_whole_story import restarted_once
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.envoy_gateway import IMAGE, EnvoyGateway
+from tests.cluster_env.preparing import create_namespace
+from tests.harness.kubelet.images import Image
+from tests.harness.kubelet.running import RunningNode, running_node
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NAMESPACE: Final = "models"
+SYSTEM: Final = "envoy-gateway-system"
+CLASS: Final = "envoy"
+TENANTS: Final = 6
+IN_FLIGHT: Final = 12
+AT_LEAST_IN_FLIGHT: Final = 8
+ENVOY_IMAGE: Final = "docker.io/envoyproxy/envoy:v1.40.0"
+GETADDRINFO: Final = "envoy.extensions.network.dns_resolver.getaddrinfo.v3.GetAddrInfoDnsResolverConfig"
+BOOTSTRAP: Final = {
+    "typed_dns_resolver_config": {
+        "name": "envoy.network.dns_resolver.getaddrinfo",
+        "typed_config": {"@type": f"type.googleapis.com/{GETADDRINFO}"},
+    }
+}
+"""This cluster has hosts files and no DNS server, of which Envoy's own resolver knows nothing."""
+
+
+async def test_envoy_gateway_carries_requests_by_prefix_and_loses_none_while_pickers_die_and_are_renewed(
+    own_cluster: ControlPlane,
+    envoy_gateway: EnvoyGateway,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for namespace in (NAMESPACE, SYSTEM):
+        create_namespace(own_cluster, namespace)
+    site = Installed(own_cluster, NAMESPACE)
+    images = {**IMAGES, IMAGE: image_of(envoy_gateway)}
+    with running_node(own_cluster, images=images, folder=tmp_path / "node") as node:
+        await install(site, envoy_gateway)
+        url = await gateway_url(site)
+        await policies_are_accepted(site)
+        await the_picker_is_asked(site, node, url)
+        hits = await hits_are_as_predicted(site, node, url)
+        await a_client_does_not_name_its_server(node, url)
+        connector = node.connector(force_close=True, limit=0)
+        async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="at rest") as load:
+            try:
+                await pickers_die_and_are_renewed(site, node, load)
+            finally:
+                with capsys.disabled():
+                    print(f"\n{hits}\n{load.table()}\n")
+            load.check(at_least=AT_LEAST_IN_FLIGHT)
+        await removed(site)
+
+
+def image_of(gateway: EnvoyGateway) -> Image:
+    binaries = gateway.program.parent
+    variables = {"PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin"}
+    return Image(entrypoint=("envoy-gateway",), folders=(str(binaries),), variables=variables)
+
+
+async def install(site: Installed, gateway: EnvoyGateway) -> None:
+    """Envoy Gateway as its documentation says, our two charts, and a Gateway."""
+    crds = sorted(gateway.crds.rglob("*.yaml"))
+    await site.kubectl("apply", "--server-side", *(part for crd in crds for part in ("-f", crd)))
+    wait = ("--wait", "--timeout", f"{DEADLINE_S:.0f}s")
+    off = ("--set", "crds.enabled=false", "--set", "topologyInjector.enabled=false")
+    await asyncio.gather(
+        asyncio.to_thread(site.plane.helm, "install", "eg", gateway.chart, "-n", SYSTEM, *off, *wait),
+        site.upgrade("servers", "model-server", engine="simulated", replicas=3, profile__model=MODEL),
+    )
+    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": a_gateway()})
+    await asyncio.to_thread(site.plane.kubectl, "apply", "-f", "-", stdin=documents)
+    await site.upgrade(
+        "gateway",
+        "prefix-gateway",
+        shape="gateway",
+        gateway__provider="envoy-gateway",
+        gateway__httpRoute={"enabled": True, "parentRefs": [{"name": "inference"}]},
+        autoscaling__enabled=False,
+        replicas=2,
+        longestAnswerSeconds=60,
+    )
+    await site.kubectl(
+        "wait", "--for=condition=Programmed", "gateway/inference", f"--timeout={DEADLINE_S:.0f}s"
+    )
+
+
+def a_gateway() -> list[dict[str, Any]]:
+    """GatewayClass, Gateway, and how Envoy is to be run in this cluster."""
+    envoy: dict[str, Any] = {
+        "apiVersion": "gateway.envoyproxy.io/v1alpha1",
+        "kind": "EnvoyProxy",
+        "metadata": {"name": "local", "namespace": SYSTEM},
+        "spec": {
+            "bootstrap": {"type": "Merge", "value": json.dumps(BOOTSTRAP)},
+            "telemetry": {"accessLog": {"disable": True}},
+            "provider": {
+                "type": "Kubernetes",
+                "kubernetes": {
+                    "envoyDeployment": {"replicas": 1, "container": {"image": ENVOY_IMAGE}},
+                    "envoyService": {"type": "ClusterIP"},
+                },
+            },
+        },
+    }
+    parameters = {
+        "group": "gateway.envoyproxy.io",
+        "kind": "EnvoyProxy",
+        "name": "local",
+        "namespace": SYSTEM,
+    }
+    controller = "gateway.envoyproxy.io/gatewayclass-controller"
+    listener = {"name": "http", "protocol": "HTTP", "port": 80}
+    version = "gateway.networking.k8s.io/v1"
+    return [
+        envoy,
+        {
+            "apiVersion": version,
+            "kind": "GatewayClass",
+            "metadata": {"name": CLASS},
+            "spec": {"controllerName": controller, "parametersRef": parameters},
+        },
+        {
+            "apiVersion": version,
+            "kind": "Gateway",
+            "metadata": {"name": "inference", "namespace": NAMESPACE},
+            "spec": {"gatewayClassName": CLASS, "listeners": [listener]},
+        },
+    ]
+
+
+async def gateway_url(site: Installed) -> str:
+    """Of the Envoy that Envoy Gateway has made."""
+    label = "gateway.envoyproxy.io/owning-gateway-name=inference"
+    (service,) = json.loads(
+        await asyncio.to_thread(site.plane.kubectl, "-n", SYSTEM, "get", "service", "-l", label, "-o", "json")
+    )["items"]
+    return f"http://{service['spec']['clusterIP']}:80"
+
+
+async def policies_are_accepted(site: Installed) -> None:
+    """Envoy Gateway takes every object that the chart makes."""
+    kinds = ("envoyextensionpolicy", "backendtrafficpolicy", "clienttrafficpolicy", "backendtlspolicy")
+    seen: dict[str, Any] = {}
+
+    async def all_accepted() -> bool:
+        for kind in (*kinds, "httproute"):
+            for found in (await site.get(kind))["items"]:
+                status = found.get("status", {})
+                parents = status.get("ancestors") or status.get("parents") or []
+                said = [c for parent in parents for c in parent["conditions"]]
+                seen[kind] = {c["type"]: f"{c['status']} {c['message']}" for c in said}
+        return len(seen) == len(kinds) + 1 and all(
+            s.get("Accepted", "").startswith("True") for s in seen.values()
+        )
+
+    await wait_until(all_accepted, what=f"Envoy Gateway accepts: {seen}", timeout_s=DEADLINE_S)
+
+
+async def the_picker_is_asked(site: Installed, node: RunningNode, url: str) -> None:
+    """Until Envoy has its configuration and the picker's health. Before, it fails open."""
+    said: list[str] = []
+
+    async def asked() -> bool:
+        async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+            said.append((await ask(session, url, "is anybody there", model=MODEL)).fault)
+        return not said[-1] and bool(await decisions(site, node))
+
+    try:
+        await wait_until(asked, what="", timeout_s=120)
+    except AssertionError:
+        raise AssertionError(
+            f"no decision; the last fault: {said[-1]}\n{await envoy_says(site, node)}"
+        ) from None
+
+
+async def envoy_says(site: Installed, node: RunningNode) -> str:
+    """Its counters about the picker that are not 0."""
+    label = "app.kubernetes.io/component=proxy"
+    found = json.loads(
+        await asyncio.to_thread(site.plane.kubectl, "-n", SYSTEM, "get", "pods", "-l", label, "-o", "json")
+    )["items"]
+    url = f"http://{found[0]['status']['podIP']}:19001/stats/prometheus"
+    async with (
+        aiohttp.ClientSession(connector=node.connector(force_close=True)) as session,
+        session.get(url) as response,
+    ):
+        lines = (await response.text()).splitlines()
+    wanted = ("ext_proc", "ssl_", "health", "membership", "cx_connect_fail")
+    return "\n".join(
+        line for line in lines if any(w in line for w in wanted) and line[-2:] != " 0" and line[:1] != "#"
+    )
+
+
+async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) -> str:
+    """The share of the prompts that pickers expected in the servers' caches is the share that servers found there."""
+    before = await predicted(site, node)
+    cached = tokens = 0
+    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+        for n in range(8 * TENANTS):
+            outcome = await ask(session, url, f"{prefix(100 + n % TENANTS)} {n}", model=MODEL)
+            assert not outcome.fault, outcome.fault
+            cached, tokens = cached + outcome.cached_tokens, tokens + outcome.prompt_tokens
+    after = await predicted(site, node)
+    foretold = (after[0] - before[0]) / (after[1] - before[1])
+    said = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {foretold:.1%} predicted"
+    assert cached > 0.7 * tokens, said
+    assert abs(foretold - cached / tokens) < 0.06, said
+    return said
+
+
+async def decisions(site: Installed, node: RunningNode) -> list[dict[str, Any]]:
+    """Of both pickers."""
+    found: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+        for pod in await site.pods("gateway", component="gateway"):
+            async with session.get(f"http://{pod['status']['podIP']}:9090/decisions?limit=1000") as response:
+                found += (await response.json())["decisions"]
+    return found
+
+
+async def predicted(site: Installed, node: RunningNode) -> tuple[int, int]:
+    """Of all decisions so far: tokens expected in a cache, and tokens of prompts, both as the pickers estimate them."""
+    made = await decisions(site, node)
+    return sum(d["matched_tokens"] for d in made), sum(d["prompt_tokens"] for d in made)
+
+
+async def a_client_does_not_name_its_server(node: RunningNode, url: str) -> None:
+    """An address where nobody listens: obeyed, it would be a 503."""
+    headers = {"x-gateway-destination-endpoint": "127.0.0.1:1"}
+    async with (
+        aiohttp.ClientSession(connector=node.connector(force_close=True), headers=headers) as session,
+        session.get(f"{url}/v1/models") as response,
+    ):
+        assert response.status == 200
+
+
+async def pickers_die_and_are_renewed(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
+    await load.answers(2 * IN_FLIGHT)
+    with load.phase("a picker killed (SIGKILL)"):
+        victim = (await site.pods("gateway", component="gateway"))[0]["metadata"]["name"]
+        node.signal(f"{NAMESPACE}/{victim}", "picker", signal.SIGKILL)
+        await restarted_once(site, victim, "picker")
+        await load.answers(2 * IN_FLIGHT)
+    with load.phase("rolling update of the picker"):
+        await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
+        await site.rolled_out(GATEWAY)
+        await load.answers(2 * IN_FLIGHT)
+
+
+async def removed(site: Installed) -> None:
+    await site.helm("uninstall", "gateway", "--wait")
+    kinds = "envoyextensionpolicy,backendtrafficpolicy,clienttrafficpolicy,backendtlspolicy,httproute"
+    assert await site.kubectl("get", kinds, "-o", "name") == ""

@@ -1,0 +1,117 @@
+"""Owns the cached Envoy Gateway: its program, compiled from its Go module, and the chart and CRDs that lie in that module.
+
+One folder of the cache (`tests.harness.cached_builds`), keyed by the version. Called by the command line and the fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.cluster_env.environment import BUILD_COMMAND, ClusterToolsError, find_go
+from tests.harness.cached_builds import (
+    built_elsewhere,
+    cache_folder,
+    content_key,
+    only_builder,
+    remove_unfinished,
+    run,
+)
+
+VERSION: Final = "v1.9.1"
+IMAGE: Final = "docker.io/envoyproxy/gateway"
+_MODULE: Final = f"github.com/envoyproxy/gateway@{VERSION}"
+_MODULE_HASH: Final = "h1:vAVp6/AlBXJ1aOhp1mxL7fNEzVEfjADUguUhm2wzxQY="
+"""Of the module. Those of what it is made of stand in its go.sum, which the build checks."""
+_RECIPE: Final = b"1"
+"""Raise it when `_fill` comes to leave something else behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyGateway:
+    """Where it is."""
+
+    folder: Path
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "bin" / "envoy-gateway"
+
+    @property
+    def chart(self) -> Path:
+        return self.folder / "gateway-helm"
+
+    @property
+    def crds(self) -> Path:
+        """A folder of YAML: Gateway API, and its own."""
+        return self.folder / "crds"
+
+    @property
+    def ready(self) -> bool:
+        return self.folder.is_dir()
+
+
+def locate() -> EnvoyGateway:
+    """Where it is for this checkout, or would be."""
+    key = content_key(_RECIPE, platform.machine().encode(), _MODULE_HASH.encode())
+    return EnvoyGateway(folder=cache_folder() / f"envoy-gateway-{key}")
+
+
+def require() -> EnvoyGateway:
+    """It, complete. ClusterToolsError where it has not been built."""
+    found = locate()
+    if not found.ready:
+        raise ClusterToolsError(f"Envoy Gateway is not built; build it with `{BUILD_COMMAND}`")
+    return found
+
+
+def build(*, progress: Callable[[str], None]) -> EnvoyGateway:
+    """Make it where it is missing, telling `progress` each step."""
+    found = locate()
+    if not found.ready:
+        with only_builder("envoy-gateway", progress=progress):
+            remove_unfinished(("envoy-gateway",), progress=progress)
+            if not found.ready:
+                go = find_go(progress)
+                with built_elsewhere(found.folder) as folder:
+                    _fill(EnvoyGateway(folder=folder), go=go, progress=progress)
+    return found
+
+
+def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) -> None:
+    source = _download(go)
+    progress(f"compiling Envoy Gateway {VERSION}: some 8 minutes on two cores where Go's cache is cold")
+    target.program.parent.mkdir()
+    flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", target.program)
+    environment = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    run(go, "build", *flags, "./cmd/envoy-gateway", cwd=source, env=environment)
+    shutil.copytree(source / "charts" / "gateway-helm", target.chart, copy_function=shutil.copyfile)
+    for folder in (target.chart, *(path for path in target.chart.rglob("*") if path.is_dir())):
+        folder.chmod(0o755)  # a module's folders are read-only
+    (target.chart / "charts" / "crds" / "crds").rename(target.crds)
+    template = target.chart / "values.tmpl.yaml"
+    values = template.read_text().replace("${GatewayImage}", f"{IMAGE}:{VERSION}")
+    (target.chart / "values.yaml").write_text(values.replace("${GatewayImagePullPolicy}", "IfNotPresent"))
+
+
+def _download(go: Path) -> Path:
+    """The module's folder. ClusterToolsError where it is not the pinned one."""
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    command = [str(go), "mod", "download", "-json", _MODULE]
+    finished = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, cwd=tempfile.gettempdir(), env=environment
+    )
+    module = json.loads(finished.stdout or b"{}")
+    if finished.returncode or module.get("Sum") != _MODULE_HASH:
+        raise ClusterToolsError(
+            f"{_MODULE} could not be had as pinned: {module.get('Error') or module.get('Sum')}"
+        )
+    return Path(module["Dir"])

@@ -1,0 +1,79 @@
+"""`python -m epp.conformance`: our picker passes every row in every dialect, and one that does not fit is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from epp.config.dialects import DIALECTS, DialectName
+from epp.conformance.__main__ import run
+from epp.conformance.checks import CHECKS
+from epp.conformance.report import Result, junit, table
+from epp.conformance.rows import ROWS
+from epp.conformance.target import Target
+from tests.conformance.picker import own_picker
+
+OWN_ENVOY_AWAY = {"edsFile": ""}
+NOT_ASKED = {
+    "envoy": 4,
+    "envoy-gateway": 4,
+    "istio": 3,
+    "ai-gateway": 3,
+    "agentgateway": 3,
+    "nginx": 9,
+    "gke": 0,
+}
+"""Checks that mean nothing to a gateway: it takes no body back, sends no subset hint, or shows no path."""
+
+
+def outcomes(results: list[Result], outcome: str) -> list[str]:
+    return [f"row {r.row}: {r.claim}: {r.said}" for r in results if r.outcome == outcome]
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_our_picker_passes_every_row_in_every_dialect(tmp_path: Path, name: DialectName) -> None:
+    async with own_picker(tmp_path, dialect=name, envoy=OWN_ENVOY_AWAY) as picker:
+        results = await run(Target(channel=picker.channel, dialect=name, endpoints=picker.endpoints))
+    assert outcomes(results, "fail") == []
+    assert len(outcomes(results, "not asked")) == NOT_ASKED[name]
+
+
+async def test_a_list_for_a_gateway_that_reads_one_address_is_found_by_the_command(tmp_path: Path) -> None:
+    """The command itself, as its users run it: exit status, table and JUnit."""
+    async with own_picker(tmp_path, dialect="gke", envoy=OWN_ENVOY_AWAY) as picker:
+        report = tmp_path / "report.xml"
+        options = {
+            "--picker": picker.settings.listen.address,
+            "--endpoints": ",".join(picker.endpoints),
+            "--dialect": "ai-gateway",
+            "--junit": str(report),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "epp.conformance",
+            *(part for pair in options.items() for part in pair),
+        ]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        said, _ = await process.communicate()
+    assert process.returncode == 1
+    (failed,) = [line for line in said.decode().splitlines() if line.endswith(" fail")]
+    assert "row  5" in failed
+    (suite,) = ET.parse(report).getroot()
+    assert (suite.get("name"), suite.get("failures")) == ("ai-gateway", "1")
+    (failure,) = suite.iter("failure")
+    assert "takes the value for one address" in str(failure.get("message"))
+
+
+def test_every_check_belongs_to_a_row() -> None:
+    assert {check.row for check in CHECKS} <= set(ROWS)
+
+
+def test_the_report_keeps_what_xml_cannot_say_out() -> None:
+    result = Result("nginx", 1, "claim", "fail", "a \x00 byte\nand a line")
+    assert ET.fromstring(junit([result]))[0].get("failures") == "1"
+    assert "0 pass, 1 fail, 0 not asked" in table([result])

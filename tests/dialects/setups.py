@@ -1,0 +1,174 @@
+"""One gateway with its picker and three model servers, started once for all tests of its dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from epp.config.settings import Config
+from epp.envoy.eds import EdsFile
+from tests.dialects.scripted import AgentGateway, NginxGatewayFabric, running_scripted
+from tests.dialects.shapes import Shape
+from tests.harness.backend import Backend, running_backend
+from tests.harness.client import Client, http_client
+from tests.harness.envoy import bootstrap_document, running_envoy
+from tests.harness.gateway import (
+    PickerProcess,
+    as_endpoints,
+    config_in,
+    running_picker,
+    write_endpoints,
+    write_policy,
+)
+from tests.harness.processes import wait_until
+
+CALM: Final[Mapping[str, Any]] = {
+    "sampling": {"share": 0},
+    "scrape": {"intervalSeconds": 0.2, "failuresToEject": 15},
+    "failures": {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0},
+}
+"""Nothing that one test does to a server is held against it in the next."""
+SCRIPTED: Final = {"agentgateway": AgentGateway, "nginx": NginxGatewayFabric}
+
+
+@dataclass(slots=True)
+class Setup:
+    shape: Shape
+    config: Config
+    directory: Path
+    backends: list[Backend]
+    picker: PickerProcess
+    client: Client
+    stack: AsyncExitStack
+
+    def backend(self, name: str) -> Backend:
+        return next(backend for backend in self.backends if backend.name == name)
+
+    async def restart_picker(self) -> None:
+        """Another one in place of one that was killed, at the same addresses."""
+        self.picker = await self.stack.enter_async_context(
+            running_picker(self.config, directory=self.directory, name="picker-again")
+        )
+        await self.served()
+
+    async def served(self) -> None:
+        """Until the gateway asks the picker again."""
+
+        async def decided() -> bool:
+            reply = await self.client.complete("again?", headers={"x-request-id": "again"})
+            return reply.status == 200 and await self.picker.decision("again") is not None
+
+        await wait_until(decided, what="the gateway asks the picker", timeout_s=60)
+
+    async def decision(self, request_id: str, **expected: Any) -> dict[str, Any]:
+        """Of one request, once it says so."""
+        found: dict[str, Any] = {}
+
+        async def said() -> bool:
+            nonlocal found
+            found = await self.picker.decision(request_id) or {}
+            return bool(found) and all(found[name] == value for name, value in expected.items())
+
+        try:
+            await wait_until(said, what="", timeout_s=30)
+        except AssertionError:
+            raise AssertionError(f"decision {request_id}: wanted {expected}, found {found}") from None
+        return found
+
+    async def endpoints(self) -> list[dict[str, Any]]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.picker.admin_urls[0]}/endpoints") as response,
+        ):
+            listed: list[dict[str, Any]] = (await response.json())["endpoints"]
+            return listed
+
+    async def use(self, backends: Sequence[Backend]) -> None:
+        """The picker's endpoints file holds these; the gateway knows all."""
+        write_endpoints(self.config, backends)
+        wanted = {str(b.address) for b in backends}
+
+        async def follows() -> bool:
+            return {e["address"] for e in await self.endpoints()} == wanted
+
+        await wait_until(follows, what=f"the picker holds {wanted}")
+
+    async def policy(self, name: str, **more: Any) -> None:
+        """Until the picker routes by it."""
+        write_policy(self.config, {**CALM, **more}, name=name)
+
+        async def used() -> bool:
+            await self.client.complete("by which", headers={"x-request-id": f"policy-{name}"})
+            found = await self.picker.decision(f"policy-{name}")
+            refused = await self.picker.metric("epp_refused_total", reason="saturated")
+            return (found or {}).get("policy") == name or (bool(more.get("load")) and refused > 0)
+
+        await wait_until(used, what=f"the picker routes by {name}")
+
+    def ideal_hit_ratio(self, marker: str) -> float:
+        """Of the prompts with `marker` in them, the share that its server had seen, had it an endless cache."""
+        hit = total = 0
+        for backend in self.backends:
+            seen: list[str] = []
+            for received in backend.prompts:
+                if marker.encode() not in received.body:
+                    continue
+                prompt = json.loads(received.body)["prompt"]
+                hit += max((_shared(prompt, other) for other in seen), default=0)
+                total += len(prompt)
+                seen.append(prompt)
+        return hit / total
+
+
+@asynccontextmanager
+async def running_setup(shape: Shape, directory: Path) -> AsyncIterator[Setup]:
+    fields: dict[str, Any] = {"envoy": {"edsFile": ""}}
+    if shape.duplex:
+        fields = {"holdStreams": False, "envoy": {"edsFile": "", "failOpen": False}}
+    config = config_in(directory, dialect=shape.name, policyFile=str(directory / "policy.yaml"), **fields)
+    write_policy(config, CALM)
+    async with AsyncExitStack() as stack:
+        backends = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(3)]
+        write_endpoints(config, backends)
+        picker = await stack.enter_async_context(running_picker(config, directory=directory))
+        url = await stack.enter_async_context(_gateway(shape, config, directory, backends))
+        client = await stack.enter_async_context(http_client(url))
+        setup = Setup(shape, config, directory, backends, picker, client, stack)
+        await setup.served()
+        yield setup
+
+
+@asynccontextmanager
+async def _gateway(
+    shape: Shape, config: Config, directory: Path, backends: Sequence[Backend]
+) -> AsyncIterator[str]:
+    if shape.edit is None:
+        gateway = SCRIPTED[shape.name](config.listen.address, [str(b.address) for b in backends])
+        port = int(config.envoy.listen.rpartition(":")[2])
+        async with running_scripted(gateway, port=port) as url:
+            yield url
+        return
+    # The gateway knows the servers by itself, as from its own control plane.
+    file = directory / "eds.json"
+    EdsFile(file).write(as_endpoints([b.address for b in backends]))
+    envoy = msgspec.structs.replace(config.envoy, eds_file=str(file), max_heap_bytes=0)
+    as_own = msgspec.structs.replace(config, dialect="auto", envoy=envoy)
+    document = bootstrap_document(as_own)
+    shape.edit(document)
+    async with running_envoy(as_own, directory=directory, document=document) as running:
+        yield running.url
+
+
+def _shared(first: str, second: str) -> int:
+    """How many characters both begin with."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )

@@ -1,0 +1,124 @@
+"""What each gateway does, as its source has it: Envoy's configuration for those that are Envoys, and what clients of each see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from epp.conformance.dataplane import DESTINATION, SUBSET_HINT
+from tests.harness.envoy import cluster, connection_manager
+
+SUBSET_HEADER: Final = "x-test-subset"
+Edit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One line of the table."""
+
+    name: str
+    """Of the dialect."""
+    edit: Edit | None = None
+    """Makes our own Envoy's configuration that of the gateway. None: the gateway is no Envoy, and `scripted` plays it."""
+    reads_list: bool = True
+    duplex: bool = False
+    """Bodies pass the picker both ways, and the gateway fails closed."""
+    subset: bool = False
+    """Tells the picker which endpoints it may choose from."""
+    tells_served: bool = False
+    shows_refusals: bool = True
+    """A client sees the picker's own answer."""
+    abort_is: str = "ended"
+    """The outcome of a request whose client goes in the middle of the answer."""
+
+
+def _filter(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = connection_manager(document)["http_filters"][-2]["typed_config"]
+    return found
+
+
+def _full_duplex(document: dict[str, Any]) -> None:
+    chosen = _filter(document)
+    chosen["processing_mode"].update(
+        request_body_mode="FULL_DUPLEX_STREAMED",
+        response_body_mode="FULL_DUPLEX_STREAMED",
+        request_trailer_mode="SEND",
+        response_trailer_mode="SEND",
+    )
+    chosen["failure_mode_allow"] = False
+    chosen.pop("response_attributes", None)
+
+
+def _by_header(document: dict[str, Any]) -> None:
+    """The pick is read from the request's header instead of the metadata."""
+    (policy,) = cluster(document, "model-servers")["load_balancing_policy"]["policies"]
+    policy["typed_extension_config"]["typed_config"]["override_host_sources"] = [{"header": DESTINATION}]
+
+
+def _subset(document: dict[str, Any]) -> None:
+    """A filter before the picker turns a header into the subset hint."""
+    value = {"metadata_namespace": SUBSET_HINT, "key": f"{DESTINATION}-subset", "type": "STRING"}
+    hint = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config",
+        "request_rules": [{"header": SUBSET_HEADER, "on_header_present": value, "remove": True}],
+    }
+    connection_manager(document)["http_filters"].insert(
+        0, {"name": "envoy.filters.http.header_to_metadata", "typed_config": hint}
+    )
+
+
+def _own(document: dict[str, Any]) -> None:
+    _subset(document)
+
+
+def _envoy_gateway(document: dict[str, Any]) -> None:
+    _by_header(document)
+    _subset(document)
+
+
+def _istio(document: dict[str, Any]) -> None:
+    _full_duplex(document)
+    options = _filter(document)["metadata_options"]
+    options["forwarding_namespaces"] = {"untyped": ["envoy.lb"]}
+    _filter(document)["message_timeout"] = "1000s"
+    _filter(document).pop("max_message_timeout", None)
+
+
+def _ai_gateway(document: dict[str, Any]) -> None:
+    """One address in a header, to which Envoy connects whatever it is."""
+    _full_duplex(document)
+    chosen = _filter(document)
+    chosen.pop("metadata_options")
+    chosen.pop("allow_mode_override")
+    chosen["message_timeout"] = "300s"
+    chosen.pop("max_message_timeout", None)
+    servers = cluster(document, "model-servers")
+    for name in ("eds_cluster_config", "load_balancing_policy"):
+        servers.pop(name)
+    servers.update(
+        type="ORIGINAL_DST",
+        lb_policy="CLUSTER_PROVIDED",
+        original_dst_lb_config={"use_http_header": True, "http_header_name": DESTINATION},
+    )
+
+
+def _gke(document: dict[str, Any]) -> None:
+    _full_duplex(document)
+    _by_header(document)
+    _subset(document)
+    _filter(document)["response_attributes"] = ["upstream.address"]
+
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    shape.name: shape
+    for shape in (
+        Shape("envoy", _own, subset=True, tells_served=True),
+        Shape("envoy-gateway", _envoy_gateway, subset=True, tells_served=True),
+        Shape("istio", _istio, duplex=True),
+        Shape("ai-gateway", _ai_gateway, reads_list=False, duplex=True),
+        Shape("agentgateway", reads_list=False, duplex=True, tells_served=True),
+        Shape("nginx", reads_list=False, shows_refusals=False, abort_is="detached"),
+        Shape("gke", _gke, duplex=True, subset=True, tells_served=True),
+    )
+}

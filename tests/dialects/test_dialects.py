@@ -1,0 +1,247 @@
+"""Each gateway with our picker: what its clients see, and what the picker knows afterwards. One process set for each gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from epp.types import Address
+from tests.dialects.setups import Setup, running_setup
+from tests.dialects.shapes import SHAPES, SUBSET_HEADER
+from tests.harness import raw_http
+from tests.harness.http2 import http2_client
+from tests.harness.processes import wait_until
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+WORDS = "the fox and the hen went to see the old mill by the river "
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SHAPES)
+async def setup(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Setup]:
+    async with running_setup(SHAPES[request.param], tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+async def test_prompts_go_where_their_prefix_is_and_hits_are_as_predicted(setup: Setup) -> None:
+    """What the picker expects in the caches is what endless caches would have held."""
+    prompts = [f"prefix of user {n % 4}: {WORDS * 120} question {n}" for n in range(24)]
+    predicted = total = 0
+    for n, prompt in enumerate(prompts):
+        reply = await setup.client.complete(prompt, headers={"x-request-id": f"hit-{n}"})
+        assert reply.status == 200
+        decision = await setup.decision(f"hit-{n}")
+        assert decision["kind"] == "completions"
+        predicted += decision["matched_tokens"]
+        total += decision["prompt_tokens"]
+    ideal = setup.ideal_hit_ratio("prefix of user")
+    assert ideal > 0.7
+    assert predicted / total == pytest.approx(ideal, abs=0.06)
+
+
+async def test_a_chat_is_known_by_its_path_or_its_body(setup: Setup) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": WORDS * 60}]}
+    reply = await setup.client.request(
+        "POST",
+        "/v1/chat/completions",
+        body=json.dumps(body).encode(),
+        headers={"content-type": "application/json", "x-request-id": "chat"},
+    )
+    assert reply.status == 200
+    assert (await setup.decision("chat"))["kind"] == "chat"
+
+
+async def test_a_request_without_a_body_is_served(setup: Setup) -> None:
+    assert (await setup.client.get("/v1/models")).status == 200
+
+
+async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setup) -> None:
+    await setup.client.complete("how many", headers={"x-request-id": "many"})
+    named = (await setup.decision("many"))["destinations"]
+    assert len(named) == (3 if setup.shape.reads_list else 1)
+
+
+async def test_a_dead_first_choice_is_passed_over_at_once_or_once_scrapes_have_told(setup: Setup) -> None:
+    """A gateway that reads a list turns to the next. One that reads one address fails until the picker knows."""
+    prompt = f"who dies {WORDS * 120}"
+    dead = setup.backend((await setup.client.complete(prompt)).served_by)
+    await dead.stop()
+    try:
+        if setup.shape.reads_list:
+            reply = await setup.client.complete(prompt)
+            assert (reply.status, reply.served_by != dead.name) == (200, True)
+        else:
+            assert (await setup.client.complete(prompt)).status in (502, 503)
+
+            async def served() -> bool:
+                return (await setup.client.complete(prompt)).status == 200
+
+            await wait_until(served, what="the picker leaves the dead server out")
+    finally:
+        await dead.start()
+
+    async def all_back() -> bool:
+        return all(each["ready"] for each in await setup.endpoints())
+
+    await wait_until(all_back, what="the server is back")
+
+
+async def test_nobody_to_send_it_to_is_a_503_where_the_gateway_shows_it(setup: Setup) -> None:
+    await setup.use(())
+    try:
+        reply = await setup.client.complete("to nobody")
+    finally:
+        await setup.use(setup.backends)
+    if setup.shape.shows_refusals:
+        assert (reply.status, reply.json()["error"]["code"]) == (503, "no_ready_endpoint")
+    else:
+        assert reply.status == 200, "the gateway goes on without the picker"
+
+
+async def test_a_full_fleet_is_a_429_where_the_gateway_shows_it(setup: Setup) -> None:
+    for backend in setup.backends:
+        backend.metrics["vllm:num_requests_waiting"] = 9
+    await setup.policy("full", load={"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7})
+    try:
+        reply = await setup.client.complete("too much")
+    finally:
+        for backend in setup.backends:
+            backend.metrics["vllm:num_requests_waiting"] = 0
+        await setup.policy("test")
+    if setup.shape.shows_refusals:
+        assert (reply.status, reply.json()["error"]["code"]) == (429, "saturated")
+        assert reply.headers["retry-after"] == "7"
+    else:
+        assert reply.status == 200, "the gateway goes on without the picker"
+
+
+async def test_a_stream_of_a_thousand_chunks_arrives_whole_and_in_order(setup: Setup) -> None:
+    for backend in setup.backends:
+        backend.behaviour.chunks = 1000
+    try:
+        async with setup.client.stream("a thousand", headers={"x-request-id": "thousand"}) as answer:
+            body = await answer.rest()
+    finally:
+        for backend in setup.backends:
+            backend.behaviour.chunks = 1
+    texts = [json.loads(line[6:])["choices"][0]["text"] for line in body.split(b"\n\n")[:-2]]
+    assert texts == [f"{answer.served_by}-{n} " for n in range(1000)]
+    await setup.decision("thousand", outcome="detached" if setup.shape.abort_is == "detached" else "ended")
+
+
+async def test_a_client_that_goes_leaves_no_load_behind(setup: Setup) -> None:
+    for backend in setup.backends:
+        backend.behaviour.before_last.shut()
+        backend.behaviour.chunks = 3
+    try:
+        async with setup.client.stream("going", headers={"x-request-id": "going"}) as answer:
+            server = setup.backend(answer.served_by)
+            await server.behaviour.before_last.wait_waiting(1)
+            await answer.piece()
+            answer.abort()
+            await server.behaviour.before_last.wait_waiting(0)
+    finally:
+        for backend in setup.backends:
+            backend.behaviour.before_last.open()
+            backend.behaviour.chunks = 1
+    await setup.decision("going", outcome=setup.shape.abort_is)
+
+    async def idle() -> bool:
+        return all(not each["in_flight"] for each in await setup.endpoints())
+
+    await wait_until(idle, what="no request in flight")
+
+
+async def test_a_body_that_ends_in_trailers_is_read_and_passed_on(setup: Setup) -> None:
+    body = json.dumps({"model": "m", "prompt": f"trailing {WORDS * 20}"}).encode()
+    sent = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: trailing\r\n"
+        b"connection: close\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n"
+        + b"%x\r\n%s\r\n0\r\nx-sum: 1\r\n\r\n"
+        % (len(body), body)
+    )
+    reply = await raw_http.ask(Address.parse(setup.client.url.removeprefix("http://")), sent)
+    assert reply.status == 200
+    assert (await setup.decision("trailing"))["kind"] == "completions"
+    assert any(received.body == body for backend in setup.backends for received in backend.prompts)
+
+
+async def test_requests_of_one_http2_connection_are_told_apart(setup: Setup) -> None:
+    if setup.shape.edit is None:
+        pytest.skip(
+            "the stand-in for this gateway speaks HTTP/1.1 alone; to the picker that makes no difference"
+        )
+    async with http2_client(setup.client.url.removeprefix("http://")) as client:
+        streams = [client.complete(f"over HTTP/2 {n}", headers={"x-request-id": f"h2-{n}"}) for n in range(8)]
+        await wait_until(lambda: all(stream.over.is_set() for stream in streams), what="eight answers")
+    assert [stream.status for stream in streams] == [200] * 8
+    for n in range(8):
+        await setup.decision(f"h2-{n}")
+
+
+async def test_an_adapter_goes_where_it_is_loaded(setup: Setup) -> None:
+    name = "served-adapter"
+    holder = setup.backends[1]
+    lists = f'running_lora_adapters="{name}",waiting_lora_adapters=""'
+    holder.more_metrics = f'vllm:lora_requests_info{{max_lora="2",{lists}}} 1.7e+09\n'
+    try:
+
+        async def known() -> bool:
+            return any(name in (each["adapters"] or ()) for each in await setup.endpoints())
+
+        await wait_until(known, what="the adapter is known")
+        for n in range(3):
+            reply = await setup.client.complete(f"{n}", model=name)
+            assert (reply.status, reply.served_by) == (200, holder.name)
+    finally:
+        holder.more_metrics = ""
+
+
+async def test_the_subset_hint_binds_where_the_gateway_sends_one(setup: Setup) -> None:
+    if not setup.shape.subset:
+        pytest.skip("this gateway sends no subset hint")
+    only = setup.backends[2]
+    for n in range(3):
+        reply = await setup.client.complete(f"subset {n}", headers={SUBSET_HEADER: str(only.address)})
+        assert (reply.status, reply.served_by) == (200, only.name)
+    reply = await setup.client.complete("subset", headers={SUBSET_HEADER: "203.0.113.1:80"})
+    assert reply.status == 503
+
+
+async def test_the_picker_hears_who_served_where_the_gateway_tells(setup: Setup) -> None:
+    reply = await setup.client.complete("who was it", headers={"x-request-id": "who"})
+    decision = await setup.decision("who")
+    if setup.shape.tells_served:
+        assert decision["served"] == str(setup.backend(reply.served_by).address)
+    else:
+        assert decision["served"] is None
+
+
+async def test_a_killed_picker_is_as_the_gateway_has_it_and_is_found_again(setup: Setup) -> None:
+    """Where answers do not pass the picker they go on, and new requests do too. Where they do, the gateway fails closed."""
+    for backend in setup.backends:
+        backend.behaviour.before_last.shut()
+        backend.behaviour.chunks = 3
+    fails = (aiohttp.ClientError, asyncio.IncompleteReadError)
+    async with setup.client.stream("while it dies") as answer:
+        await answer.piece()
+        setup.picker.process.kill()
+        for backend in setup.backends:
+            backend.behaviour.before_last.open()
+            backend.behaviour.chunks = 1
+        if setup.shape.duplex:
+            with pytest.raises(fails):
+                await answer.rest()
+        else:
+            assert (await answer.rest()).endswith(b"[DONE]\n\n")
+    reply = await setup.client.complete("while it is dead")
+    assert reply.status >= 500 if setup.shape.duplex else reply.status == 200
+    await setup.restart_picker()
+    assert (await setup.client.complete("after")).status == 200
