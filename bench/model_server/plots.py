@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.model_server.peers import figures as peer_figures
 from bench.model_server.peers.figures import Recorded
-from bench.model_server.peers.work import ENGINES, FIRST_TOKENS
+from bench.model_server.peers.work import ENGINES, FIRST_TOKENS, TIMED
 from model_server.core.eviction import EVICTION_NAMES
 from replay.charts import Bars, Line, bar_chart, line_chart
 
@@ -97,7 +97,7 @@ def of_peers(content: Content) -> Pictures:
     whole = [
         (name, peer_figures.whole_runs(row, ENGINES))
         for name, row in rows.items()
-        if name not in FIRST_TOKENS
+        if name not in (*FIRST_TOKENS, *TIMED)
     ]
     for name, lines in whole:
         pictures[f"peers-{name}"] = bar_chart(

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.model_server.engine import __main__ as command
-from bench.model_server.engine import schedulers
+from bench.model_server.engine import rows, schedulers
+from bench.model_server.engine.runs import BLOCK_TOKENS
 from bench.model_server.peers import figures, worker
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.first_layers import first_layers
@@ -75,6 +76,17 @@ def test_a_gpu_that_is_not_there_is_said_so(
     with pytest.raises(SystemExit):
         command.main()
     assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [rows.PROMPTS, rows.WHOLE_PROMPTS])
+def test_001_6_prompts_of_uneven_lengths_hit_49_percent_in_full_blocks(count: int) -> None:
+    lengths = rows.uneven_lengths(count)
+    assert len(lengths) == count
+    assert min(lengths) >= 256
+    assert max(lengths) <= 512
+    assert max(lengths) - min(lengths) > 200
+    blocks = sum((tokens - 1) // BLOCK_TOKENS for tokens in lengths)  # the last token is always computed
+    assert blocks * BLOCK_TOKENS / (2 * sum(lengths)) == pytest.approx(0.49, abs=0.005)
 
 
 def test_003_one_command_prints_the_three_modes_with_their_throughputs(
