@@ -28,6 +28,8 @@ from epp.picker import Considered, Picker
 Decided = Callable[[Pick | PickError, float], None]
 """Called once for a request that waited, with its pick or its refusal and the time."""
 
+_RIDES_S: Final = 0.05
+"""See `FlowSettings.rides_s`."""
 _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
 _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 _MESSAGES: Mapping[RefusedFor, str] = {
@@ -283,6 +285,7 @@ class _ModelFlow:
 def settings_of(spec: Flow) -> FlowSettings:
     return FlowSettings(
         headroom_s=spec.headroom_seconds,
+        rides_s=_RIDES_S,
         order=_ORDERS[spec.order],
         ttft_s=spec.deadline_seconds or inf,
         when_late=_WHEN_LATE[spec.when_late],

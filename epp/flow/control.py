@@ -105,7 +105,8 @@ class FlowControl(Generic[T]):
             return held, self._go(held, forecast.tokens, now=now)
         if hopeless and not held.late:
             return held, self._refusal(held, "deadline", now=now)
-        if not self._queues and forecast.wait_s <= self._headroom_s((-held.priority, held.late), 0):
+        headroom_s = self._headroom_s((-held.priority, held.late), 0)
+        if not self._queues and forecast.wait_s <= self._room_s(forecast, headroom_s, first=True):
             return held, self._go(held, forecast.tokens, now=now)
         victims = self._bounds.admit(held)
         if held in victims:
@@ -267,25 +268,33 @@ class FlowControl(Generic[T]):
             (band, self._headroom_s(key, band.tokens)) for key, band in self._queues.bands() if band.tokens
         ]
         least_s, most_s = forecaster.least_wait_s(now=now), max(headroom_s for _, headroom_s in bands)
-        if least_s > most_s:
-            self._room_at = now + _delay_s(least_s - most_s)
+        early_s = settings.goal_s if settings.rides_s else 0.0
+        if least_s > max(most_s, early_s):
+            self._room_at = now + _delay_s(least_s - max(most_s, early_s))
             return None
         looks, missing_s = settings.max_looks, inf
         for band, headroom_s in bands:
             missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)
-            if least_s > headroom_s:
+            if least_s > headroom_s and not (looks == settings.max_looks and least_s <= early_s):
                 continue
             for flow in band.by_share(looks):
                 for held in flow.items[: min(looks, settings.looks)]:
                     forecast = forecaster.forecast(held.payload, now=now)
-                    if forecast.wait_s <= headroom_s:
+                    room_s = self._room_s(forecast, headroom_s, first=looks == settings.max_looks)
+                    if forecast.wait_s <= room_s:
                         return held, forecast
                     looks -= 1
-                    missing_s = min(missing_s, forecast.wait_s - headroom_s)
+                    missing_s = min(missing_s, forecast.wait_s - room_s)
             if looks <= 0:
                 break
         self._room_at = now + _delay_s(missing_s)
         return None
+
+    def _room_s(self, forecast: Forecast, headroom_s: float, *, first: bool) -> float:
+        """How soon a server must be free for this request. first: nobody stands before it who waits for room, and would starve."""
+        settings = self._settings
+        rides = first and headroom_s >= settings.headroom_s and forecast.own_s <= settings.rides_s
+        return max(headroom_s, settings.goal_s) if rides else headroom_s
 
     def _headroom_s(self, band: BandKey, tokens: int) -> float:
         """How soon a server must be free for a request of this band to go.

@@ -27,6 +27,9 @@ class Bound:
 class FlowSettings:
     headroom_s: float = 0.1
     """A request is let go once the server that it would be sent to is predicted to begin with it within this time."""
+    rides_s: float = 0.0
+    """A request with so little to compute goes once its server begins within `goal_s`, unless somebody waits before it: it rides on a prompt
+    that is there or under way, and would gain nothing here."""
     order: Order = "arrival"
     patience: float = 20.0
     """For order `shortest`; see there."""

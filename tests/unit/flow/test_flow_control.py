@@ -43,6 +43,24 @@ class TestGoing:
         gate.run(now=0.0, until=0.8)
         assert gate.let_go[-1] is second
 
+    def test_a_request_whose_prompt_is_under_way_goes_after_it_unless_somebody_waits_before(self) -> None:
+        gate = gateway(FlowSettings(rides_s=0.05), num_servers=1)
+        gate.offer(SECOND, now=0.0)
+        rides = gate.offer(Ask(400, home=0), now=0.0)
+        assert gate.let_go[1:] == [rides]
+        gate.offer(SECOND, now=0.0)
+        gate.offer(Ask(400, home=0), now=0.0)
+        gate.pump(now=0.0)
+        assert gate.let_go[1:] == [rides]
+
+    def test_a_request_that_rides_is_held_too_where_its_server_is_busy_for_longer_than_the_goal(self) -> None:
+        gate = gateway(FlowSettings(rides_s=0.05, goal_s=0.5))
+        gate.offer(SECOND, now=0.0)
+        rides = gate.offer(Ask(400, home=0), now=0.0)
+        assert rides.waits
+        assert gate.run(now=0.0, until=0.6) == 0.6
+        assert gate.let_go[1:] == [rides]
+
     def test_nobody_overtakes_those_who_wait_although_a_server_is_free_by_now(self) -> None:
         gate = gateway()
         gate.offer(SECOND, now=0.0)
