@@ -1,4 +1,4 @@
-"""What scraping costs: CPU of a scraper with 100 servers, one page of vLLM's size a second from each.
+"""What scraping costs: CPU of a scraper with 100 servers that answer a page of vLLM's size, while they work and while they are idle.
 
 Run with `python -m bench.bench_scrape [servers] [seconds]`. The servers run in another process, so the CPU shown
 is the scraper's alone: fetching, reading and the loop's timers. Prints a table; asserts nothing, since clocks differ.
@@ -7,10 +7,13 @@ is the scraper's alone: fetching, reading and the loop's timers. Prints a table;
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from random import Random
 from typing import cast
@@ -65,7 +68,14 @@ async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
         failed += metrics is None
 
     keep = Sources(rng=Random(1)).keep
-    scraper = Scraper(settings=Scrape, on_metrics=count, clock=time.monotonic, keep=keep, rng=Random(1))
+    scraper = Scraper(
+        settings=Scrape,
+        on_metrics=count,
+        in_use=lambda _: False,
+        clock=time.monotonic,
+        keep=keep,
+        rng=Random(1),
+    )
     scraper.set_endpoints([Endpoint(EndpointName(f"s{port}"), Address("127.0.0.1", port)) for port in ports])
     running = asyncio.create_task(scraper.run())
     await asyncio.sleep(2.5)
@@ -81,25 +91,39 @@ async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
 def main() -> None:
     servers = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 8.0
-    engine = EngineState(
+    busy = EngineState(
         running=3, waiting=1, kv_usage=0.4, finished={"stop": 9, "length": 1}, ttft_s=(0.4,), prefill_s=(0.2,)
     )
-    page = vllm_page([engine], loras=[LoraSeries(at=1.0, running="sql")])
+    pages = {
+        state: vllm_page([engine], loras=[LoraSeries(at=1.0, running="sql")])
+        for state, engine in (("busy", busy), ("idle", replace(busy, running=0, waiting=0)))
+    }
+    page = pages["busy"]
     started = time.perf_counter()
     for _ in range(500):
         parse_page(page, scraped_at=0.0)
     parse_us = (time.perf_counter() - started) / 500 * 1e6
+    lines = len(page.splitlines())
+    print(f"page {len(page) / 1000:.1f} kB, {lines} lines, reading it {parse_us:.0f} us")
+    print(f"{'loop':10} {'page':>5} {'servers':>8} {'pages/s':>8} {'failed':>7} {'cores':>7} {'us/page':>8}")
+    for name, run in (("uvloop", uvloop.run), ("asyncio", asyncio.run)):
+        for state, shown in pages.items():
+            with _serving(servers, shown) as ports:
+                cores, good, failed = run(_scrape(ports, seconds))
+            each_us = cores * seconds / max(1, good) * 1e6
+            print(
+                f"{name:10} {state:>5} {servers:>8} {good / seconds:>8.1f} {failed:>7} {cores:>7.3f} {each_us:>8.0f}"
+            )
+
+
+@contextlib.contextmanager
+def _serving(servers: int, page: bytes) -> Iterator[list[int]]:
+    """Their ports, in another process."""
     here, there = multiprocessing.Pipe()
     server = multiprocessing.Process(target=_serve, args=(servers, page, there), daemon=True)
     server.start()
-    ports: list[int] = here.recv()
     try:
-        print(f"page {len(page) / 1000:.1f} kB, reading it {parse_us:.0f} us")
-        print(f"{'loop':10} {'servers':>8} {'pages/s':>8} {'failed':>7} {'cores':>7} {'us/page':>8}")
-        for name, run in (("uvloop", uvloop.run), ("asyncio", asyncio.run)):
-            cores, good, failed = run(_scrape(ports, seconds))
-            each_us = cores * seconds / max(1, good) * 1e6
-            print(f"{name:10} {servers:>8} {good / seconds:>8.1f} {failed:>7} {cores:>7.3f} {each_us:>8.0f}")
+        yield here.recv()
     finally:
         server.terminate()
         server.join()

@@ -160,6 +160,7 @@ class App:
         self._scraper = Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
+            in_use=self._picker.fleet.in_use,
             clock=time.monotonic,
             keep=sources.keep,
             rng=rng,

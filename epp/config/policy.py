@@ -319,6 +319,16 @@ class Scrape(_Spec, frozen=True):
         float,
         Meta(ge=0.05, le=60, description="Time from one scrape to the next, varied at random by a tenth."),
     ] = 1.0
+    idle_interval_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=60,
+            description="Time from one scrape to the next of an endpoint where nothing runs or waits and where the picker has no request. "
+            "The picker reads the endpoint at `intervalSeconds` again within a second of sending a request there. "
+            "Below `intervalSeconds` it has no effect.",
+        ),
+    ] = 4.0
     timeout_seconds: Annotated[
         float, Meta(ge=0.05, le=60, description="A scrape that takes longer has failed.")
     ] = 1.0

@@ -46,6 +46,11 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._states)
 
+    def in_use(self, name: EndpointName) -> bool:
+        """Whether anything was sent to the endpoint that its last page may not show."""
+        state = self.get(name)
+        return state is not None and state.in_use
+
     def states(self) -> Iterable[EndpointState]:
         return self._states.values()
 

@@ -78,6 +78,11 @@ class EndpointState:
         """Requests that this picker and the others have open there."""
         return self.in_flight + self.peers_in_flight
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anything was sent there that the last page may not show."""
+        return self.known_load > 0 or self.picks_since_scrape > 0
+
     def load(self, metrics: EndpointMetrics | None) -> int:
         """Requests in flight there: scraped plus picks less ends since; never under what is known to be open."""
         known = self.known_load

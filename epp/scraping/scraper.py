@@ -2,7 +2,7 @@
 
 One task for each endpoint: what one server does (hang, send garbage, send without end) ends in that task's own timeout
 and bounds, and the others never wait for it. First scrapes are spread over one interval and later ones jittered, so
-that a fleet is not read in one burst. The settings are asked for again at least once a second, so a changed policy
+that a fleet is not read in one burst. A server where nothing runs is read less often until it gets a request. The settings are asked for again at least once a second, so a changed policy
 applies to scrapes already waiting.
 
 The scraper keeps no numbers: it hands each page's to `on_metrics`, None for a scrape that failed, and remembers only
@@ -58,12 +58,15 @@ class _Target:
     task: asyncio.Task[None] | None = None
     answered_at: float | None = None
     error: str = ""
+    idle: bool = False
+    """Its last page says that nothing runs or waits there."""
 
 
 class Scraper:
     """Scrapes the endpoints of `set_endpoints` while `run` runs.
 
-    `settings` is asked before every scrape; `clock` is monotonic seconds; `on_metrics` must not block.
+    `settings` is asked before every scrape; `clock` is monotonic seconds; `on_metrics` must not block. `in_use`: the picker has sent
+    something to the endpoint that its last page may not show.
     """
 
     def __init__(
@@ -71,12 +74,14 @@ class Scraper:
         *,
         settings: Callable[[], Scrape],
         on_metrics: OnMetrics,
+        in_use: Callable[[EndpointName], bool],
         clock: Callable[[], float],
         keep: Keep,
         rng: Random,
     ) -> None:
         self._settings = settings
         self._on_metrics = on_metrics
+        self._in_use = in_use
         self._clock = clock
         self._keep = keep
         self._rng = rng
@@ -148,19 +153,25 @@ class Scraper:
         started_at = self._clock()
         wait = self._rng.random()
         while True:
-            await self._nap(started_at, intervals=wait)
+            await self._nap(target, started_at, intervals=wait)
             # From start to start, so that a slow server is not also read less often.
             started_at = self._clock()
             wait = 1 + self._rng.uniform(-_JITTER, _JITTER)
             self._report(target, await self._scrape(target.endpoint))
 
-    async def _nap(self, since: float, *, intervals: float) -> None:
+    async def _nap(self, target: _Target, since: float, *, intervals: float) -> None:
         """Sleep until `intervals` after `since`, in short naps: the interval may change meanwhile."""
         while True:
-            left_s = since + intervals * self._settings().interval_seconds - self._clock()
+            left_s = since + intervals * self._interval_s(target) - self._clock()
             await asyncio.sleep(min(max(0.0, left_s), _LONGEST_NAP_S))
             if left_s <= _LONGEST_NAP_S:
                 return
+
+    def _interval_s(self, target: _Target) -> float:
+        settings = self._settings()
+        if target.idle and not self._in_use(target.endpoint.name):
+            return max(settings.interval_seconds, settings.idle_interval_seconds)
+        return settings.interval_seconds
 
     async def _scrape(self, endpoint: Endpoint) -> EndpointMetrics | str:
         """One page, or why there is none."""
@@ -206,6 +217,7 @@ class Scraper:
             )
             logger.log(level, "scrape of %s at %s %s", target.endpoint.name, target.endpoint.address, said)
         target.error = error
+        target.idle = isinstance(result, EndpointMetrics) and result.inside == 0
         if isinstance(result, EndpointMetrics):
             target.answered_at = result.scraped_at
             self._on_metrics(target.endpoint.name, result)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import TypeAlias
 
+import msgspec
 import pytest
 
 from epp.config.policy import Scrape
@@ -84,12 +85,14 @@ class Watched:
 
     def __init__(self, settings: Scrape = FAST) -> None:
         self.settings = settings
+        self.in_use: set[str] = set()
         self.seen: dict[str, list[EndpointMetrics | None]] = defaultdict(list)
         self._reported = asyncio.Event()
         keep = Sources(rng=Random(7), first_pause_s=0.01).keep
         self.scraper = Scraper(
             settings=lambda: self.settings,
             on_metrics=self._on_metrics,
+            in_use=lambda name: name in self.in_use,
             clock=time.monotonic,
             keep=keep,
             rng=Random(7),
@@ -254,6 +257,21 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
         assert all(head.startswith("GET /other ") for head in server.heads)
 
 
+async def test_a_server_where_nothing_runs_is_read_less_often_until_it_is_sent_something() -> None:
+    idle = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+    settings = msgspec.structs.replace(FAST, idle_interval_seconds=60.0)
+    async with (
+        Server(http(PAGE)).running() as busy,
+        Server(http(idle)).running() as free,
+        Watched(settings).running() as watched,
+    ):
+        watched.scraper.set_endpoints([endpoint("busy", busy.address), endpoint("free", free.address)])
+        await watched.until(lambda: len(watched.seen["busy"]) >= 20)
+        assert len(watched.seen["free"]) == 1
+        watched.in_use.add("free")
+        await watched.until(lambda: len(watched.seen["free"]) >= 3)
+
+
 async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
     async with Server(http(PAGE)).running() as server, Watched().running() as watched:
         serving = Address("127.0.0.1", 1)
@@ -295,7 +313,12 @@ async def test_what_one_page_does_to_its_consumer_costs_the_others_nothing() -> 
 
     sources = Sources(rng=Random(7), first_pause_s=0.01)
     scraper = Scraper(
-        settings=lambda: FAST, on_metrics=broken, clock=time.monotonic, keep=sources.keep, rng=Random(7)
+        settings=lambda: FAST,
+        on_metrics=broken,
+        in_use=lambda _: False,
+        clock=time.monotonic,
+        keep=sources.keep,
+        rng=Random(7),
     )
     async with Server(http(PAGE)).running() as server:
         scraper.set_endpoints([endpoint("a", server.address), endpoint("b", server.address)])
