@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     try:
-        from replay.command import Options, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
+        from epp.replay.command import Options, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
     except ModuleNotFoundError as error:
         raise ConfigError(
             "replay: this installation has no simulator; run it where the whole project is installed"

@@ -15,8 +15,8 @@ from typing import Any
 from bench.model_server.peers import figures as peer_figures
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.work import ENGINES, FIRST_TOKENS, TIMED
+from epp.replay.charts import Bars, Line, bar_chart, line_chart
 from model_server.core.eviction import EVICTION_NAMES
-from replay.charts import Bars, Line, bar_chart, line_chart
 
 FOLDER = Path(__file__).parent / "figures"
 Content = Mapping[str, Any]

@@ -13,10 +13,10 @@ from bench.model_server import bench_partial, plots
 from bench.model_server.peers import figures, work, worker
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
+from epp.replay.charts import Bars, Line, bar_chart, line_chart
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.runners.cost import CostModel, CostRunner
-from replay.charts import Bars, Line, bar_chart, line_chart
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,11 +13,11 @@ from bench.routing.catalog import BY_NAME, router_of
 from bench.routing.more_workloads import MORE
 from bench.routing.traces import trace_spec
 from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
+from epp.replay.measure import Row, row_of
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
-from replay.measure import Row, row_of
 
 CACHE_TOKENS = 512_000
 IN_FLIGHT_AT_CAPACITY = 16

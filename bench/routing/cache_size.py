@@ -19,8 +19,8 @@ import msgspec
 from bench.routing.bench import CACHE_TOKENS, Setting, calibrate, plan_of, spec_of
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import Fleet
-from replay.picker_router import PickerRouter
 
 WARM_UP_S = 300.0
 """The picker has so long to find out."""

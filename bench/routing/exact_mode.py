@@ -28,6 +28,7 @@ from epp.kvevents.decoding import Event, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import Tier
+from epp.replay.picker_router import PickerRouter, metrics_of
 from epp.types import EndpointName
 from model_server.core.block_pool import Block, BlockPool
 from model_server.core.hashing import BlockHash
@@ -35,7 +36,6 @@ from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
-from replay.picker_router import PickerRouter, metrics_of
 
 _WARM_UP_S = 150.0
 _MEASURED_S = 150.0

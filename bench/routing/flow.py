@@ -29,9 +29,9 @@ from bench.routing.flow_router import FlowRouter
 from bench.routing.more_workloads import burst, greedy_tenant, two_priorities
 from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
 from epp.config.policy import DEFAULT_POLICY, Flow
+from epp.replay.measure import GOOD_TTFT_S, WARM_UP_SHARE, is_good, quantile, tpot_s, ttft_s
 from model_server.sim.fleet import Fleet, Outcome
 from model_server.sim.request import Record
-from replay.measure import GOOD_TTFT_S, WARM_UP_SHARE, is_good, quantile, tpot_s, ttft_s
 
 _HOLD = Flow(mode="Hold", ttl_seconds=3600, objectives={str(n): n for n in range(-10, 11)})
 SETTINGS = {

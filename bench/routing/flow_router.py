@@ -11,10 +11,10 @@ from epp.config.policy import Policy
 from epp.decision import Pick
 from epp.errors import PickError
 from epp.gate import Claim, Gate
+from epp.replay.picker_router import PickerRouter
 from epp.sharing.exchange import FlowPort
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
-from replay.picker_router import PickerRouter
 
 
 class FlowRouter(PickerRouter):

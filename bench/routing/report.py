@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from bench.routing.bench import Result
 from bench.routing.catalog import is_ours
 from bench.routing.workloads import SPECS, label
-from replay.measure import Row, mean_row, spread
+from epp.replay.measure import Row, mean_row, spread
 
 REFERENCE = "least-cost"
 _GOALS = (1.05, 1.05, 1.15)

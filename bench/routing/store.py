@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.routing.bench import Result, Run, Setting
 from bench.routing.workloads import label
-from replay.measure import Row
+from epp.replay.measure import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tests.image_env.dockerfiles import FOLDER, read, sources
 
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 OPTIONAL = {
-    "replay",  # the simulator: `epp replay` says where it is missing
+    "model_server",  # the simulator: `epp replay` says where it is missing
     "jinja2",
     "tokenizers",
     "torch",

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bench.demo.address import running as announced_demos
-from replay.reading import read
+from epp.replay.reading import read
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy

@@ -20,7 +20,7 @@ from bench.demo.counters import ServerCounters, scrape
 from bench.demo.fleet import Fleet, running_fleet
 from bench.demo.serving import made_up
 from bench.load.figures import RunRecord
-from replay.reading import read
+from epp.replay.reading import read
 from tests.harness.envoy import ENVOY
 from tests.harness.ports import free_port
 

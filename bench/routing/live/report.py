@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 from bench.routing.live.run import Result, Side
-from replay.measure import Row, mean_row, spread
+from epp.replay.measure import Row, mean_row, spread
 
 APART = 0.15
 """Rules whose simulated means differ by less than this share are as good as equal at this scale."""

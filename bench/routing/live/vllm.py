@@ -26,11 +26,11 @@ from bench.routing.live.rules import PRODUCT, simulated_router
 from bench.routing.live.run import name_servers, outcome_of
 from bench.routing.live.vllm_fleet import Setting, Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
+from epp.replay.measure import Row, row_of
 from epp.scraping.metrics_page import parse_page
 from epp.types import EndpointMetrics
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.weights.known import SMOLLM2, find
-from replay.measure import Row, row_of
 from tests.vllm_env import environment
 from tests.vllm_env.gateway import VllmGateway, running_vllm_gateway
 from tests.vllm_env.server import MODEL_NAME, VllmServer

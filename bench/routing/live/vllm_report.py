@@ -10,7 +10,7 @@ import msgspec
 
 from bench.routing.live.report import APART
 from bench.routing.live.vllm_fleet import Speed
-from replay.measure import Row, mean_row, spread
+from epp.replay.measure import Row, mean_row, spread
 
 
 class Believed(msgspec.Struct, frozen=True):

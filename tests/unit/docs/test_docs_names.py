@@ -54,7 +54,7 @@ def spoken() -> str:
     """All text of the repository in which a flag may be defined: programs, charts, Makefile."""
     files = [
         path
-        for top in ("epp", "model_server", "replay", "bench", "tests", "deploy")
+        for top in ("epp", "model_server", "bench", "tests", "deploy")
         for end in ("*.py", "*.yaml", "*.tpl", "*.sh", "*.Dockerfile")
         for path in (REPOSITORY / top).rglob(end)
         if "tests/unit/docs" not in str(path)

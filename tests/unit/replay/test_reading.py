@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from replay.reading import read
-from replay.trace import ReplayError
+from epp.replay.reading import read
+from epp.replay.trace import ReplayError
 from tests.unit.replay.recordings import record
 
 MOONCAKE = [

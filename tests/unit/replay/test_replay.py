@@ -11,9 +11,9 @@ import pytest
 
 from epp import cli
 from epp.config.policy import DEFAULT_POLICY
-from replay.reading import read
-from replay.simulate import Setting, run
-from replay.trace import Trace
+from epp.replay.reading import read
+from epp.replay.simulate import Setting, run
+from epp.replay.trace import Trace
 from tests.unit.replay.recordings import record, record_simulation
 
 

@@ -24,10 +24,10 @@ from bench.routing.catalog import BY_NAME, CONFIGS
 from bench.routing.report import ablation, cells_of, goals, report, svg
 from bench.routing.store import Store
 from bench.routing.workloads import SPECS
+from epp.replay.measure import row_of
 from model_server.sim.fleet import Outcome
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
-from replay.measure import row_of
 
 TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}

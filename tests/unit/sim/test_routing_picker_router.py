@@ -9,8 +9,8 @@ import pytest
 from bench.routing.bench import shape_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY
+from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import Change, Fleet, FleetPlan
-from replay.picker_router import PickerRouter
 
 
 def a_run(*, replicas: int = 1, changes: tuple[Change, ...] = ()) -> tuple[PickerRouter, Fleet]:

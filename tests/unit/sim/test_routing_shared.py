@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.routing.bench import Run, Setting, calibrate, simulate
-from replay.measure import Row, mean_row
+from epp.replay.measure import Row, mean_row
 
 SCALE = 0.5
 SEEDS = (1, 2)

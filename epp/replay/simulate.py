@@ -15,6 +15,9 @@ from statistics import fmean
 from typing import Final
 
 from epp.config.policy import Policy
+from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
+from epp.replay.picker_router import BASE_MODEL, PickerRouter
+from epp.replay.trace import Call, Figures, Piece, Server, Trace
 from epp.types import ApiKind, InferenceRequest
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
@@ -22,9 +25,6 @@ from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Fleet, FleetPlan, Outcome
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
-from replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
-from replay.picker_router import BASE_MODEL, PickerRouter
-from replay.trace import Call, Figures, Piece, Server, Trace
 
 _GRACE_S: Final = 60.0
 """After the last arrival the run goes on for so long."""

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from replay.trace import Call, Piece, ReplayError
+from epp.replay.trace import Call, Piece, ReplayError
 
 BLOCK_TOKENS: Final = 512
 _BYTES_PER_TOKEN: Final = 4

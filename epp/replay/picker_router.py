@@ -17,13 +17,13 @@ from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
 from epp.picker import Picker
+from epp.replay.shared import Shared
 from epp.request.response import ResponseFeedback
 from epp.sharing.exchange import FlowPort
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
-from replay.shared import Shared
 
 BASE_MODEL = "base"
 PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from replay.charts import Bars, bar_chart
-from replay.trace import Figures
+from epp.replay.charts import Bars, bar_chart
+from epp.replay.trace import Figures
 
 RECORDED: Final = "as recorded"
 _MOST_SERVERS: Final = 12

@@ -21,10 +21,10 @@ import msgspec
 from epp.config.policy import Policy
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.recording.lines import VERSION, Asked, Opening, Servers, decode, unpacked
-from replay import mooncake
-from replay.measure import WARM_UP_SHARE, quantile
-from replay.tempo import Tempo, tpots_s
-from replay.trace import Call, Figures, Piece, ReplayError, Server, Trace
+from epp.replay import mooncake
+from epp.replay.measure import WARM_UP_SHARE, quantile
+from epp.replay.tempo import Tempo, tpots_s
+from epp.replay.trace import Call, Figures, Piece, ReplayError, Server, Trace
 
 _DEFAULT_CAPACITY_TOKENS: Final = 512_000
 _DEFAULT_TOKENS_PER_S: Final = 8000.0

@@ -14,11 +14,11 @@ import msgspec
 
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.errors import ConfigError
-from replay.parallel import Candidate, run_all
-from replay.reading import read
-from replay.report import RECORDED, picture, table
-from replay.simulate import Setting, fleet_of
-from replay.trace import ReplayError, Trace
+from epp.replay.parallel import Candidate, run_all
+from epp.replay.reading import read
+from epp.replay.report import RECORDED, picture, table
+from epp.replay.simulate import Setting, fleet_of
+from epp.replay.trace import ReplayError, Trace
 
 _SHOW_EVERY_S: Final = 0.2
 

@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Final
 
 from epp.recording.lines import Asked
+from epp.replay.measure import quantile
+from epp.replay.trace import Server
 from model_server.runners.cost import CostModel
-from replay.measure import quantile
-from replay.trace import Server
 
 _ASSUMED_TPOT_S: Final = 0.02
 _MOST_OUTPUT_TOKENS: Final = 16_384

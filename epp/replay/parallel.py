@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from epp.config.policy import Policy
-from replay.simulate import Setting, run
-from replay.trace import Figures, ReplayError, Trace
+from epp.replay.simulate import Setting, run
+from epp.replay.trace import Figures, ReplayError, Trace
 
 Told = Callable[[dict[str, float]], None]
 """Given the share of each run that is through."""
