@@ -121,9 +121,18 @@ def read_status(text: str) -> int:
     return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
 
 
-@functools.lru_cache(maxsize=4096)
+_LONGEST_ADDRESS: Final = 80
+"""Longer text is no address, and is not kept."""
+
+
 def read_address(text: str) -> Address | None:
-    """`ip:port`; None for anything else. Remembered, since a fleet's addresses come again with every request."""
+    """`ip:port`; None for anything else."""
+    return _read_address(text) if len(text) <= _LONGEST_ADDRESS else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_address(text: str) -> Address | None:
+    """Remembered, since a fleet's addresses come again with every request."""
     try:
         return Address.parse(text)
     except ValueError:

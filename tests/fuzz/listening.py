@@ -198,6 +198,9 @@ class _FakeRedis:
     value = b""
 
     async def get(self, _: str) -> Any:
+        await asyncio.sleep(
+            0
+        )  # as over a network: the loop forgets timers that were called off only when it runs
         return self.value
 
 

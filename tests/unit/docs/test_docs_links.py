@@ -30,6 +30,11 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Page) -> None
 
 
 @EACH
+def test_no_page_holds_what_a_merge_left_behind(page: Page) -> None:
+    assert not re.search(r"^(<{7}|>{7}|={7}$)", page.text, re.MULTILINE)
+
+
+@EACH
 def test_every_file_that_is_named_exists(page: Page) -> None:
     for found in _PATH.findall(page.text):
         for path in braces(found):
