@@ -45,6 +45,7 @@ from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.sick_servers import SickServersLog
 from epp.telemetry.state import PickerStatus
 from epp.tracing import start as tracing
 from epp.types import Endpoint
@@ -212,6 +213,7 @@ class App:
         )
         self._draining = False
         self._overloaded = False
+        self._sick_servers = SickServersLog()
         self._endpoints_known = asyncio.Event()
         self._cluster = self._follow_cluster(config, rng) if config.kubernetes is not None else None
         try:
@@ -374,6 +376,8 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
+            left_out = self._picker.left_out(now=time.monotonic())
+            self._sick_servers.look({state.endpoint.name: why for state, why in left_out.items()})
             self._metrics.has_tasks(len(asyncio.all_tasks()))
 
     async def _watch_lag(self) -> None:

@@ -204,6 +204,10 @@ class Picker:
         """By exact mode so far: chains that servers were found to hold, entries that they were found not to hold."""
         return self._mirrors.corrected
 
+    def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
+        """Servers that get only trial requests, and why."""
+        return self._fleet.failures.why(list(self._fleet.states()), settings=self._spec.failures, now=now)
+
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions; a look for answers that do not come."""
         for state in self._fleet.failures.look(now=now):

@@ -48,7 +48,7 @@ def status_of(
     evictions = picker.table.evictions()
     states = list(picker.fleet.states())
     ready = picker.fleet.ready(failures_to_eject=spec.scrape.failures_to_eject)
-    left_out = picker.fleet.failures.why(states, settings=spec.failures, now=now)
+    left_out = picker.left_out(now=now)
     return PickerStatus(
         endpoints=tuple(
             _endpoint(
@@ -133,7 +133,7 @@ def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
     ready = picker.fleet.ready(failures_to_eject=scrape.failures_to_eject)
-    left_out = picker.fleet.failures.why(states, settings=picker.policy.spec.failures, now=now)
+    left_out = picker.left_out(now=now)
     ages = scraper.ages(now) if len(ready) < len(states) else {}
     endpoints = []
     for state in states:

@@ -263,8 +263,8 @@ class StoredTables:
         self._now = itertools.count(1.0, 0.01)
 
     def encode(self, document: object, /) -> bytes:
-        assert isinstance(document, list)
-        return msgspec.msgpack.encode([list(map(as_msgpack, document))])
+        portions = list(map(as_msgpack, document)) if isinstance(document, list) else document
+        return msgspec.msgpack.encode([portions])
 
     async def feed(self, data: bytes) -> bool:
         try:

@@ -67,6 +67,12 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
             return await left_out(gateway, "s0")
 
         await wait_until(noticed, what="it is left out")
+        await wait_until(
+            lambda: (
+                "s0 gets only trial requests: its requests hang" in gateway.picker.process.stderr.read_text()
+            ),
+            what="the log names it",
+        )
         held = gate.waiting
         replies = [asyncio.create_task(ask(gateway)) for _ in range(60)]
         await wait_until(lambda: sum(r.done() for r in replies) >= 55, what="the others serve nearly all")

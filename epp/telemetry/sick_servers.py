@@ -1,0 +1,28 @@
+"""Log lines about servers that are left out because their answers fail or do not come: one when it begins, one when it ends.
+
+Called by the composition root a few times a second with those that are left out at the moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+_log = logging.getLogger(__name__)
+
+
+class SickServersLog:
+    """Remembers what it has said."""
+
+    def __init__(self) -> None:
+        self._left_out: Mapping[str, str] = {}
+
+    def look(self, left_out: Mapping[str, str]) -> None:
+        """left_out: by name, and why."""
+        if left_out == self._left_out:
+            return
+        for name in left_out.keys() - self._left_out.keys():
+            _log.warning("%s gets only trial requests: %s", name, left_out[name])
+        for name in self._left_out.keys() - left_out.keys():
+            _log.info("%s gets requests again", name)
+        self._left_out = left_out
