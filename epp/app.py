@@ -424,7 +424,7 @@ class App:
                 live=lambda: live_of(self._picker, self._scraper, now=time.monotonic()),
                 followed=self._metrics.followed,
                 judged=self._metrics.judged,
-                holding=self._metrics.holding,
+                lease_held=self._metrics.lease_held,
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from epp.cache_beliefs import Prompt
 from epp.config.policy import Flow, Policy, Waiting
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError, PickError
@@ -24,6 +23,7 @@ from epp.flow.elsewhere import Row, Telling
 from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.picker import Considered, Picker
+from epp.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]
 """Called once for a request that waited, with its pick or its refusal and the time."""

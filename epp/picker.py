@@ -14,7 +14,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from epp.cache_beliefs import Mirrors, Prompt
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import Decision, Outcome, Phase, Pick, PickRequest
 from epp.dry_run import DryRun
@@ -22,7 +21,7 @@ from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
-from epp.endpoints.recently_left import Absent
+from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Listener, Moved, PickerEvent, Restarted
@@ -36,6 +35,7 @@ from epp.scheduling.record import decision_of, hurried_decision
 from epp.scheduling.schedule import Choice, Scheduler
 from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.snapshot import Snapshot
+from epp.server_caches import Prompt, ServerCaches
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 _NO_SECRET = HashSecret()
@@ -75,8 +75,8 @@ class Picker:
         self._listeners: tuple[Listener, ...] = ()
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet()
-        self._absent = Absent()
-        self._mirrors = Mirrors(policy.spec, secret=secret)
+        self._recently_left = RecentlyLeft()
+        self.caches = ServerCaches(policy.spec, secret=secret)
         self._apply(policy)
         self._dry_run: DryRun | None = None
 
@@ -97,28 +97,28 @@ class Picker:
 
     def learned(self, model: str) -> Learned:
         """For reading: what the servers of a model have taught."""
-        return self._mirrors.learned(model)
+        return self.caches.learned(model)
 
     @property
     def secret(self) -> HashSecret:
         """What chunk hashes are rooted in."""
-        return self._mirrors.secret
+        return self.caches.secret
 
     def set_secret(self, secret: HashSecret) -> None:
         """Hash by another secret from the next pick on. The table starts anew."""
-        self._mirrors.set_secret(secret, self._fleet.states())
-        self._absent.clear()
+        self.caches.set_secret(secret, self._fleet.states())
+        self._recently_left.clear()
         self._align()
 
     @property
     def roots(self) -> Roots:
         """For those who may only share with pickers that hash alike."""
-        return self._mirrors.roots
+        return self.caches.roots
 
     @property
     def table(self) -> PrefixTable:
         """For reading, and for what other pickers say. Another one once chunks are cut or hashed differently."""
-        return self._mirrors.table
+        return self.caches.table
 
     @property
     def one_model(self) -> bool:
@@ -131,8 +131,8 @@ class Picker:
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
         """Route by another policy from the next pick on. The table is kept, unless chunks are cut differently now."""
         self._apply(policy)
-        if not self._mirrors.apply(policy.spec, self._fleet.states()):
-            self._absent.clear()
+        if not self.caches.apply(policy.spec, self._fleet.states()):
+            self._recently_left.clear()
             self._align()
 
     @property
@@ -149,19 +149,19 @@ class Picker:
         before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
         change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now)
         for name in change.removed:
-            self._mirrors.forget_server(name)
-            if not self._absent.leave(before[name], now=now):
+            self.caches.forget_server(name)
+            if not self._recently_left.leave(before[name], now=now):
                 self.table.drop_endpoint(name)
         for name in change.restarted:
             self.table.clear_endpoint(name)
         for name in change.added:
             state = self._state(name)
-            same = self._absent.come_back(state.endpoint)
+            same = self._recently_left.come_back(state.endpoint)
             if same:
                 continue  # its share keeps its size until the server says one: nothing may be evicted for a guess
             if same is not None:
                 self.table.drop_endpoint(name)
-            self._mirrors.add(state)
+            self.caches.add(state)
         self._align()
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
@@ -180,7 +180,7 @@ class Picker:
             before = None
             self._tell(Restarted(now, state))
         state.observe(metrics, now=now)
-        self._mirrors.observe(state, before, metrics, now=now)
+        self.caches.observe(state, before, metrics, now=now)
 
     def heard_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Another picker got an answer from this server, good or bad."""
@@ -192,17 +192,17 @@ class Picker:
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by what servers' own events say of their caches."""
-        for name in self._mirrors.take_in(findings):
+        for name in self.caches.take_in(findings):
             state = self._fleet.get(name)
             if state is None:
-                self._mirrors.forget_server(name)
+                self.caches.forget_server(name)
             else:
-                self._mirrors.fit(state)
+                self.caches.fit(state)
 
     @property
     def corrected(self) -> Mapping[str, int]:
         """By exact mode so far: chains that servers were found to hold, entries that they were found not to hold."""
-        return self._mirrors.corrected
+        return self.caches.corrected
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Servers that get only trial requests, and why."""
@@ -213,17 +213,17 @@ class Picker:
         for state in self._fleet.failures.look(now=now):
             self._tell(Hangs(now, state))
         self.table.evict(now)
-        for name in self._absent.give_up(now=now):
+        for name in self._recently_left.give_up(now=now):
             self.table.drop_endpoint(name)
 
     def check_integrity(self) -> None:
         """Assert that every part is sound, and that the table has a share for each endpoint and each that is waited for."""
         self._fleet.check_integrity()
         self.table.check_integrity()
-        self._absent.check_integrity()
+        self._recently_left.check_integrity()
         present = {state.endpoint.name for state in self._fleet.states()}
-        assert not present & self._absent.names()
-        assert set(self.table.endpoints()) == present | self._absent.names()
+        assert not present & self._recently_left.names()
+        assert set(self.table.endpoints()) == present | self._recently_left.names()
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -245,14 +245,14 @@ class Picker:
         )
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         if prompt is None:
-            prompt = self._mirrors.prompt(
+            prompt = self.caches.prompt(
                 inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
             )
         asked = Asked(
             prompt_tokens=prompt.tokens,
-            cached_tokens=snapshot.of(self._mirrors.cached_tokens(prompt, fleet.columns.block_tokens)),
+            cached_tokens=snapshot.of(self.caches.cached_tokens(prompt, fleet.columns.block_tokens)),
             session=request.session,
-            beginning=self._mirrors.beginning(prompt),
+            beginning=self.caches.beginning(prompt),
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self._dry_run is not None:
@@ -323,9 +323,7 @@ class Picker:
         few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
         few.sort(key=lambda state: round(failures.share(state, now=now), 1))
         state = few[0]
-        prompt = self._mirrors.prompt(
-            inference, base_model=state.endpoint.model, body_bytes=request.body_bytes
-        )
+        prompt = self.caches.prompt(inference, base_model=state.endpoint.model, body_bytes=request.body_bytes)
         decision = hurried_decision(
             request,
             [each.endpoint for each in few[:most]],
@@ -376,14 +374,14 @@ class Picker:
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
         if feedback.prompt_tokens and routed.prompt.teaches:
-            learned = self._mirrors.learned(routed.state.endpoint.model)
+            learned = self.caches.learned(routed.state.endpoint.model)
             learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
         conversation = routed.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
         if routed.prefix_lost or not self._mirrored(routed):
             return
-        chain = self._mirrors.next_turn_chain(routed.chain, conversation, feedback.text)
+        chain = self.caches.next_turn_chain(routed.chain, conversation, feedback.text)
         if len(chain) > len(routed.chain):
             self.table.record(routed.state.endpoint.name, chain, now=now)
             self._tell(Grew(now, routed.state, chain))
@@ -432,7 +430,7 @@ class Picker:
 
     def _align(self) -> None:
         """Servers have come or gone: the table's bits mean other slots now."""
-        self._mirrors.align(self._fleet.columns.roster.names)
+        self.caches.align(self._fleet.columns.roster.names)
 
     def _state(self, name: EndpointName) -> EndpointState:
         state = self._fleet.get(name)
@@ -452,7 +450,7 @@ class Picker:
         """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
         cached_tokens = decision.matched_tokens
         booking = self._booked(state, prompt, cached=cached_tokens, adapter=decision.adapter, now=now)
-        recorded = self._mirrors.record(state, prompt, cached_tokens=cached_tokens, now=now)
+        recorded = self.caches.record(state, prompt, cached_tokens=cached_tokens, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
         return RoutedRequest(
@@ -463,7 +461,7 @@ class Picker:
             process=state.process,
             booking=booking,
             streams=inference.stream,
-            conversation=self._mirrors.remainder(inference, prompt.chain) if sampled else None,
+            conversation=self.caches.remainder(inference, prompt.chain) if sampled else None,
             prompt=prompt,
             recorded=recorded,
             table=self.table,
@@ -528,7 +526,7 @@ class Picker:
         cached = 0
         if self._mirrored(routed):
             block_tokens = self._fleet.columns.block_tokens
-            cached = int(self._mirrors.cached_tokens(routed.prompt, block_tokens)[state.slot])
+            cached = int(self.caches.cached_tokens(routed.prompt, block_tokens)[state.slot])
             routed.recorded = self.table.record(state.endpoint.name, routed.chain, now=now)
             routed.prefix_lost = False
         routed.booking = self._booked(

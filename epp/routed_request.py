@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from epp.cache_beliefs import Prompt
 from epp.decision import Phase, Pick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.failures import Wait
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.table import PrefixTable, Recorded
+from epp.server_caches import Prompt
 from epp.types import ChunkHash, InferenceRequest
 
 

@@ -142,8 +142,8 @@ class ExactRouter(PickerRouter):
     def _map(self, knowledge: Knowledge, request: SimRequest, server: str, *, now: float) -> None:
         picker = self.pickers[0]
         names = block_names(request.segments, block_tokens=self._block_tokens, root=request.adapter)
-        chain = picker._mirrors.chain(self._inference(request))
-        ends = chunk_ends(picker._mirrors.schedule, len(chain))
+        chain = picker.caches.chain(self._inference(request))
+        ends = chunk_ends(picker.caches.schedule, len(chain))
         knowledge.map(
             chain,
             ends_bytes=ends,

@@ -14,7 +14,7 @@ KEPT_S: Final = 60.0
 """Longer than a readiness probe takes to make up its mind, shorter than a cache takes to be another."""
 
 
-class Absent:
+class RecentlyLeft:
     """By name, who left and when."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from epp.config.settings import Kubernetes
 from epp.kube.account import TOKEN_FILE, owner
 from epp.kube.api import Api, namespace_of
 from epp.kube.crd import GROUP, PLURAL, VERSION
-from epp.kube.lease_holder import Holding
+from epp.kube.lease_holder import LeaseHolder
 from epp.kube.live import Live
 from epp.kube.objects import PolicyObject
 from epp.kube.policies import Outcome, PolicySet
@@ -53,7 +53,7 @@ class Hooks:
     """Whether the API server lets us follow pods, pool, policies."""
     judged: Callable[[int, int], None]
     """So many policies are sound and have their place, so many are refused."""
-    holding: Callable[[bool], None]
+    lease_held: Callable[[bool], None]
     """Whether this process writes status."""
 
 
@@ -91,10 +91,10 @@ class Cluster:
                 group.create_task(keep("kubernetes", lambda: self._judge(pool)), name="judge of the policies")
                 if self._writes:
                     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-                    holding = self._make_holding(api, identity)
-                    group.create_task(keep("kubernetes", holding.run), name="lease")
+                    lease_holder = self._make_lease_holder(api, identity)
+                    group.create_task(keep("kubernetes", lease_holder.run), name="lease")
                     group.create_task(
-                        keep("kubernetes", lambda: self._write(api, pool, holding, identity)),
+                        keep("kubernetes", lambda: self._write(api, pool, lease_holder, identity)),
                         name="status writer",
                     )
         finally:
@@ -129,8 +129,8 @@ class Cluster:
             rng=self._rng,
         )
 
-    def _make_holding(self, api: Api, identity: str) -> Holding:
-        return Holding(
+    def _make_lease_holder(self, api: Api, identity: str) -> LeaseHolder:
+        return LeaseHolder(
             api,
             namespace=self._namespace,
             name=self._settings.lease_name,
@@ -156,7 +156,7 @@ class Cluster:
                     self._hooks.policies(after.acting, after.tried)
             await asyncio.sleep(_GATHER_S)
 
-    async def _write(self, api: Api, pool: PoolWatch, holding: Holding, identity: str) -> None:
+    async def _write(self, api: Api, pool: PoolWatch, lease_holder: LeaseHolder, identity: str) -> None:
         writer = Writer(
             api,
             Place(namespace=self._namespace, pool=self._settings.pool, identity=identity),
@@ -167,7 +167,7 @@ class Cluster:
         )
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._hooks.holding(holding.holds())
+            self._hooks.lease_held(lease_holder.holds())
             if not pool.settled or self._dirty.is_set():
                 continue  # half known is not worth telling
             await writer.look(
@@ -176,7 +176,7 @@ class Cluster:
                 strangers=self._policies.strangers(),
                 live=self._hooks.live(),
                 pool_uid=pool.uid,
-                holds=holding.holds,
+                holds=lease_holder.holds,
                 now=time.monotonic(),
             )
 

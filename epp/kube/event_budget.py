@@ -1,6 +1,6 @@
 """Which Events to write, and how seldom: an API server keeps every one of them for an hour, for every reader of the pool.
 
-Pure. The same happening within `_SAME_S` counts up the Event that tells of it; happenings that differ draw from one bucket,
+Pure. The same text within `_SAME_S` counts up the Event that has it; texts that differ draw from one bucket,
 and what finds it empty is left out. `writing` writes what comes out, and logs the rest.
 """
 
@@ -24,7 +24,7 @@ _NOBODY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class EventText:
     """Something that an operator must know. Reasons are a fixed set, documented for operators."""
 
     reason: Literal[
@@ -46,51 +46,51 @@ class Happening:
 class Written:
     """An Event that was written: once more of the same counts it up."""
 
-    happening: Happening
+    text: EventText
     name: str
     count: int
     first_time: str
     last_at: float
 
 
-class Happenings:
+class EventBudget:
     """Times are monotonic seconds, but for the texts that go into objects."""
 
     def __init__(self) -> None:
-        self._written: OrderedDict[Happening, Written] = OrderedDict()
+        self._written: OrderedDict[EventText, Written] = OrderedDict()
         self._tokens = float(_BURST)
         self._filled_at = 0.0
         self._named = 0
 
-    def offer(self, happening: Happening, *, now: float, time_text: str) -> Written | None:
+    def offer(self, text: EventText, *, now: float, time_text: str) -> Written | None:
         """The Event to write now, new when its count is 1; None: left out."""
-        happening = replace(happening, message=happening.message[:_MESSAGE_CHARS])
+        text = replace(text, message=text.message[:_MESSAGE_CHARS])
         self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL_S)
         self._filled_at = now
         if self._tokens < 1:
             return None
         self._tokens -= 1
-        event = self._written.get(happening)
+        event = self._written.get(text)
         if event is not None and now - event.last_at < _SAME_S:
             event.count += 1
             event.last_at = now
         else:
             self._named += 1
-            event = Written(happening, f"{self._named:x}", 1, time_text, now)
-            self._written[happening] = event
-        self._written.move_to_end(happening)
+            event = Written(text, f"{self._named:x}", 1, time_text, now)
+            self._written[text] = event
+        self._written.move_to_end(text)
         while len(self._written) > _KEPT:
             self._written.popitem(last=False)
         return event
 
     def forget(self, event: Written) -> None:
         """It could not be written: the next of the same starts anew."""
-        self._written.pop(event.happening, None)
+        self._written.pop(event.text, None)
 
     def check_integrity(self) -> None:
         assert len(self._written) <= _KEPT
         assert -1e-9 <= self._tokens <= _BURST
-        assert all(key == event.happening and event.count >= 1 for key, event in self._written.items())
+        assert all(key == event.text and event.count >= 1 for key, event in self._written.items())
 
 
 class Watchman:
@@ -102,7 +102,7 @@ class Watchman:
         self._known: dict[str, bool] = {}
         self._any_ready: bool | None = None
 
-    def look(self, ready: dict[str, str]) -> list[Happening]:
+    def look(self, ready: dict[str, str]) -> list[EventText]:
         """`ready`: by endpoint name, why it may not be picked; empty: it may."""
         ejected = [n for n, why in ready.items() if why and self._known.get(n)]
         returned = [n for n, why in ready.items() if not why and self._known.get(n) is False]
@@ -111,18 +111,18 @@ class Watchman:
         if ejected:
             why = ready[ejected[0]]
             told.append(
-                Happening(
+                EventText(
                     "EndpointEjected", f"{self._names(ejected)}: no requests until scrapes succeed: {why}"
                 )
             )
         if returned:
-            told.append(Happening("EndpointReturned", f"{self._names(returned)}: requests again", "Normal"))
+            told.append(EventText("EndpointReturned", f"{self._names(returned)}: requests again", "Normal"))
         any_ready = any(self._known.values())
         if any_ready != self._any_ready:
             if not any_ready:
-                told.append(Happening("NoEndpoints", _NOBODY))
+                told.append(EventText("NoEndpoints", _NOBODY))
             elif self._any_ready is not None:
-                told.append(Happening("EndpointsReady", "there are endpoints again", "Normal"))
+                told.append(EventText("EndpointsReady", "there are endpoints again", "Normal"))
         self._any_ready = any_ready
         return told
 

@@ -27,7 +27,7 @@ _GIVE_BACK_S: Final = 2.0
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
-class Holding:
+class LeaseHolder:
     """`holds()` says whether this process may write now. `time_text` is the time of day as the API server writes it."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Writes what people read with kubectl: the status of policies, and Events of the pool. Only while the Lease is held.
 
-Once a second it looks at what became of the policies and at the live numbers; `status` and `happenings` say what of it is
+Once a second it looks at what became of the policies and at the live numbers; `status` and `event_budget` say what of it is
 worth a write. A write that fails is tried again at its next turn. Called by `cluster`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from epp.config.policy import API_VERSION, KIND
 from epp.kube.api import Api, ApiError, read
 from epp.kube.crd import GROUP, PLURAL, VERSION
-from epp.kube.event_budget import Happening, Happenings, Watchman, Written
+from epp.kube.event_budget import EventBudget, EventText, Watchman, Written
 from epp.kube.live import HitRatio, Live, why_not
 from epp.kube.objects import PolicyObject, PolicyStatus
 from epp.kube.policies import Outcome, Stranger, Verdict
@@ -58,7 +58,7 @@ class Writer:
         self._time_text = time_text
         self._times = WriteTimes(interval_s=interval_s)
         self._unclaimed = Unclaimed()
-        self._happenings = Happenings()
+        self._event_budget = EventBudget()
         self._watchman = Watchman()
         self._hit_ratio = HitRatio()
         self._complaint = ""
@@ -84,20 +84,20 @@ class Writer:
         if holds():
             told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
             await self._write_unclaimed(strangers, holds=holds, now=now)
-        for happening in told:
+        for text in told:
             if holds():
-                await self._tell(happening, pool_uid=pool_uid, now=now)
+                await self._tell(text, pool_uid=pool_uid, now=now)
 
     def check_integrity(self) -> None:
-        for part in (self._times, self._unclaimed, self._happenings, self._watchman, self._hit_ratio):
+        for part in (self._times, self._unclaimed, self._event_budget, self._watchman, self._hit_ratio):
             part.check_integrity()
 
     async def _write_due(
         self, outcome: Outcome, *, says: Mapping[str, Any], live: Live, holds: Callable[[], bool], now: float
-    ) -> list[Happening]:
+    ) -> list[EventText]:
         """Statuses that should say something else by now. Gives what they newly tell about the pool."""
         self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
-        told: list[Happening] = []
+        told: list[EventText] = []
         written = 0
         for name, verdict in sorted(
             outcome.verdicts.items(), key=lambda each: _turn(each[1], says.get(each[0]))
@@ -148,12 +148,12 @@ class Writer:
         self._complaint = ""
         return True
 
-    async def _tell(self, happening: Happening, *, pool_uid: str, now: float) -> None:
+    async def _tell(self, text: EventText, *, pool_uid: str, now: float) -> None:
         if not self._events:
             return
-        event = self._happenings.offer(happening, now=now, time_text=self._time_text())
+        event = self._event_budget.offer(text, now=now, time_text=self._time_text())
         if event is None:
-            _log.warning("too many Events, left out: %s: %s", happening.reason, happening.message)
+            _log.warning("too many Events, left out: %s: %s", text.reason, text.message)
             return
         path = _EVENTS.format(namespace=self._place.namespace)
         try:
@@ -165,7 +165,7 @@ class Writer:
                     again = {"count": event.count, "lastTimestamp": self._time_text()}
                     await self._api.request("PATCH", f"{path}/{name}", body=again, content_type=_MERGE)
         except ApiError as error:
-            self._happenings.forget(event)
+            self._event_budget.forget(event)
             self._complain("an Event", error)
 
     def _event_name(self, event: Written) -> str:
@@ -174,7 +174,7 @@ class Writer:
 
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
         """By the name of an Event, the object that it stands on: the pool, and the policy that it is about."""
-        place, happening, name = self._place, event.happening, self._event_name(event)
+        place, text, name = self._place, event.text, self._event_name(event)
         pool = {
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
@@ -182,26 +182,26 @@ class Writer:
             "name": place.pool,
         }
         found = {name: pool | ({"uid": pool_uid} if pool_uid else {})}
-        if happening.policy:
+        if text.policy:
             found[f"{name}.policy"] = {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
                 "namespace": place.namespace,
-                "name": happening.policy,
-                "uid": happening.policy_uid,
+                "name": text.policy,
+                "uid": text.policy_uid,
             }
         return found
 
     def _event(self, event: Written, *, name: str, regarding: Mapping[str, str]) -> Mapping[str, Any]:
-        place, happening = self._place, event.happening
+        place, text = self._place, event.text
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": place.namespace},
             "involvedObject": regarding,
-            "reason": happening.reason,
-            "message": happening.message,
-            "type": happening.kind,
+            "reason": text.reason,
+            "message": text.message,
+            "type": text.kind,
             "count": event.count,
             "firstTimestamp": event.first_time,
             "lastTimestamp": event.first_time,
@@ -223,7 +223,7 @@ def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
     return 1 if says is None or not says.conditions else 2
 
 
-def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[Happening]:
+def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventText]:
     """What a new status is worth telling about the pool."""
     told = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
 
@@ -234,8 +234,8 @@ def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[Happenin
     what = f"policy {name}, generation {verdict.generation}"
     if not accepted.so and new("Accepted", accepted.reason, so=False):
         said = f"{what}: {accepted.message}; {programmed.message}"
-        return [Happening("PolicyRefused", said, policy=name, policy_uid=verdict.uid)]
+        return [EventText("PolicyRefused", said, policy=name, policy_uid=verdict.uid)]
     if programmed.so and new("Programmed", programmed.reason, so=True):
         said = f"{what}: {programmed.message}"
-        return [Happening("PolicyApplied", said, "Normal", policy=name, policy_uid=verdict.uid)]
+        return [EventText("PolicyApplied", said, "Normal", policy=name, policy_uid=verdict.uid)]
     return []

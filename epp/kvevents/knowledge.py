@@ -21,7 +21,7 @@ from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.blocks import ServerBlocks
 from epp.kvevents.chunks import ChunkTree, Node
 from epp.kvevents.decoding import Event
-from epp.kvevents.pending_prompts import Awaited
+from epp.kvevents.pending_prompts import PendingPrompts
 from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
 from epp.types import ChunkHash, EndpointName
 
@@ -42,7 +42,7 @@ class _Server:
     """Since the last account."""
     changed: dict[Node, float] = field(default_factory=dict)
     """Nodes whose blocks came or went, and when that was told last."""
-    awaited: Awaited = field(default_factory=Awaited)
+    pending: PendingPrompts = field(default_factory=PendingPrompts)
     due: list[Node] = field(default_factory=list)
     """Lost while they were awaited, and to be told of now."""
     told: tuple[bool, int] = (False, 0)
@@ -117,7 +117,7 @@ class Knowledge:
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
         self._note(known, known.blocks.clear(), now=now)
-        known.due += known.awaited.clear()
+        known.due += known.pending.clear()
         known.complete = False
 
     def forget(self, server: EndpointName) -> None:
@@ -125,7 +125,7 @@ class Knowledge:
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
         known.blocks.clear()
-        known.awaited.clear()
+        known.pending.clear()
         for node in known.held:
             self._rate(known, node, Tier.GPU)
         known.held.clear()
@@ -163,7 +163,7 @@ class Knowledge:
         held = {known.name: depth for known in self._servers.values() if (depth := self._follow(known, path))}
         if server in self._servers and path and path[-1] not in self._servers[server].held:
             known = self._servers[server]
-            known.due += known.awaited.expect(path, now=now)
+            known.due += known.pending.expect(path, now=now)
         for node in self._tree.evict():
             self._forget_node(node)
         unknown = sum(not node.known for node in path)
@@ -196,12 +196,12 @@ class Knowledge:
     def _sure(self, known: _Server, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
         """It holds no more of the path than we know of, and no more is on its way there."""
         depth = held.get(known.name, 0)
-        return known.complete and not (depth < len(path) and path[depth] in known.awaited)
+        return known.complete and not (depth < len(path) and path[depth] in known.pending)
 
     def _forget_node(self, node: Node) -> None:
         for known in self._servers.values():
             known.changed.pop(node, None)
-            known.due += known.awaited.come(node)
+            known.due += known.pending.come(node)
             if node in known.held:
                 self._let_go(known, node)
 
@@ -212,13 +212,13 @@ class Knowledge:
         found, self._found = self._found, []
         for known in self._servers.values():
             found += self._settle(known)
-            known.due += known.awaited.overdue(now)
+            known.due += known.pending.overdue(now)
             lost = [node for node in known.due if node in self._tree and node not in known.held]
-            found += [_loss(known, node, at=now) for node in lost if node not in known.awaited]
+            found += [_loss(known, node, at=now) for node in lost if node not in known.pending]
             known.due.clear()
         while self._again and next(iter(self._again.values())) <= now:
             (known, node), _ = self._again.popitem(last=False)
-            if node in self._tree and node not in known.held and node not in known.awaited:
+            if node in self._tree and node not in known.held and node not in known.pending:
                 found.append(_loss(known, node, at=now - UNDER_WAY_S))
         found += [account for known in self._servers.values() if (account := self._account(known))]
         return found
@@ -235,8 +235,8 @@ class Knowledge:
                     self._rate(known, node, self._tier(known, node))
                     continue
                 self._release(known, node)
-                if node in known.awaited:
-                    known.awaited.hush(node)
+                if node in known.pending:
+                    known.pending.hush(node)
                     continue
                 self._again[known, node] = at + UNDER_WAY_S
                 self._again.move_to_end((known, node))
@@ -271,7 +271,7 @@ class Knowledge:
         known.held.add(node)
         known.known_bytes += node.size_bytes
         self._rate(known, node, self._tier(known, node))
-        known.due += known.awaited.come(node)
+        known.due += known.pending.come(node)
 
     def _let_go(self, known: _Server, node: Node) -> None:
         known.held.remove(node)
@@ -321,7 +321,7 @@ class Knowledge:
         assert {known for known, _ in self._again} <= set(self._servers.values())
         for known in self._servers.values():
             known.blocks.check_integrity()
-            known.awaited.check_integrity()
+            known.pending.check_integrity()
             assert all(node in self._tree for node in known.held | set(known.changed))
             assert known.known_bytes == sum(node.size_bytes for node in known.held)
             assert set(known.slower) <= {node.chunk for node in known.held}

@@ -18,7 +18,7 @@ _GIVE_UP_S: Final = 600.0
 _MAX_PROMPTS: Final = 4096
 
 
-class Awaited:
+class PendingPrompts:
     def __init__(self) -> None:
         self._prompts: OrderedDict[Node, tuple[float, Sequence[Node]]] = OrderedDict()
         """By the last chunk: when to give up, and all chunks. Sent last, given up last."""

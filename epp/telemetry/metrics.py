@@ -173,7 +173,7 @@ class Metrics:
         self._policies["accepted",].set(accepted)
         self._policies["refused",].set(refused)
 
-    def holding(self, held: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
+    def lease_held(self, held: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
         """Whether this process writes the status of policies."""
         self._lease_held.set(held)
 

@@ -168,7 +168,7 @@ async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
             parts.pick(f"{n} and so on " * 40)
         assert (len(parts.queue), parts.queue.held_bytes, parts.service.dropped) == (0, 0, 0)
         assert parts.picker.table.match(
-            parts.picker._mirrors.chain(
+            parts.picker.caches.chain(
                 parse_request(
                     "/v1/completions", json.dumps({"model": "m", "prompt": "0 and so on " * 40}).encode()
                 )

@@ -113,7 +113,7 @@ class Running:
     def believed(self, text: str) -> dict[EndpointName, int]:
         """Chunks of the prompt that the table says each server holds."""
         body = json.dumps({"model": "made-up", "messages": [{"role": "system", "content": text}]}).encode()
-        chain = self.picker._mirrors.chain(parse_request("/v1/chat/completions", body))
+        chain = self.picker.caches.chain(parse_request("/v1/chat/completions", body))
         return self.picker.table.match(chain)
 
     def model_state(self) -> str:

@@ -57,7 +57,7 @@ class Following:
 
     def believed(self, path: str, **fields: Any) -> dict[EndpointName, int]:
         body = json.dumps({"model": MODEL_NAME, **fields}).encode()
-        return self.picker.table.match(self.picker._mirrors.chain(parse_request(path, body)))
+        return self.picker.table.match(self.picker.caches.chain(parse_request(path, body)))
 
     def prompts(self, what: str) -> int:
         model = self.service.status.models.get("")

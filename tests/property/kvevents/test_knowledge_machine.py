@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.cache_beliefs import Mirrors
 from epp.config.policy import Chunks, PolicySpec, Table
 from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.decoding import Cleared, Removed, Stored
@@ -20,6 +19,7 @@ from epp.kvevents.knowledge import Knowledge
 from epp.prefix_index.hashing import hash_chain
 from epp.prefix_index.kv_reports import UNDER_WAY_S, Tier
 from epp.prefix_index.secret import HashSecret
+from epp.server_caches import ServerCaches
 from epp.types import ChunkHash, EndpointName
 
 CHUNK, BLOCK = 16, 6
@@ -50,7 +50,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     def start(self, *, complete: bool) -> None:
         self.now = 1000.0
         self.knowledge = Knowledge(max_blocks=10**6, max_chunks=1000)
-        self.mirrors = Mirrors(SPEC, secret=HashSecret())
+        self.mirrors = ServerCaches(SPEC, secret=HashSecret())
         self.copies: dict[EndpointName, dict[Tier, Counter[BlockName]]] = {}
         self.mapped: dict[bytes, list[ChunkHash]] = {}
         for name in SERVERS:
@@ -118,7 +118,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
                 believed, held = matches[prompt].get(name, 0), self.held_chunks(name, prompt)
                 if believed != held:  # only of what is on its way there, and then too much
                     assert believed > held
-                    awaited = self.knowledge._servers[name].awaited
+                    awaited = self.knowledge._servers[name].pending
                     assert any(node.chunk == chain[held] for node in awaited._chunks)
                 expected = self.worth(name, chain, prompt)
                 assert self.mirrors.worth_bytes(name, chain, self.held_chunks(name, prompt)) == pytest.approx(

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.cache_beliefs import Mirrors
 from epp.config.policy import PolicySpec
 from epp.kvevents.block_hashes import Algorithm, BlockHasher
 from epp.kvevents.exact import Exact, ModelSettings
@@ -20,6 +19,7 @@ from epp.kvevents.sequence import Deliver, Forget
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.prefix_index.kv_reports import ServerReport
 from epp.prefix_index.secret import HashSecret
+from epp.server_caches import ServerCaches
 from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 
 A, B = EndpointName("a"), EndpointName("b")
@@ -33,7 +33,7 @@ class Fleet:
 
     def __init__(self, settings: ModelSettings = NO_TOKENIZER, *, max_blocks: int = 10**5) -> None:
         self.exact = Exact({"": settings}, max_blocks=max_blocks, max_chunks=10**4)
-        self.mirrors = Mirrors(PolicySpec(), secret=HashSecret())
+        self.mirrors = ServerCaches(PolicySpec(), secret=HashSecret())
         self.clock = itertools.count(1)
         for name in (A, B):
             self.exact.add(name, model="")

@@ -78,7 +78,7 @@ def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is
         held = picker.pick(ask("x", only=endpoint), now=1.0)
         picker.on_response_headers(held, status=200, served=endpoint.address, now=1.0)
         picker.end(held, outcome="ended", now=1.0)
-    chain = picker._mirrors.chain(ask("x").inference)
+    chain = picker.caches.chain(ask("x").inference)
     picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.STORAGE))])
     chosen = picker.pick(ask("x"), now=100.0)
     assert chosen.decision.chosen == B.name
@@ -104,4 +104,4 @@ def test_an_account_of_a_server_that_left_is_dropped() -> None:
     picker = a_picker(None)
     picker.set_endpoints([B], now=1.0)
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])
-    assert A.name not in picker._mirrors._known_bytes
+    assert A.name not in picker.caches._known_bytes

@@ -76,7 +76,7 @@ class Replica:
     def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:
         """Tokens of the prompt that each endpoint is believed to hold; nothing is left behind by asking."""
         probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.secret)
-        chain = probe.picker._mirrors.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
+        chain = probe.picker.caches.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
         return self.picker.table.match(chain)
 
     def in_flight_of_peers(self) -> dict[str, int]:

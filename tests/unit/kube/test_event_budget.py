@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
-from epp.kube.event_budget import Happening, Happenings, Watchman
+from epp.kube.event_budget import EventBudget, EventText, Watchman
 
-NOBODY = Happening("NoEndpoints", "none")
+NOBODY = EventText("NoEndpoints", "none")
 
 
 def test_the_same_again_counts_up_one_event() -> None:
-    happenings = Happenings()
-    first = happenings.offer(NOBODY, now=0.0, time_text="T0")
-    second = happenings.offer(NOBODY, now=30.0, time_text="T1")
+    event_budget = EventBudget()
+    first = event_budget.offer(NOBODY, now=0.0, time_text="T0")
+    second = event_budget.offer(NOBODY, now=30.0, time_text="T1")
     assert first is second
     assert second is not None
     assert (second.count, second.first_time) == (2, "T0")
-    happenings.check_integrity()
+    event_budget.check_integrity()
 
 
 def test_after_ten_minutes_it_is_a_new_one() -> None:
-    happenings = Happenings()
-    first = happenings.offer(NOBODY, now=0.0, time_text="T0")
-    again = happenings.offer(NOBODY, now=601.0, time_text="T1")
+    event_budget = EventBudget()
+    first = event_budget.offer(NOBODY, now=0.0, time_text="T0")
+    again = event_budget.offer(NOBODY, now=601.0, time_text="T1")
     assert first is not None
     assert again is not None
     assert (again.count, again.name != first.name) == (1, True)
 
 
 def test_of_a_storm_most_is_left_out() -> None:
-    happenings = Happenings()
+    event_budget = EventBudget()
     offered = [
-        happenings.offer(Happening("EndpointEjected", f"{n}"), now=0.0, time_text="T") for n in range(100)
+        event_budget.offer(EventText("EndpointEjected", f"{n}"), now=0.0, time_text="T") for n in range(100)
     ]
     assert sum(event is not None for event in offered) == 10
-    assert happenings.offer(NOBODY, now=16.0, time_text="T") is not None, "the bucket fills again"
-    happenings.check_integrity()
+    assert event_budget.offer(NOBODY, now=16.0, time_text="T") is not None, "the bucket fills again"
+    event_budget.check_integrity()
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    happenings = Happenings()
+    event_budget = EventBudget()
     for n in range(200):
-        happenings.offer(Happening("EndpointEjected", f"{n}"), now=n * 20.0, time_text="T")
-        happenings.check_integrity()
+        event_budget.offer(EventText("EndpointEjected", f"{n}"), now=n * 20.0, time_text="T")
+        event_budget.check_integrity()
 
 
 def test_one_that_could_not_be_written_starts_anew() -> None:
-    happenings = Happenings()
-    first = happenings.offer(NOBODY, now=0.0, time_text="T0")
+    event_budget = EventBudget()
+    first = event_budget.offer(NOBODY, now=0.0, time_text="T0")
     assert first is not None
-    happenings.forget(first)
-    again = happenings.offer(NOBODY, now=1.0, time_text="T1")
+    event_budget.forget(first)
+    again = event_budget.offer(NOBODY, now=1.0, time_text="T1")
     assert again is not None
     assert again.count == 1
 
 
 def test_a_message_is_cut_to_what_an_event_holds() -> None:
-    event = Happenings().offer(Happening("PolicyRefused", "x" * 5000), now=0.0, time_text="T")
+    event = EventBudget().offer(EventText("PolicyRefused", "x" * 5000), now=0.0, time_text="T")
     assert event is not None
-    assert len(event.happening.message) == 1000
+    assert len(event.text.message) == 1000
 
 
 def looks(*looks: dict[str, str]) -> list[list[str]]:

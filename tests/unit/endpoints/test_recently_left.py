@@ -8,7 +8,7 @@ import pytest
 
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
 from epp.decision import PickRequest
-from epp.endpoints.recently_left import KEPT_S, Absent
+from epp.endpoints.recently_left import KEPT_S, RecentlyLeft
 from epp.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
@@ -88,7 +88,7 @@ def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
 
 
 def test_who_left_is_remembered_once() -> None:
-    absent = Absent()
+    absent = RecentlyLeft()
     assert absent.leave(endpoint(), now=0.0)
     assert absent.come_back(endpoint()) is True
     assert absent.come_back(endpoint()) is None

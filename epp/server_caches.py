@@ -71,7 +71,7 @@ class Slots:
         return self._names[slot] if slot < len(self._names) else EndpointName("")
 
 
-class Mirrors:
+class ServerCaches:
     def __init__(self, spec: PolicySpec, *, secret: HashSecret) -> None:
         self._spec = spec
         self._secret = secret
