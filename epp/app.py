@@ -425,6 +425,7 @@ class App:
                 followed=self._metrics.followed,
                 judged=self._metrics.judged,
                 lease_held=self._metrics.lease_held,
+                objectives=self._gate.set_objectives,
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,

@@ -45,6 +45,8 @@ class Claim:
 
     objective: str = ""
     tenant: str = ""
+    path: str = ""
+    """Without what follows a question mark; empty where no priority hangs on it."""
     ttft_s: float | None = None
 
 
@@ -84,6 +86,7 @@ class Gate:
         self._picker = picker
         self._telling: dict[str, Telling] = {}
         """By base model."""
+        self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
         self._flows: dict[str, _ModelFlow] = {}
         self._draining = False
@@ -122,7 +125,7 @@ class Gate:
         held, verdict = flow.control.offer(
             ticket,
             _forecast_of(considered, left_s=left_s),
-            priority=_priority(spec, claim, request.inference.model),
+            priority=self._priority(spec, claim, request),
             tenant=claim.tenant,
             size_bytes=size_bytes,
             ttft_s=claim.ttft_s,
@@ -210,6 +213,10 @@ class Gate:
         for flow in self._flows.values():
             flow.control.check_integrity()
 
+    def set_objectives(self, priorities: Mapping[str, int]) -> None:
+        """The InferenceObjectives of the cluster. What waits keeps its priority."""
+        self._objectives = priorities
+
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def _flow(self, model: str) -> _ModelFlow:
@@ -218,6 +225,20 @@ class Gate:
             settings = settings_of(self._picker.policy.spec.flow)
             flow = self._flows[model] = _ModelFlow(self._picker, model, settings)
         return flow
+
+    def _priority(self, spec: Flow, claim: Claim, request: PickRequest) -> int:
+        """By the objective that the header names, as the cluster or the policy has it; by model; by path; by the body."""
+        if claim.objective:
+            named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
+            if named is not None:
+                return named
+        of_model = spec.models.get(request.inference.model)
+        if of_model is not None:
+            return of_model
+        begun = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
+        if begun is not None:
+            return spec.paths[begun]
+        return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
     def _carry_out(self, flow: _ModelFlow, verdict: Verdict[Ticket], *, now: float) -> None:
         ticket = verdict.held.payload
@@ -290,6 +311,7 @@ def settings_of(spec: Flow) -> FlowSettings:
         ttft_s=spec.deadline_seconds or inf,
         when_late=_WHEN_LATE[spec.when_late],
         ttl_s=spec.ttl_seconds,
+        ttl_by_priority_s={int(priority): ttl_s for priority, ttl_s in spec.ttl_by_priority.items()},
         in_all=_bound(spec.in_all),
         per_priority=_bound(spec.per_priority),
         per_tenant=_bound(spec.per_tenant),
@@ -300,12 +322,6 @@ def settings_of(spec: Flow) -> FlowSettings:
 
 def _bound(spec: Waiting) -> Bound:
     return Bound(requests=spec.max_requests, size_bytes=spec.max_bytes)
-
-
-def _priority(spec: Flow, claim: Claim, model: str) -> int:
-    """The operator says which; a client can only name one of the objectives that are listed."""
-    named = spec.objectives.get(claim.objective) if claim.objective else None
-    return spec.models.get(model, 0) if named is None else named
 
 
 def _forecast_of(considered: Considered, *, left_s: float) -> Forecast:

@@ -104,6 +104,8 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
+    priority: int = 0
+    """vLLM's: the lower goes first."""
     unread: str = ""
     """Why the body was not read, as a short label; its request is routed by load. Empty: it was read, or there is none."""
     shaping: bytes = b""

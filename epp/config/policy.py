@@ -48,6 +48,8 @@ _TAKEN_HEADERS: Final = frozenset(
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+_PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
+"""A key of a YAML map in an object of Kubernetes is a string."""
 
 
 class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -414,6 +416,10 @@ class Flow(_Spec, frozen=True):
     ttl_seconds: Annotated[
         float, Meta(gt=0, le=3600, description="A request that has waited so long is refused.")
     ] = 30.0
+    ttl_by_priority: Annotated[
+        dict[_PriorityText, Annotated[float, Meta(gt=0, le=3600)]],
+        Meta(max_length=16, description='The same for requests of one priority, such as `{"-10": 600}`.'),
+    ] = {}
     in_all: Annotated[Waiting, Meta(description="Bounds of everything that waits.")] = Waiting()
     per_priority: Annotated[Waiting, Meta(description="Bounds of each priority.")] = Waiting()
     per_tenant: Annotated[Waiting, Meta(description="Bounds of each tenant, within a priority.")] = Waiting()
@@ -421,13 +427,29 @@ class Flow(_Spec, frozen=True):
         dict[_Name, _Priority],
         Meta(
             max_length=64,
-            description="Priority by the value of `x-llm-d-inference-objective`. The higher goes first; what is not named here is 0.",
+            description="Priority by the value of `x-llm-d-inference-objective`, where no InferenceObjective has this name. The higher "
+            "goes first.",
         ),
     ] = {}
     models: Annotated[
         dict[_Name, _Priority],
         Meta(max_length=64, description="Priority by model or adapter, where the header says none."),
     ] = {}
+    paths: Annotated[
+        dict[_Name, _Priority],
+        Meta(
+            max_length=64,
+            description="Priority by the beginning of the request's path, where neither header nor model says one. The longest counts.",
+        ),
+    ] = {}
+    claims: Annotated[
+        tuple[Literal["Objective", "Tenant", "Deadline", "BodyPriority"], ...],
+        Meta(
+            max_length=4,
+            description="What a request may say of itself: by the headers of objective, tenant and deadline, and by `priority` in the body "
+            "(vLLM's: the lower goes first). What is not named here is not read.",
+        ),
+    ] = ("Objective", "Tenant", "Deadline")
     tenant_header: Annotated[
         str,
         Meta(

@@ -370,6 +370,13 @@ class Kubernetes(_Section, frozen=True):
         str,
         Meta(description="File with the access to the cluster. Empty means the service account of the pod."),
     ] = ""
+    objectives: Annotated[
+        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
+        Meta(
+            max_length=2,
+            description="API groups whose InferenceObjectives give requests their priority, for flow control. The cluster needs their CRDs.",
+        ),
+    ] = ()
     status: KubernetesStatus = KubernetesStatus()
 
     @property

@@ -45,7 +45,11 @@ _MAX_REQUEST_ID_CHARS: Final = 256
 def request_names(spec: PolicySpec, *, traced: bool = False) -> frozenset[str]:
     """The request headers that are read at all; a transport may leave out the others."""
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
-    return names if spec.flow.mode == "Direct" else names | {spec.flow.tenant_header, TTFT_MS, *OBJECTIVES}
+    flow = spec.flow
+    if flow.mode == "Direct":
+        return names
+    claimed = {"Tenant": (flow.tenant_header,), "Deadline": (TTFT_MS,), "Objective": OBJECTIVES}
+    return names.union(*(claimed.get(claim, ()) for claim in flow.claims))
 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -107,11 +111,15 @@ def bounded_trace(text: str) -> str:
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
     """What the headers say of a request's place in a queue; what cannot be read is not said."""
-    milliseconds = found.get(TTFT_MS, "").strip()
+    claims = flow.claims
+    milliseconds = found.get(TTFT_MS, "").strip() if "Deadline" in claims else ""
     readable = milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 9
     return Claim(
-        objective=next((bounded_name(found[name].strip()) for name in OBJECTIVES if name in found), ""),
-        tenant=bounded_name(found.get(flow.tenant_header, "").strip()),
+        objective=next((bounded_name(found[name].strip()) for name in OBJECTIVES if name in found), "")
+        if "Objective" in claims
+        else "",
+        tenant=bounded_name(found.get(flow.tenant_header, "").strip()) if "Tenant" in claims else "",
+        path=found.get(":path", "").partition("?")[0] if flow.paths else "",
         ttft_s=int(milliseconds) / 1000 if readable else None,
     )
 

@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -25,7 +25,8 @@ from epp.kube.api import Api, namespace_of
 from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.lease_holder import LeaseHolder
 from epp.kube.live import Live
-from epp.kube.objects import PolicyObject
+from epp.kube.objectives import PATHS, Objectives, merged
+from epp.kube.objects import Objective, PolicyObject
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
@@ -55,6 +56,8 @@ class Hooks:
     """So many policies are sound and have their place, so many are refused."""
     lease_held: Callable[[bool], None]
     """Whether this process writes status."""
+    objectives: Callable[[Mapping[str, int]], None] = lambda _: None
+    """Priority by the name of an InferenceObjective."""
 
 
 class Cluster:
@@ -88,6 +91,8 @@ class Cluster:
                 keep, pool, policies = self._keep, self._pool_watch(api), self._policy_reflector(api)
                 group.create_task(pool.run(), name="watch of the pool and its pods")
                 group.create_task(keep("kubernetes", policies.run), name="watch of the policies")
+                for reflector in self._objective_reflectors(api):
+                    group.create_task(keep("kubernetes", reflector.run), name="watch of the objectives")
                 group.create_task(keep("kubernetes", lambda: self._judge(pool)), name="judge of the policies")
                 if self._writes:
                     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
@@ -128,6 +133,26 @@ class Cluster:
             on_state=self._hooks.followed,
             rng=self._rng,
         )
+
+    def _objective_reflectors(self, api: Api) -> Sequence[Reflector[Objective]]:
+        """One for each API group that the settings name: a cluster need not have either."""
+        groups = [group for group in PATHS if group in self._settings.objectives]
+        sets = [Objectives(pool=self._settings.pool) for _ in groups]
+        return [
+            Reflector(
+                api,
+                Source(
+                    what=f"objectives of {group}",
+                    kind=Objective,
+                    path=PATHS[group].format(namespace=self._namespace),
+                ),
+                sink=sink,
+                on_change=lambda: self._hooks.objectives(merged(sets)),
+                on_state=self._hooks.followed,
+                rng=self._rng,
+            )
+            for group, sink in zip(groups, sets, strict=True)
+        ]
 
     def _make_lease_holder(self, api: Api, identity: str) -> LeaseHolder:
         return LeaseHolder(

@@ -146,6 +146,13 @@ def _field(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
     made |= {key: schema[key] for key in _COPIED if key in schema}
     if "exclusiveMinimum" in schema:  # a number in JSON schema, a flag beside `minimum` in OpenAPI 3.0
         made |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
+    if "items" in schema:
+        made |= {"items": _field(schema["items"], definitions), "maxItems": schema["maxItems"]}
+    if isinstance(schema.get("additionalProperties"), dict):
+        made |= {
+            "additionalProperties": _field(schema["additionalProperties"], definitions),
+            "maxProperties": schema["maxProperties"],
+        }
     if "enum" in schema:
         made |= {"type": "string", "enum": list(schema["enum"])}
     elif made["type"] == "integer":

@@ -113,6 +113,22 @@ class Pool(_Object, frozen=True):
     spec: PoolSpec = PoolSpec()
 
 
+class PoolRef(_Object, frozen=True):
+    name: str = ""
+
+
+class ObjectiveSpec(_Object, frozen=True):
+    priority: int | None = None
+    pool_ref: PoolRef = PoolRef()
+
+
+class Objective(_Object, frozen=True):
+    """An InferenceObjective, v1alpha2."""
+
+    metadata: ObjectMeta
+    spec: ObjectiveSpec = ObjectiveSpec()
+
+
 class Condition(_Object, frozen=True):
     type: str
     status: str

@@ -12,6 +12,7 @@ from typing import Any, Final
 import yaml
 
 from epp.kube.crd import GROUP, PLURAL
+from epp.kube.objectives import PATHS
 
 POOL: Final = "{pool}"
 LEASE: Final = "{lease}"
@@ -39,6 +40,10 @@ RULES: Final[Sequence[Rule]] = (
     Rule("inference.networking.k8s.io", "inferencepools", ("list", "watch"), "selector and ports", name=POOL),
     Rule(GROUP, PLURAL, ("list", "watch"), "which policy routes"),
     Rule(GROUP, f"{PLURAL}/status", ("patch",), "conditions and live numbers"),
+    *(
+        Rule(group, "inferenceobjectives", ("list", "watch"), "priorities that requests name in a header")
+        for group in PATHS
+    ),
     Rule("coordination.k8s.io", "leases", ("create",), "RBAC cannot narrow a creation to a name"),
     Rule(
         "coordination.k8s.io",

@@ -24,6 +24,7 @@ class AnyBody(Struct, gc=False):
     cache_salt: Raw = NO_RAW
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    priority: Raw = NO_RAW
 
 
 class Message(Struct, gc=False):

@@ -314,7 +314,15 @@ def _request(
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
         shaping=shaping,
+        priority=_priority(body.priority),
     )
+
+
+def _priority(raw: Raw) -> int:
+    """vLLM's; what is no number within bounds counts as 0, since only flow control reads it."""
+    text = bytes(raw)
+    digits = text[1:] if text.startswith(b"-") else text
+    return int(text) if len(digits) <= 4 and digits.isdigit() else 0
 
 
 class _Names(Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,10 @@ class Held:
         assert stream.waits
         assert self.gate.waiting == 1
         return stream, answered
+
+    def tenants(self) -> Sequence[tuple[int, str, int]]:
+        """Priority, tenant and requests of what waits."""
+        return [(row.priority, row.tenant, row.requests) for _, row in self.gate.tell(anew=True)]
 
     def free(self) -> None:
         """All servers are idle a long time later."""
@@ -213,6 +218,63 @@ def test_what_clients_say_of_their_priority_counts_only_where_the_policy_knows_i
     held = Held(objectives={"person": 7}, models={"m": -3})
     held.waits(DUPLEX, ("x-llm-d-inference-objective", "999"))
     assert dict(held.gate.status(now=1.0)[0].requests) == {-3: 1}
+
+
+PERSON = ("x-llm-d-inference-objective", "person")
+BY_ALL: dict[str, Any] = {
+    "objectives": {"person": 7},
+    "models": {"m": -3},
+    "paths": {"/v1/": 1, "/v1/completions": 2},
+    "claims": ("Objective", "Tenant", "Deadline", "BodyPriority"),
+}
+
+
+def priority_of(
+    *headers: tuple[str, str], body: bytes = BODY, cluster: Mapping[str, int], flow: Mapping[str, Any]
+) -> int:
+    """Of a request that waits, with `"priority": 5` in its body."""
+    held = Held(**flow)
+    held.gate.set_objectives(cluster)
+    stream = held.stream()
+    stream.receive(head(DUPLEX, *headers), now=1.0)
+    stream.receive(RequestBody(body[:-1] + b', "priority": 5}', end_of_stream=True), now=1.0)
+    [status] = held.gate.status(now=1.0)
+    [priority] = status.requests
+    return priority
+
+
+def test_the_priority_is_the_clusters_then_the_policys_then_the_bodys() -> None:
+    without = {key: value for key, value in BY_ALL.items() if key != "models"}
+    assert priority_of(PERSON, cluster={"person": 9}, flow=BY_ALL) == 9
+    assert priority_of(PERSON, cluster={"other": 9}, flow=BY_ALL) == 7
+    assert priority_of(cluster={"person": 9}, flow=BY_ALL) == -3
+    assert priority_of(cluster={}, flow=without) == 2
+    assert priority_of(cluster={}, flow={"claims": ("BodyPriority",)}) == -5
+    assert priority_of(cluster={}, flow={}) == 0
+
+
+def test_what_clients_may_not_claim_is_not_read() -> None:
+    flow = {**BY_ALL, "claims": ()}
+    assert priority_of(PERSON, cluster={"person": 9}, flow=flow) == -3
+    held = Held(claims=())
+    held.waits(DUPLEX, ("x-llm-d-slo-ttft-ms", "1500"), ("x-llm-d-inference-fairness-id", "team"))
+    assert [tenant for _, tenant, _ in held.tenants()] == [""]
+
+
+@pytest.mark.parametrize("text", [b'"high"', b"1.5", b"12345", b"[1]", b"null", b"true"])
+def test_a_priority_in_the_body_that_is_no_small_number_counts_as_none(text: bytes) -> None:
+    held = Held(claims=("BodyPriority",))
+    stream = held.stream()
+    stream.receive(head(DUPLEX), now=1.0)
+    stream.receive(RequestBody(BODY[:-1] + b', "priority": ' + text + b"}", end_of_stream=True), now=1.0)
+    assert dict(held.gate.status(now=1.0)[0].requests) == {0: 1}
+
+
+def test_each_priority_may_have_its_own_longest_wait() -> None:
+    held = Held(objectives={"person": 7}, ttl_seconds=100.0, ttl_by_priority={"7": 5.0})
+    held.waits(DUPLEX, PERSON)
+    held.gate.pump(now=7.0)
+    assert refused(held.later).reason == "flow_ttl"
 
 
 def test_a_deadline_in_the_headers_refuses_at_once_what_cannot_meet_it() -> None:

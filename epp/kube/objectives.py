@@ -1,0 +1,50 @@
+"""InferenceObjectives of one API group: the priorities that headers name. Fed by a reflector; read by `cluster`.
+
+Where two groups hold an objective of one name, the newer group's counts: `merged` takes the groups in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from epp.kube.objects import Objective
+
+PATHS: Final[Mapping[str, str]] = {
+    "llm-d.ai": "/apis/llm-d.ai/v1alpha2/namespaces/{namespace}/inferenceobjectives",
+    "inference.networking.x-k8s.io": "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferenceobjectives",
+}
+"""Where each group has them; the newer first."""
+_MOST: Final = 1024
+"""Objectives of one group; more are left out."""
+_LIMIT: Final = 1000
+
+
+class Objectives:
+    """Those of one pool, by name."""
+
+    def __init__(self, *, pool: str) -> None:
+        self._pool = pool
+        self.priorities: dict[str, int] = {}
+
+    def replace(self, objects: Iterable[Objective]) -> None:
+        """All that there are."""
+        self.priorities.clear()
+        for found in objects:
+            self.put(found)
+
+    def put(self, found: Objective) -> None:
+        self.remove(found)
+        if found.spec.pool_ref.name == self._pool and len(self.priorities) < _MOST:
+            self.priorities[found.metadata.name] = max(-_LIMIT, min(_LIMIT, found.spec.priority or 0))
+
+    def remove(self, found: Objective) -> None:
+        self.priorities.pop(found.metadata.name, None)
+
+
+def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
+    """Priority by the objective's name."""
+    found: dict[str, int] = {}
+    for objectives in reversed(newer_first):
+        found.update(objectives.priorities)
+    return found
