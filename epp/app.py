@@ -205,6 +205,7 @@ class App:
                 shows_answers=config.caller.shows_answers,
                 conformance_headers=config.conformance_headers,
                 scores_metadata=config.scores_metadata,
+                cost_metadata=config.cost_metadata,
                 mode_override=config.streams.mode_override,
                 longest_delay_s=config.envoy.max_message_timeout_seconds,
                 traced=self._tracer is not None,

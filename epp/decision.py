@@ -87,6 +87,8 @@ class Decision(Struct, gc=False):
     destinations: tuple[Address, ...]
     candidates: Sequence[Candidate]
     """The chosen one first, then by score, the left-out last; at most ten. May be made when they are looked at."""
+    predicted_s: float = 0.0
+    """Predicted time from the pick until the chosen server has computed the prompt; 0 where nobody was scored."""
     served: Address | None = None
     served_by: EndpointName = EndpointName("")
     """The endpoint at `served`, once the answer has begun; its address where no endpoint has it."""

@@ -289,12 +289,12 @@ class Picker:
         if choice.reason == "trial":
             fleet.failures.tried(state, decision.model, now=now)
         ahead_tokens = snapshot.undone_tokens[chosen] + choice.uncached_tokens[chosen]
+        decision.predicted_s = float(ahead_tokens / snapshot.rate[chosen])
         routed = self._book(
             state,
             decision,
             prompt=prompt,
             inference=inference,
-            foretold_s=float(ahead_tokens / snapshot.rate[chosen]),
             now=now,
         )
         self._tell(Began(now, routed, inference))
@@ -332,7 +332,7 @@ class Picker:
             policy=self._policy,
             at_unix_s=now + self._unix_offset_s,
         )
-        routed = self._book(state, decision, prompt=prompt, inference=inference, foretold_s=0.0, now=now)
+        routed = self._book(state, decision, prompt=prompt, inference=inference, now=now)
         self._tell(Began(now, routed, inference))
         return routed
 
@@ -444,7 +444,6 @@ class Picker:
         *,
         prompt: Prompt,
         inference: InferenceRequest,
-        foretold_s: float,
         now: float,
     ) -> RoutedRequest:
         """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
@@ -468,7 +467,7 @@ class Picker:
             wait=self._fleet.failures.sent(
                 state,
                 streams=inference.stream,
-                foretold_s=foretold_s,
+                foretold_s=decision.predicted_s,
                 settings=self._spec.failures,
                 now=now,
             ),

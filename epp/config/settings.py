@@ -465,6 +465,13 @@ class Config(_Section, frozen=True):
     scores_metadata: Annotated[
         bool, Meta(description="Add the scores of the candidates to the dynamic metadata.")
     ] = False
+    cost_metadata: Annotated[
+        bool,
+        Meta(
+            description="Add the estimated tokens of the prompt, those expected in the server's cache, and the predicted seconds until the server "
+            "begins its answer to the dynamic metadata (docs/protocol.md), for rate limits and access logs of the gateway."
+        ),
+    ] = False
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
     streams: Streams = Streams()

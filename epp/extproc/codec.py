@@ -44,6 +44,9 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _LB_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = f"{DESTINATION}-served"
 _SCORES_KEY: Final = f"{DESTINATION}-scores"
+_PROMPT_TOKENS_KEY: Final = "x-prefix-gateway-prompt-tokens"
+_MATCHED_TOKENS_KEY: Final = "x-prefix-gateway-matched-tokens"
+_PREDICTED_KEY: Final = "x-prefix-gateway-predicted-seconds"
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = f"{DESTINATION}-subset"
 _UPSTREAM: Final = "upstream.address"
@@ -334,8 +337,8 @@ def _length(size: int) -> bytes:
 
 
 def _repeats(answer: Answer) -> bool:
-    """It names servers at most. Scores, ids and explanations hardly come twice, and clients can ask for them."""
-    if answer.scores or len(answer.destination) > _KEPT_BYTES:
+    """It names servers at most. Scores, costs, ids and explanations hardly come twice, and clients can ask for them."""
+    if answer.scores or answer.cost is not None or len(answer.destination) > _KEPT_BYTES:
         return False
     return all(name == DESTINATION for name, _ in answer.set_headers)
 
@@ -356,6 +359,10 @@ def _encode_answer(answer: Answer) -> bytes:
         metadata[DESTINATION].string_value = answer.destination
         for address, score in answer.scores:
             metadata[_SCORES_KEY].struct_value.fields[address].number_value = score
+        if answer.cost is not None:
+            metadata[_PROMPT_TOKENS_KEY].number_value = answer.cost.prompt_tokens
+            metadata[_MATCHED_TOKENS_KEY].number_value = answer.cost.matched_tokens
+            metadata[_PREDICTED_KEY].number_value = answer.cost.predicted_s
     if answer.stream_response:
         response.mode_override.response_header_mode = _SEND
         response.mode_override.response_body_mode = _STREAMED

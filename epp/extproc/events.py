@@ -92,6 +92,14 @@ class Slot(enum.Enum):
     __hash__ = object.__hash__
 
 
+class Estimate(Struct, frozen=True):
+    """What a request was estimated to cost at its pick."""
+
+    prompt_tokens: int
+    matched_tokens: int
+    predicted_s: float
+
+
 class Answer(Struct, frozen=True, gc=False):
     """Go on, perhaps with changes. Hashable, so that a transport may keep what it serialised."""
 
@@ -104,6 +112,8 @@ class Answer(Struct, frozen=True, gc=False):
     """For the dynamic metadata; empty: none is sent."""
     scores: tuple[tuple[str, float], ...] = ()
     """For the dynamic metadata: destination and its score."""
+    cost: Estimate | None = None
+    """For the dynamic metadata."""
     stream_response: bool = False
     """Ask, for this request alone, that the answer's body be streamed here."""
 

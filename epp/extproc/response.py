@@ -68,6 +68,7 @@ class StreamSettings:
     """The stream lives as long as the HTTP request. False: it ends once the data plane has the pick."""
     conformance_headers: bool = False
     scores_metadata: bool = False
+    cost_metadata: bool = False
     mode_override: bool = True
     """The data plane may be asked to stream a sampled answer."""
     longest_delay_s: float = 0.0

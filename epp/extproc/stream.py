@@ -48,6 +48,7 @@ from epp.extproc.events import (
     Action,
     Answer,
     BodyMode,
+    Estimate,
     Event,
     Modes,
     Refuse,
@@ -466,8 +467,12 @@ class HttpStream:
         scores: tuple[tuple[str, float], ...] = ()
         if self._settings.scores_metadata:
             scores = tuple((str(c.address), c.score_s) for c in pick.decision.candidates if not c.excluded)
+        cost: Estimate | None = None
+        if self._settings.cost_metadata:
+            decision = pick.decision
+            cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
         if slot is Slot.REQUEST_TRAILERS:
-            return Answer(slot, destination=destination, scores=scores)
+            return Answer(slot, destination=destination, scores=scores, cost=cost)
         headers = [(DESTINATION, destination)]
         if self._made_id:
             headers.append((REQUEST_ID, self._known_head().request_id))
@@ -477,6 +482,7 @@ class HttpStream:
             clear_route_cache=self._settings.clear_route_cache,
             destination=destination,
             scores=scores,
+            cost=cost,
         )
 
     def _refuse(self, error: PickError) -> Sequence[Action]:

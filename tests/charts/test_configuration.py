@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,20 @@ def test_the_provider_decides_how_many_destinations_an_answer_may_name(
     config = config_of(objects, tmp_path)
     assert config.caller.max_destinations == most
     assert config.holds_streams == (values.get("provider") != "ai-gateway")
+
+
+def test_the_certificate_that_the_chart_makes_is_one_that_is_cheap_to_sign_with(
+    helm: Helm, tmp_path: Path
+) -> None:
+    """P-256: NGINX Gateway Fabric makes a connection for each request."""
+    objects = helm.render(GATEWAY, {"shape": "gateway"})
+    made = of_kind(objects, "Secret", "gateway-prefix-gateway-picker-tls")["data"]
+    files = {name: tmp_path / name for name in ("tls.crt", "tls.key")}
+    for name, file in files.items():
+        file.write_bytes(base64.b64decode(made[name]))
+    assert "BEGIN EC PRIVATE KEY" in files["tls.key"].read_text()
+    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(files["tls.crt"], files["tls.key"])
+    assert made["ca.crt"] == made["tls.crt"]
 
 
 def test_behind_envoy_gateway_pods_are_followed_by_label_and_no_pool_is_made(

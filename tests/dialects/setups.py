@@ -100,17 +100,21 @@ class Setup:
 
         await wait_until(follows, what=f"the picker holds {wanted}")
 
-    async def policy(self, name: str, **more: Any) -> None:
-        """Until the picker routes by it."""
+    async def policy(self, name: str, *, refuses: bool = False, **more: Any) -> None:
+        """Until the picker routes by it, or refuses by it."""
+        before = await self._refused()
         write_policy(self.config, {**CALM, **more}, name=name)
 
         async def used() -> bool:
             await self.client.complete("by which", headers={"x-request-id": f"policy-{name}"})
-            found = await self.picker.decision(f"policy-{name}")
-            refused = await self.picker.metric("epp_refused_total", reason="saturated")
-            return (found or {}).get("policy") == name or (bool(more.get("load")) and refused > 0)
+            if refuses:
+                return await self._refused() > before
+            return (await self.picker.decision(f"policy-{name}") or {}).get("policy") == name
 
-        await wait_until(used, what=f"the picker routes by {name}")
+        await wait_until(used, what=f"the picker goes by {name}")
+
+    async def _refused(self) -> float:
+        return await self.picker.metric("epp_refused_total", reason="saturated")
 
     def ideal_hit_ratio(self, marker: str) -> float:
         """Of the prompts with `marker` in them, the share that its server had seen, had it an endless cache."""
@@ -132,7 +136,8 @@ async def running_setup(shape: Shape, directory: Path) -> AsyncIterator[Setup]:
     fields: dict[str, Any] = {"envoy": {"edsFile": ""}}
     if shape.duplex:
         fields = {"holdStreams": False, "envoy": {"edsFile": "", "failOpen": False}}
-    config = config_in(directory, dialect=shape.name, policyFile=str(directory / "policy.yaml"), **fields)
+    fields |= {"policyFile": str(directory / "policy.yaml"), "costMetadata": True}
+    config = config_in(directory, dialect=shape.name, **fields)
     write_policy(config, CALM)
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(3)]

@@ -108,7 +108,9 @@ async def test_nobody_to_send_it_to_is_a_503_where_the_gateway_shows_it(setup: S
 async def test_a_full_fleet_is_a_429_where_the_gateway_shows_it(setup: Setup) -> None:
     for backend in setup.backends:
         backend.metrics["vllm:num_requests_waiting"] = 9
-    await setup.policy("full", load={"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7})
+    await setup.policy(
+        "full", refuses=True, load={"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7}
+    )
     try:
         reply = await setup.client.complete("too much")
     finally:

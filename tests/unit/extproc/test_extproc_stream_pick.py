@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 
 from epp.config.policy import Cost, Load
+from epp.extproc.codec import encode
 from epp.extproc.events import (
     Answer,
+    Estimate,
     Event,
     Modes,
     Refuse,
@@ -294,3 +297,24 @@ def test_anthropics_clients_are_told_the_kind_of_error(body: bytes, status: int,
     event = RequestHeaders(((":path", "/v1/messages"),), modes=BUFFERED)
     answer = refused(run(bench.stream(), event, RequestBody(body, end_of_stream=True))[1:])
     assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
+
+
+def test_what_a_request_costs_is_told_if_it_is_asked_for() -> None:
+    """A gateway's rate limit can count these tokens, and its access log can hold them."""
+    bench = Bench(settings=StreamSettings(cost_metadata=True))
+    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
+    decision = bench.seen.picks[0].decision
+    assert answer.cost == Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
+    assert decision.prompt_tokens > 100
+    assert decision.predicted_s > 0
+    told = (
+        ProcessingResponse.FromString(encode(answer)).dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    )
+    assert told["x-prefix-gateway-prompt-tokens"].number_value == decision.prompt_tokens
+    assert told["x-prefix-gateway-matched-tokens"].number_value == decision.matched_tokens
+    assert told["x-prefix-gateway-predicted-seconds"].number_value == decision.predicted_s
+
+
+def test_what_a_request_costs_is_not_told_otherwise(bench: Bench) -> None:
+    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
+    assert answer.cost is None
