@@ -143,6 +143,7 @@ class Rig:
         self._now = 0.0
         self.picker = a_picker(_ENDPOINTS)
         metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
+        self.picker.subscribe(metrics.hear)
         streams = Streams(self.picker, metrics, settings=StreamSettings(), clock=self._clock)
         server: Any = Http2Transport(streams, Health(), listen=Listen())._server
         if bare:

@@ -174,7 +174,10 @@ class App:
             else None
         )
         self._metrics = Metrics(decisions=decisions, state=self._status)
+        self._picker.subscribe(self._metrics.hear)
         self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None
+        if self._tracer is not None:
+            self._picker.subscribe(self._tracer.hear)
         self._listen = Listen(
             address=config.listen.addresses(workers=config.workers)[worker],
             transport=config.listen.transport,

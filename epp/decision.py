@@ -179,7 +179,10 @@ class Pick(Struct, eq=False, gc=False):
 
 
 class Observer(Protocol):
-    """Counts and shows what happened; called by the edges, never waits."""
+    """Told by the streams what the picker cannot know: times, refusals, faults of the data plane. Never waits.
+
+    What happens to a request after its pick comes as events of the picker (`picker_events`).
+    """
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
 
@@ -187,12 +190,6 @@ class Observer(Protocol):
         """trace: the caller's trace context as it came, where tracing is on."""
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
-
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:
-        """Response headers came; mismatch: another endpoint than the first choice served."""
-
-    def ended(self, pick: Pick) -> None:
-        """The HTTP request is over; the decision's `outcome` says how."""
 
     def protocol_error(self, reason: str) -> None:
         """The data plane sent something that the stream could not make sense of."""

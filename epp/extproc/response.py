@@ -136,8 +136,7 @@ class ResponseHalf:
         self._pick = pick
         if pick is not None:
             served = read_address(event.served) if event.served else None
-            mismatch = self._picker.on_response_headers(pick, status=self.status, served=served, now=now)
-            self._observer.responded(pick, mismatch=mismatch)
+            self._picker.on_response_headers(pick, status=self.status, served=served, now=now)
         override = False
         if not self.done:
             self.mode = modes.response_body

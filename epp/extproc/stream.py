@@ -208,7 +208,6 @@ class HttpStream:
         self._leave()
         if self._pick is not None:
             self._picker.detach(self._pick, now=now)
-            self._observer.ended(self._pick)
 
     def half_close(self, *, now: float) -> None:
         """The data plane has ended its side in good order: the HTTP request is over, unless it wanted the pick alone."""
@@ -229,7 +228,6 @@ class HttpStream:
         self._response.give_feedback(now=now)
         outcome: Outcome = "failed" if broken else self._response.outcome()
         self._picker.end(self._pick, outcome=outcome, now=now)
-        self._observer.ended(self._pick)
 
     def check_integrity(self) -> None:
         assert self._body.size_bytes == 0 or self._phase is not _Phase.START

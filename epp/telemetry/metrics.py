@@ -1,4 +1,4 @@
-"""Counts what happens, for Prometheus: the picker's `Observer`.
+"""Counts what happens, for Prometheus: listens to the picker's events, and is the streams' `Observer`.
 
 Owns a registry of its own, nothing global. On the request path an event is a few additions to plain numbers (`counting`);
 children of labels are found once and kept. State that the picker already holds is not counted a second time but read when Prometheus asks, through
@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from epp.decision import Pick
+from epp.decision import Decision, Pick
 from epp.errors import PickError
 from epp.gate import FlowStatus
+from epp.picker_events import Answered, Ended, PickerEvent
 from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
 from epp.telemetry.counting import Counts
@@ -41,7 +42,7 @@ class _Children(dict[tuple[str, ...], _C], Generic[_C]):
 
 
 class Metrics:
-    """Implements `epp.decision.Observer`; every decision also goes to `decisions`."""
+    """Implements `epp.decision.Observer`, and listens by `hear`; every decision also goes to `decisions`."""
 
     def __init__(
         self, *, decisions: DecisionRing, state: StatusSource, unix_clock: Callable[[], float] = time.time
@@ -121,8 +122,15 @@ class Metrics:
             )
         )
 
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:
-        decision = pick.decision
+    def hear(self, event: PickerEvent) -> None:
+        """What becomes of requests after their picks."""
+        match event:
+            case Answered():
+                self._answered(event.request.decision, mismatch=event.mismatch)
+            case Ended():
+                self._ended(event.request.decision)
+
+    def _answered(self, decision: Decision, *, mismatch: bool) -> None:
         answer = decision.served_by, _class_of(decision.status)
         self._answers[answer] = self._answers.get(answer, 0) + 1
         if decision.headers_s is not None:
@@ -130,10 +138,9 @@ class Metrics:
             self._headers_s[key] = self._headers_s.get(key, 0.0) + decision.headers_s
         if mismatch:
             self._mismatches.inc()
-            request_log.moved(pick.decision)
+            request_log.moved(decision)
 
-    def ended(self, pick: Pick) -> None:
-        decision = pick.decision
+    def _ended(self, decision: Decision) -> None:
         request_log.ended(decision)
         self._in_flight.value -= 1
         self._requests[decision.outcome or "ended", decision.kind].inc()

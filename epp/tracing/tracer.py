@@ -1,4 +1,4 @@
-"""One span for each pick: an `Observer` that hears every event, decides at the pick whether it is sampled, and queues the finished span.
+"""One span for each pick: an `Observer` and a listener to the picker's events. It decides at the pick whether it is sampled, and queues the finished span.
 
 A span lasts from the request's arrival at the picker to its pick, queue time included; it is sent when the request is over, since only then
 its outcome is known. An unsampled request costs one look at its trace context. Everything but the decision on sampling happens in
@@ -29,6 +29,7 @@ from opentelemetry.trace import (
 
 from epp.decision import Decision, Observer, Pick
 from epp.errors import FlowRefusedError, PickError
+from epp.picker_events import Ended, PickerEvent
 from epp.tracing.attributes import Attributes, attributes_of, attributes_of_refusal, error_of
 from epp.tracing.sending import Bounds, Sender
 from epp.tracing.traceparent import read_traceparent
@@ -52,7 +53,7 @@ class _Span(NamedTuple):
 
 
 class Tracer:
-    """Wraps the observer that counts. Its methods belong to the event loop, and none of them waits."""
+    """Wraps the observer that counts, which hears the picker's events by itself. Its methods belong to the event loop, and none of them waits."""
 
     def __init__(
         self,
@@ -102,14 +103,12 @@ class Tracer:
         waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
         self.sender.put(_Span(*contexts, now - waited_s, now, attributes_of_refusal(request_id, error)))
 
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:
-        self._inner.responded(pick, mismatch=mismatch)
-
-    def ended(self, pick: Pick) -> None:
-        self._inner.ended(pick)
-        span = self._open.pop(id(pick), None)
-        if span is not None:
-            self.sender.put(span)
+    def hear(self, event: PickerEvent) -> None:
+        """The span of a request that is over can be sent."""
+        if isinstance(event, Ended):
+            span = self._open.pop(id(event.request), None)
+            if span is not None:
+                self.sender.put(span)
 
     def protocol_error(self, reason: str) -> None:
         self._inner.protocol_error(reason)

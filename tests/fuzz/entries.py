@@ -34,6 +34,7 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.sequence import Deliver, Forget
 from epp.kvevents.sequence import Sequence as Messages
 from epp.picker import Picker
+from epp.picker_events import Ended, PickerEvent
 from epp.scraping.metrics_page import MetricsError, parse_page
 from epp.sharing.batches import (
     Batch,
@@ -514,6 +515,7 @@ class ExtProcMessages(OfBytes):
         self.seeds: Sequence[bytes] = talk()
         self._picker = small_picker()
         self._seen = _Seen()
+        self._picker.subscribe(self._seen.hear)
         self._names = request_names(PolicySpec())
         self._now = itertools.count(1.0)
         self._stream = self._new_stream()
@@ -565,9 +567,8 @@ class _Seen:
         self.open += 1
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
-    def responded(self, pick: Pick, *, mismatch: bool) -> None: ...
-    def ended(self, pick: Pick) -> None:
-        self.open -= 1
+    def hear(self, event: PickerEvent) -> None:
+        self.open -= isinstance(event, Ended)
 
     def protocol_error(self, reason: str) -> None: ...
 

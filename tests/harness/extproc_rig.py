@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ import aiohttp
 from aiohttp import web
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
-from epp.decision import Pick
-from epp.errors import PickError
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.seen import Seen
 
 _EXT = "type.googleapis.com/envoy.extensions"
 _TRAILERS = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
@@ -40,36 +39,6 @@ READS_BODY = ["buffered", "buffered_partial", "streamed_early", "full_duplex", "
 """Modes in which the pick can know the prompt."""
 BUFFER_LIMIT_BYTES = 2 * 2**20
 MAX_BODY_BYTES = 6 * 2**20
-
-
-@dataclass
-class Seen:
-    """An observer that keeps what it was told."""
-
-    picks: list[Pick] = field(default_factory=list)
-    over: list[Pick] = field(default_factory=list)
-    mismatches: int = 0
-    refusals: list[PickError] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        assert seconds >= 0
-        assert size_bytes > 0
-
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self.picks.append(pick)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        self.refusals.append(error)
-
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:
-        self.mismatches += mismatch
-
-    def ended(self, pick: Pick) -> None:
-        self.over.append(pick)
-
-    def protocol_error(self, reason: str) -> None:
-        self.faults.append(reason)
 
 
 @dataclass

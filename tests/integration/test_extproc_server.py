@@ -10,7 +10,7 @@ import random
 import subprocess
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Listen, Tls
-from epp.decision import Pick
-from epp.errors import ConfigError, PickError
+from epp.errors import ConfigError
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.http2.edge import Http2Server
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.seen import Seen
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
@@ -37,22 +37,6 @@ METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 KEY = "x-gateway-destination-endpoint"
 BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
-
-
-@dataclass
-class Seen:
-    over: list[Pick] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None: ...
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
-    def responded(self, pick: Pick, *, mismatch: bool) -> None: ...
-    def ended(self, pick: Pick) -> None:
-        self.over.append(pick)
-
-    def protocol_error(self, reason: str) -> None:
-        self.faults.append(reason)
 
 
 class BrokenPicker(Picker):
@@ -113,7 +97,8 @@ async def serving(
     ready: bool = True,
 ) -> AsyncIterator[Rig]:
     listen = msgspec.structs.replace(listen or Listen(address="127.0.0.1:0"), transport=transport())
-    picker, seen = picker or make_picker(), Seen()
+    picker = picker or make_picker()
+    seen = Seen.of(picker)
     server = ExtProcServer(picker, seen, listen=listen, settings=settings or StreamSettings())
     await server.start(ready=ready)
     target = listen.address if listen.address.startswith("unix:") else f"127.0.0.1:{server.port}"

@@ -20,13 +20,13 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,
     Rig,
-    Seen,
     bootstrap,
     free_port,
     running_envoy,
     running_upstreams,
 )
 from tests.harness.processes import wait_until
+from tests.harness.seen import Seen
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_envoy import completion, post
@@ -60,7 +60,8 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
     tmp_path: Path, mode: str
 ) -> None:
     async with running_upstreams(1) as upstreams:
-        picker, seen = make_picker(upstreams[0]), Seen()
+        picker = make_picker(upstreams[0])
+        seen = Seen.of(picker)
         gate = Gate(picker)
         server = ExtProcServer(
             picker,

@@ -14,8 +14,8 @@ from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
-from tests.harness.extproc_rig import Seen
 from tests.harness.h2spec import h2spec_program, read_report
+from tests.harness.seen import Seen
 
 LEFT_OUT = {
     "Sends a dynamic table size update larger than the value of SETTINGS_HEADER_TABLE_SIZE": (

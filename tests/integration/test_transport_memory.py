@@ -15,7 +15,7 @@ import grpc
 from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
-from tests.harness.extproc_rig import Seen
+from tests.harness.seen import Seen
 from tests.integration.test_extproc_server import METHOD, headers, make_picker
 
 
@@ -48,8 +48,9 @@ async def client(target, count):
 
 
 async def serve(transport):
-    seen = Seen()
-    server = ExtProcServer(make_picker(), seen, listen=Listen(address="127.0.0.1:0", transport=transport), settings=StreamSettings())
+    picker = make_picker()
+    seen = Seen.of(picker)
+    server = ExtProcServer(picker, seen, listen=Listen(address="127.0.0.1:0", transport=transport), settings=StreamSettings())
     await server.start()
     print(server.port, flush=True)
     loop = asyncio.get_running_loop()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.decision import Pick
-from epp.errors import PickError
 from epp.extproc.events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.seen import Seen
 
 MUTANTS = 10_000
 VALID: list[tuple[str, dict[str, object]]] = [
@@ -35,26 +33,6 @@ MODES = [
     Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED),
 ]
 ODD = [b"{", b"}", b"[", b'"', b"\\ud800", b"\xff", b"\0", b"null", b"-1", b"1e999", b"9" * 400, b"[" * 1500]
-
-
-@dataclass
-class Seen:
-    """What the stream told: at most one pick or one refusal for each request."""
-
-    picks: list[Pick] = field(default_factory=list)
-    refusals: list[PickError] = field(default_factory=list)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self.picks.append(pick)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        self.refusals.append(error)
-
-    def responded(self, pick: Pick, *, mismatch: bool) -> None: ...
-    def ended(self, pick: Pick) -> None: ...
-    def protocol_error(self, reason: str) -> None:
-        raise AssertionError(f"a damaged body is no protocol error: {reason}")
 
 
 def damaged(body: bytes, rng: random.Random) -> bytes:
@@ -95,9 +73,9 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
         stream.close(now=now)
         picker.housekeep(now=now)
         stream.check_integrity()
-        for error in seen.refusals:
+        for _, error in seen.refusals:
             assert error.status == 400
-        label = seen.refusals[0].reason if seen.refusals else "routed"
+        label = seen.refusals[0][1].reason if seen.refusals else "routed"
         reasons[label] = reasons.get(label, 0) + 1
         if number % 100 == 0:
             picker.table.check_integrity()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
-from epp.decision import Pick
-from epp.errors import PickError
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import (
     Answer,
@@ -35,26 +32,7 @@ from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
-
-
-@dataclass
-class Seen:
-    picks: list[Pick] = field(default_factory=list)
-    over: list[Pick] = field(default_factory=list)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self.picks.append(pick)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        assert error.status in (400, 413, 429, 503)
-
-    def responded(self, pick: Pick, *, mismatch: bool) -> None: ...
-    def ended(self, pick: Pick) -> None:
-        self.over.append(pick)
-
-    def protocol_error(self, reason: str) -> None:
-        assert reason
+from tests.harness.seen import Seen
 
 
 def make_picker() -> Picker:
@@ -157,7 +135,8 @@ SETTINGS = st.builds(
 def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
     events: list[Event], given_settings: StreamSettings, end: str
 ) -> None:
-    picker, seen = make_picker(), Seen()
+    picker = make_picker()
+    seen = Seen.of(picker)
     stream = make_stream(picker, seen, given_settings)
     for i, event in enumerate(events):
         try:
@@ -173,6 +152,7 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
     stream.close(now=50.0, broken=end == "broken")
     stream.check_integrity()
     assert len(seen.picks) <= 1
+    assert all(error.status in (400, 413, 429, 503) for _, error in seen.refusals)
     assert seen.over == seen.picks
     assert all(p.over for p in seen.picks)
     detached = any(p.decision.outcome == "detached" for p in seen.picks)

@@ -34,8 +34,8 @@ from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
-from tests.harness.extproc_rig import Seen
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, headers, hello, ping, reset, window_update
+from tests.harness.seen import Seen
 
 _SETTINGS = StreamSettings(max_body_bytes=100_000)
 
@@ -90,7 +90,7 @@ class Attack:
             [Endpoint(name=EndpointName(f"e{n}"), address=Address(f"10.0.0.{n}", 80)) for n in range(1, 4)],
             now=time.monotonic(),
         )
-        self._seen = Seen()
+        self._seen = Seen.of(self._picker)
         self._now = 1000.0
         self._streams = Streams(self._picker, self._seen, settings=_SETTINGS, clock=lambda: self._now)
         self._transport = Http2Transport(self._streams, Health(), listen=Listen())

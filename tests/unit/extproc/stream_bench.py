@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
-from epp.decision import Pick
-from epp.errors import PickError
 from epp.extproc.events import (
     Action,
     Answer,
@@ -26,6 +23,7 @@ from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.seen import Seen
 
 BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()
 HEADERS = (
@@ -48,34 +46,6 @@ NONE = Modes()
 ALL = [BUFFERED, PARTIAL, STREAMED, EARLY, DUPLEX, GRPC, NONE]
 
 
-@dataclass
-class Seen:
-    picks: list[Pick] = field(default_factory=list)
-    over: list[Pick] = field(default_factory=list)
-    mismatches: list[bool] = field(default_factory=list)
-    refusals: list[tuple[str, PickError]] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    parsed_bytes: list[int] = field(default_factory=list)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        self.parsed_bytes.append(size_bytes)
-
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self.picks.append(pick)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        self.refusals.append((request_id, error))
-
-    def responded(self, pick: Pick, *, mismatch: bool) -> None:
-        self.mismatches.append(mismatch)
-
-    def ended(self, pick: Pick) -> None:
-        self.over.append(pick)
-
-    def protocol_error(self, reason: str) -> None:
-        self.faults.append(reason)
-
-
 class Bench:
     """A picker with three endpoints, and streams on it."""
 
@@ -89,7 +59,7 @@ class Bench:
         )
         self.picker = Picker(policy, rng=random.Random(3))
         self.set_endpoints(A, B, C)
-        self.seen = Seen()
+        self.seen = Seen.of(self.picker)
 
     def set_endpoints(self, *addresses: Address) -> None:
         self.picker.set_endpoints(

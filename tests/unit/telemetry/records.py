@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from epp.decision import Candidate, Decision, Pick
+from epp.picker_events import Answered, Ended
+from epp.routed_request import RoutedRequest
 from epp.types import Address, EndpointName
 
 HERE = Address("10.0.0.1", 8000)
@@ -56,3 +60,12 @@ def decision(
 def pick(of: Decision | None = None) -> Pick:
     made = of or decision()
     return Pick(decision=made, destinations=made.destinations, sampled=False)
+
+
+def answered(of: Pick, *, mismatch: bool = False) -> Answered:
+    """As the picker tells it; of a pick that no picker made."""
+    return Answered(0.0, cast("RoutedRequest", of), mismatch)
+
+
+def ended(of: Pick) -> Ended:
+    return Ended(0.0, cast("RoutedRequest", of))

@@ -22,7 +22,7 @@ from epp.telemetry.state import (
     SharingStatus,
 )
 from epp.types import EndpointName
-from tests.unit.telemetry.records import HERE, decision, pick
+from tests.unit.telemetry.records import HERE, answered, decision, ended, pick
 
 SHARING = SharingStatus(
     connected=True,
@@ -92,9 +92,9 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     observer.picked(made, seconds=0.0002)
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
-    observer.responded(made, mismatch=False)
+    shown.metrics.hear(answered(made))
     made.decision.outcome = "aborted"
-    observer.ended(made)
+    shown.metrics.hear(ended(made))
     assert shown.value("epp_in_flight") == 0
     assert shown.samples("epp_requests_total") == {("chat", "aborted"): 1}
     assert (shown.value("epp_prompt_tokens_total"), shown.value("epp_matched_tokens_total")) == (1000, 600)
@@ -131,7 +131,7 @@ def test_a_refusal_is_counted_by_reason_and_can_be_asked_about(shown: Shown) -> 
 
 
 def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> None:
-    shown.metrics.responded(pick(), mismatch=True)
+    shown.metrics.hear(answered(pick(), mismatch=True))
     shown.metrics.protocol_error("body_before_headers")
     shown.metrics.reloaded("policy", ok=True)
     shown.metrics.reloaded("policy", ok=False)
@@ -146,7 +146,7 @@ def test_answers_are_counted_by_who_served_and_what_came_and_go_with_the_endpoin
         done = pick(decision(chosen="b"))
         done.decision.served_by, done.decision.status = EndpointName("a"), status
         done.decision.headers_s = headers_s
-        shown.metrics.responded(done, mismatch=True)
+        shown.metrics.hear(answered(done, mismatch=True))
     assert shown.samples("epp_answers_total") == {
         ("2xx", "a"): 2.0,
         ("5xx", "a"): 1.0,
@@ -173,7 +173,7 @@ def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Sho
     told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
     for made in (told, silent):
         shown.metrics.picked(made, seconds=0.0)
-        shown.metrics.ended(made)
+        shown.metrics.hear(ended(made))
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
     assert shown.value("epp_sampled_cached_tokens_total") == 580
     assert shown.value("epp_sampled_true_tokens_total") == 580

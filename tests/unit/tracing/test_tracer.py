@@ -22,8 +22,8 @@ from epp.decision import Pick
 from epp.errors import FlowRefusedError
 from epp.tracing.sending import Bounds
 from epp.tracing.tracer import Tracer
-from tests.harness.extproc_rig import Seen
-from tests.unit.telemetry.records import THERE, decision, pick
+from tests.harness.seen import Seen
+from tests.unit.telemetry.records import THERE, decision, ended, pick
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 CALLER = f"00-{TRACE:032x}-{SPAN:016x}-01"
@@ -57,7 +57,7 @@ class Traces:
         """A whole request."""
         made = made or pick()
         self.tracer.picked(made, seconds=seconds, trace=trace)
-        self.tracer.ended(made)
+        self.tracer.hear(ended(made))
         return made
 
     def arrived(self) -> list[ReadableSpan]:
@@ -77,7 +77,7 @@ def test_a_span_says_what_was_asked_predicted_and_done() -> None:
     traces.tracer.picked(made, seconds=0.002, trace=CALLER)
     told.waited_s, told.served, told.status, told.outcome = 1.5, THERE, 200, "ended"
     told.headers_s, told.ttft_s, told.cached_tokens = 0.25, 0.75, 512
-    traces.tracer.ended(made)
+    traces.tracer.hear(ended(made))
     (span,) = traces.arrived()
     assert attributes(span) == {
         "gen_ai.operation.name": "chat",
@@ -160,11 +160,9 @@ def test_every_event_still_reaches_the_observer_that_counts() -> None:
     traces = Traces()
     made = traces.one(trace=UNSAMPLED)
     traces.tracer.parsed(seconds=0.1, size_bytes=5)
-    traces.tracer.responded(made, mismatch=True)
     traces.tracer.protocol_error("odd")
     traces.arrived()
-    assert (traces.seen.picks, traces.seen.over) == ([made], [made])
-    assert (traces.seen.mismatches, traces.seen.faults) == (1, ["odd"])
+    assert (traces.seen.picks, traces.seen.faults) == ([made], ["odd"])
 
 
 def test_a_refusal_has_a_span_that_says_why_and_how_long_it_waited() -> None:
@@ -172,7 +170,7 @@ def test_a_refusal_has_a_span_that_says_why_and_how_long_it_waited() -> None:
     error = FlowRefusedError("late", reason="flow_deadline", retry_after_s=3, waited_s=4.0)
     traces.tracer.refused("r9", error, trace=CALLER)
     (span,) = traces.arrived()
-    assert traces.seen.refusals == [error]
+    assert [refused for _, refused in traces.seen.refusals] == [error]
     assert attributes(span) == {
         "http.response.status_code": 429,
         "error.type": "flow_deadline",

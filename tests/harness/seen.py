@@ -1,0 +1,48 @@
+"""What a stream and its picker told, kept for tests: the observer of streams and a listener to the picker's events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from epp.decision import Pick
+from epp.errors import PickError
+from epp.picker import Picker
+from epp.picker_events import Answered, Ended, PickerEvent
+
+
+@dataclass
+class Seen:
+    picks: list[Pick] = field(default_factory=list)
+    over: list[Pick] = field(default_factory=list)
+    mismatches: list[bool] = field(default_factory=list)
+    refusals: list[tuple[str, PickError]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    parsed_bytes: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, picker: Picker) -> Seen:
+        """Listens to the picker from now on."""
+        seen = cls()
+        picker.subscribe(seen.hear)
+        return seen
+
+    def hear(self, event: PickerEvent) -> None:
+        if isinstance(event, Answered):
+            self.mismatches.append(event.mismatch)
+        elif isinstance(event, Ended):
+            self.over.append(event.request)
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None:
+        assert seconds >= 0
+        assert size_bytes > 0
+        self.parsed_bytes.append(size_bytes)
+
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
+        self.picks.append(pick)
+
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
+        self.refusals.append((request_id, error))
+
+    def protocol_error(self, reason: str) -> None:
+        assert reason
+        self.faults.append(reason)
