@@ -33,6 +33,7 @@ from epp.gate import Gate
 from epp.hash_secret import hash_secret
 from epp.kube.api import require
 from epp.kube.cluster import Cluster, Hooks
+from epp.misses.explaining import Explaining
 from epp.picker import Picker
 from epp.recording import start as recording
 from epp.request import jsontext
@@ -173,6 +174,7 @@ class App:
             if config.recording is not None
             else None
         )
+        self._explaining = Explaining(self._picker)
         self._metrics = Metrics(decisions=decisions, state=self._status)
         self._picker.subscribe(self._metrics.hear)
         self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None
@@ -190,6 +192,7 @@ class App:
             decisions=decisions,
             state=self._status,
             not_ready=self._not_ready,
+            explain=self._explaining.told,
             config=config,
             policy=lambda: self._picker.policy,
         )
@@ -318,6 +321,7 @@ class App:
             keep("sharing", self._sharing.run)
         if self._exact is not None:
             keep("exact", self._exact.run, name="exact mode")
+        keep("explain", self._explaining.run)
         if self._recording is not None:
             keep("recording", self._recording.run)
         if self._not_ready():

@@ -16,6 +16,7 @@ from epp.config.policy import RuleName
 from epp.config.settings import Config, load_config
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
+from epp.misses import command as explain
 from epp.telemetry.logs import setup_logging
 from epp.workers import Supervisor
 
@@ -23,6 +24,7 @@ _DESCRIPTION = """\
 Endpoint picker for Envoy: routes LLM requests to the model server that can answer soonest,
 counting what each server's prefix cache already holds, its LoRA adapters and its undone work.
 """
+_EXPLAIN = "Ask a running picker why prompt tokens were not in the cache of the server that got them, and what to change."
 _REPLAY = (
     "Run recorded requests through the picker's rules on simulated servers, by several policies, and compare."
 )
@@ -67,6 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     envoy.add_argument(
         "--output", type=Path, metavar="FILE", help="write it there, whole or not at all, instead of printing"
     )
+    explain = commands.add_parser("explain", help=_EXPLAIN, description=_EXPLAIN)
+    explain.add_argument(
+        "--admin",
+        default="http://127.0.0.1:9090",
+        metavar="URL",
+        help="of the picker (default http://127.0.0.1:9090)",
+    )
+    explain.add_argument(
+        "--window", type=int, default=600, metavar="SECONDS", help="how far back, 900 at most (default 600)"
+    )
+    explain.add_argument("--json", action="store_true", help="print JSON")
     _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
     pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
     pages.add_argument("page", choices=sorted(reference.PAGES))
@@ -121,6 +134,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command == "reference":
             print(reference.PAGES[args.page](), end="")
+            return 0
+        if args.command == "explain":
+            found = explain.fetch(args.admin, window_s=args.window)
+            print(
+                msgspec.json.format(msgspec.json.encode(found)).decode()
+                if args.json
+                else explain.table(found)
+            )
             return 0
         if args.command == "replay":
             return _replay(args)

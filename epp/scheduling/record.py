@@ -91,7 +91,7 @@ class Shown(Sequence[Candidate]):
     Of many candidates only the few that are shown are kept until then.
     """
 
-    __slots__ = ("_columns", "_excluded", "_made", "_order", "_roster", "_slots", "_spec")
+    __slots__ = ("_best", "_columns", "_excluded", "_made", "_order", "_roster", "_slots", "_spec")
 
     def __init__(self, choice: Choice, snapshot: Snapshot, asked: Request, *, spec: PolicySpec) -> None:
         places = choice.places
@@ -113,11 +113,18 @@ class Shown(Sequence[Candidate]):
             snapshot.failure_share,
         )
         self._order: Sequence[int] = places
+        self._best = asked.cached_tokens
         if len(snapshot) > MOST:
+            self._best = asked.cached_tokens.max(keepdims=True)
             index = np.array(places)
             columns = tuple([c.take(index) if c is not None else None for c in columns])
             self._order = range(len(places))
         self._columns = columns
+
+    @property
+    def best_cached_tokens(self) -> int:
+        """The most that any candidate held of the prompt, shown or not."""
+        return int(self._best.max())
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -29,6 +29,8 @@ from epp.types import Address
 
 _SHOWN: Final = 50
 _MAX_SHOWN: Final = 1000
+_WINDOW_S: Final = 600
+_MOST_WINDOW_S: Final = 900
 _PORTION: Final = 20
 """Decisions that are encoded between two turns of the loop: each lists every endpoint."""
 _MAX_CONNECTIONS: Final = 64
@@ -49,6 +51,7 @@ class AdminServer:
         decisions: DecisionRing,
         state: StatusSource,
         not_ready: Callable[[], str],
+        explain: Callable[[float], dict[str, Any]],
         config: Config,
         policy: Callable[[], Policy],
         unix_clock: Callable[[], float] = time.time,
@@ -58,6 +61,7 @@ class AdminServer:
         self._decisions = decisions
         self._state = state
         self._not_ready = not_ready
+        self._explain = explain
         self._config = config
         self._policy = policy
         self._unix_clock = unix_clock
@@ -79,6 +83,7 @@ class AdminServer:
                 web.get("/decisions", self._recent),
                 web.get("/decisions/{request_id:.+}", self._decision),
                 web.get("/endpoints", self._endpoints),
+                web.get("/explain", self._explained),
                 web.get("/config", self._configuration),
                 web.get("/policy", self._policy_in_use),
             ]
@@ -141,7 +146,7 @@ class AdminServer:
         )
 
     async def _recent(self, request: web.Request) -> web.Response:
-        limit = _limit(request.query)
+        limit = _whole(request.query, "limit", usual=_SHOWN, most=_MAX_SHOWN)
         records = self._decisions.last(limit, endpoint=request.query.get("endpoint", ""))
         shown = []
         for n, record in enumerate(records, 1):
@@ -159,6 +164,11 @@ class AdminServer:
 
     async def _endpoints(self, _: web.Request) -> web.Response:
         return _json(_status_json(self._state()))
+
+    async def _explained(self, request: web.Request) -> web.Response:
+        return _json(
+            self._explain(float(_whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)))
+        )
 
     async def _configuration(self, _: web.Request) -> web.Response:
         return _json(_without_secrets(msgspec.to_builtins(self._config)))
@@ -212,11 +222,11 @@ def _answer(body: bytes, *, status: int = 200) -> web.Response:
     )
 
 
-def _limit(query: MultiMapping[str]) -> int:
-    text = query.get("limit", str(_SHOWN))
+def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int:
+    text = query.get(name, str(usual))
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise web.HTTPBadRequest(text="limit: expected a whole number above 0")
-    return min(int(text), _MAX_SHOWN)
+        raise web.HTTPBadRequest(text=f"{name}: expected a whole number above 0")
+    return min(int(text), most)
 
 
 def _status_json(status: PickerStatus) -> dict[str, Any]:

@@ -94,6 +94,7 @@ async def admin_pages(_: Path) -> AsyncIterator[Entry]:
         decisions=ring,
         state=PickerStatus,
         not_ready=str,
+        explain=lambda window_s: {"window_s": window_s},
         config=Config(endpoints_file="e.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

@@ -70,6 +70,7 @@ async def running_admin() -> AsyncIterator[Address]:
         decisions=ring,
         state=PickerStatus,
         not_ready=str,
+        explain=lambda window_s: {"window_s": window_s},
         config=Config(endpoints_file="endpoints.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

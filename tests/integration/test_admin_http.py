@@ -62,6 +62,7 @@ class Admin:
             decisions=self.ring,
             state=lambda: self.status,
             not_ready=lambda: self.not_ready,
+            explain=lambda window_s: {"window_s": window_s},
             config=self.config,
             policy=lambda: DEFAULT_POLICY,
         )
@@ -233,6 +234,7 @@ async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(a
         decisions=admin.ring,
         state=lambda: admin.status,
         not_ready=lambda: "",
+        explain=lambda window_s: {"window_s": window_s},
         config=admin.config,
         policy=lambda: DEFAULT_POLICY,
     )
@@ -268,3 +270,15 @@ async def test_a_name_that_nobody_has_allowed_is_refused() -> None:
             "gateway.svc",
         )
         assert [await asked_as(admin, host) for host in refused] == [421] * len(refused)
+
+
+async def test_why_tokens_are_missed_is_told_for_a_window_within_bounds(admin: Admin) -> None:
+    for query, status, window_s in (
+        ("", 200, 600),
+        ("?window=60", 200, 60),
+        ("?window=99999", 200, 900),
+        ("?window=x", 400, 0),
+    ):
+        async with admin.session.get(f"http://{admin.address}/explain{query}") as answer:
+            assert answer.status == status
+            assert (await answer.json()).get("window_s", 0) == window_s

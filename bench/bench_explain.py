@@ -1,0 +1,35 @@
+"""CPU that `epp explain` costs for each request: `python -m bench.bench_explain`. Prints, and asserts nothing."""
+
+from __future__ import annotations
+
+import time
+
+from epp.config.policy import PolicySpec
+from epp.misses.finding import Misses
+from epp.picker_events import Began, PickerEvent
+from tests.unit.picker_questions import a_picker, ask, text
+
+
+def main(rounds: int = 300) -> None:
+    print(f"{'prompt':>8}  {'on the pick':>12}  {'after it':>9}   (us of CPU)")
+    for size in (1024, 8192, 40_960):
+        picker = a_picker(PolicySpec(), on=())
+        misses = Misses(picker)
+        events: list[PickerEvent] = []
+        picker.subscribe(events.append)
+        for n in range(rounds):
+            prompt = text(f"system {n % 20}", size // 2) + text(f"{n}", size // 2)
+            pick = picker.pick(ask(prompt), now=n / 10)
+            picker.end(pick, outcome="ended", now=n / 10)
+        began = [event for event in events if isinstance(event, Began)]
+        at = time.process_time()
+        for event in began:
+            misses.hear(event)
+        heard = time.process_time()
+        misses.work(limit=rounds)
+        worked = time.process_time()
+        print(f"{size:>8,}  {1e6 * (heard - at) / rounds:>12.2f}  {1e6 * (worked - heard) / rounds:>9.1f}")
+
+
+if __name__ == "__main__":
+    main()

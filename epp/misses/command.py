@@ -1,0 +1,55 @@
+"""`epp explain`: asks a running picker why prompt tokens are missed, and prints the answer."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from typing import Any, Final
+
+import msgspec
+
+from epp.errors import ConfigError
+
+_WITHIN_S: Final = 10.0
+_MOST_BYTES: Final = 2**20
+_SHOWN_SERVERS: Final = 4
+
+
+def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
+    """ConfigError where nobody answers."""
+    url = f"{admin.rstrip('/')}/explain?window={window_s}"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--admin {admin}: an address such as http://127.0.0.1:9090")
+    try:
+        with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
+            found: dict[str, Any] = msgspec.json.decode(answer.read(_MOST_BYTES), type=dict[str, Any])
+    except (urllib.error.URLError, OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--admin {admin}: {error}") from error
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """For people: the causes by size, what to change, and what it costs to know."""
+    lines = [
+        f"{found['requests']:,} requests in the last {found['window_s']:,.0f} s, {found['prompt_tokens']:,} prompt tokens",
+        f"{found['hit_ratio']:.1%} of them were believed cached where they were sent",
+        "",
+        f"{'share of missed':>15}  {'of all':>6}  {'tokens':>12}  why",
+    ]
+    for cause in found["causes"]:
+        if not cause["tokens"]:
+            continue
+        lines.append(
+            f"{cause['share_of_missed']:>15.1%}  {cause['share_of_prompt']:>6.1%}  {cause['tokens']:>12,}  {cause['title']}"
+        )
+        indent = " " * 39
+        lines += [f"{indent}{_server(s)}" for s in cause["servers"][:_SHOWN_SERVERS]]
+        lines.append(f"{indent}-> {cause['advice']}")
+    if found["cost_us"] is not None:
+        lines += ["", f"This account costs {found['cost_us']} us of CPU for each request, after the pick."]
+    return "\n".join(lines)
+
+
+def _server(server: dict[str, Any]) -> str:
+    full = "" if server["full"] is None else f", its cache {server['full']:.0%} full"
+    return f"{server['name']}: {server['tokens']:,} tokens{full}"

@@ -1,0 +1,74 @@
+"""Runs `Misses` beside the requests, and tells what it found as JSON values. Kept running by `app`.
+
+Some requests at a time, a few times a second: what a look costs is measured and told with the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from epp.misses.accounts import Account, Missed
+from epp.misses.finding import Misses
+from epp.picker import Picker
+
+_LOOK_S: Final = 0.2
+_PORTION: Final = 100
+_MOST_SERVERS: Final = 10
+"""Named for each cause."""
+_PERCENT_DIGITS: Final = 4
+
+
+class Explaining:
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._misses = Misses(picker)
+        self._spent_s = 0.0
+        picker.subscribe(self._misses.hear)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            began = time.thread_time()
+            self._misses.work(limit=_PORTION)
+            self._spent_s += time.thread_time() - began
+
+    def told(self, window_s: float) -> dict[str, Any]:
+        """Why tokens were missed in the last `window_s` seconds."""
+        misses = self._misses
+        account = misses.over(window_s, now=time.monotonic())
+        return {
+            "window_s": round(account.window_s, 1),
+            "requests": account.requests,
+            "prompt_tokens": round(account.prompt_tokens),
+            "matched_tokens": round(account.matched_tokens),
+            "hit_ratio": _ratio(account.matched_tokens, account.prompt_tokens),
+            "causes": [self._cause(part, account) for part in account.missed],
+            "chunks_followed": f"1 in {misses.one_in}",
+            "requests_skipped": misses.skipped,
+            "cost_us": round(1e6 * self._spent_s / misses.looked_at, 1) if misses.looked_at else None,
+        }
+
+    def _cause(self, part: Missed, account: Account) -> dict[str, Any]:
+        total = sum(missed.tokens for missed in account.missed)
+        table = self._picker.table
+        present = set(table.endpoints())
+        servers = []
+        for name, tokens in list(part.servers.items())[:_MOST_SERVERS]:
+            capacity = table.capacity_bytes(name) if name in present else 0
+            full = _ratio(table.used_bytes(name), capacity) if capacity else None
+            servers.append({"name": name, "tokens": round(tokens), "full": full})
+        return {
+            "cause": part.cause.name,
+            "title": part.cause.title,
+            "tokens": round(part.tokens),
+            "share_of_missed": _ratio(part.tokens, total),
+            "share_of_prompt": _ratio(part.tokens, account.prompt_tokens),
+            "servers": servers,
+            "advice": part.cause.advice,
+        }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, _PERCENT_DIGITS) if whole else 0.0

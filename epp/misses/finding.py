@@ -1,0 +1,223 @@
+"""Finds out why prompt tokens were not in the cache of the server that got them.
+
+A listener of the picker: on the path of a request it appends to a bounded queue. The work is done some tenths of a second later, when other
+pickers' news of the same moment have come. What the picker believed at the pick is in the decision; what became of a chunk before that
+is in `Seen`. Pure, on one thread with the picker; `explaining` calls `work` and `told`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from epp.config.policy import PolicySpec
+from epp.misses.accounts import Account, Accounts, Bucket
+from epp.misses.causes import (
+    ELSEWHERE,
+    EVICTED,
+    LATE,
+    LOW_GAIN,
+    NEW,
+    OTHER_ROOT,
+    RESTARTED,
+    TAIL,
+    UNAVAILABLE,
+    UNREAD,
+    Cause,
+)
+from epp.misses.seen import Seen, Sent
+from epp.picker import Picker
+from epp.picker_events import Began, PickerEvent
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.routed_request import RoutedRequest
+from epp.scheduling.record import Shown
+from epp.types import ChunkHash, EndpointName, InferenceRequest
+
+_MOST_WAITING: Final = 1000
+_PROBES_BYTES: Final = (256, 1024, 4096, 16_384, 65_536)
+"""Beginnings of a prompt that are compared over models, adapters and salts."""
+_MOST_PROBES: Final = 16_384
+
+Probe = tuple[int, int]
+"""Bytes, and the hash of so many bytes without model and salt."""
+
+
+class Misses:
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._waiting: deque[tuple[RoutedRequest, tuple[Probe, ...], float]] = deque()
+        self._accounts = Accounts()
+        self._seen = Seen()
+        self._roots: dict[int, ChunkHash] = {}
+        """By the hash of a beginning without model and salt: the first chunk with them, of who sent it last."""
+        self._several_roots = False
+        self._model = ""
+        self.skipped = 0
+        """Requests that were not looked at, since too many waited."""
+        self.looked_at = 0
+
+    def hear(self, event: PickerEvent) -> None:
+        """A listener of the picker."""
+        if isinstance(event, Began):
+            if len(self._waiting) >= _MOST_WAITING:
+                self.skipped += 1
+                return
+            self._waiting.append((event.request, self._probes(event.inference), event.at))
+
+    def work(self, *, limit: int) -> int:
+        """Look at so many requests that wait. How many it were."""
+        done = 0
+        while self._waiting and done < limit:
+            request, probes, at = self._waiting.popleft()
+            self._look_at(request, probes, at)
+            done += 1
+        self.looked_at += done
+        return done
+
+    def over(self, window_s: float, *, now: float) -> Account:
+        return self._accounts.over(window_s, now=now)
+
+    @property
+    def one_in(self) -> int:
+        """One in so many chunks is followed."""
+        return self._seen.one_in
+
+    def check_integrity(self) -> None:
+        self._seen.check_integrity()
+        assert len(self._waiting) <= _MOST_WAITING
+        assert len(self._roots) <= _MOST_PROBES
+
+    # -- one request -------------------------------------------------------------------------------------------------
+
+    def _look_at(self, request: RoutedRequest, probes: Sequence[Probe], at: float) -> None:
+        decision, chain = request.decision, request.chain
+        bucket = self._accounts.bucket(now=at)
+        bucket.requests += 1
+        bucket.prompt_tokens += decision.prompt_tokens
+        bucket.matched_tokens += decision.matched_tokens
+        missed = decision.prompt_tokens - decision.matched_tokens
+        if not isinstance(decision.candidates, Shown) or decision.unread:
+            self._miss(bucket, UNREAD, missed)
+            return
+        best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
+        held_elsewhere = best - decision.matched_tokens
+        if held_elsewhere > 0:
+            low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
+            holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
+            self._miss(bucket, LOW_GAIN if low else ELSEWHERE, held_elsewhere, server=holder)
+        if request.table is self._picker.table:
+            self._split(bucket, request, probes, best=best)
+        else:
+            self._miss(bucket, NEW, missed - held_elsewhere)  # chunks are cut differently by now
+        recorded = request.recorded
+        if recorded is not None and recorded.added and not request.prefix_lost:
+            sent = Sent(request.state.endpoint.name, request.process, at)
+            self._seen.note(chain[recorded.first_added :], sent)
+        for _, probe in probes:
+            self._remember(probe, chain)
+
+    def _split(self, bucket: Bucket, request: RoutedRequest, probes: Sequence[Probe], *, best: int) -> None:
+        """Tokens that no candidate held: by chunk what became of them, the rest belongs to ends."""
+        decision, chain, schedule = request.decision, request.chain, request.table.schedule
+        tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
+        first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))
+        unknown = chain[first:]
+        end_bytes = schedule.end_bytes
+        whole = (end_bytes(len(chain)) - end_bytes(first)) * tokens_per_byte if unknown else 0.0
+        self._miss(bucket, TAIL, decision.prompt_tokens - best - whole)
+        if not unknown:
+            return
+        shared_bytes = self._shared_bytes(probes, chain) if not first else 0
+        late = self._holder_now(request, first)
+        one_in, followed = self._seen.one_in, self._seen.get
+        parts: dict[tuple[Cause, EndpointName | None], float] = {}
+        covered = end_bytes(first)
+        for n in range(first, len(chain)):
+            chunk, begin, covered = chain[n], covered, end_bytes(n + 1)
+            if chunk & (one_in - 1):
+                continue
+            sent = followed(chunk)
+            if sent is None and late is None:
+                part: tuple[Cause, EndpointName | None] = (
+                    OTHER_ROOT if covered <= shared_bytes else NEW,
+                    None,
+                )
+            else:
+                part = self._cause_of(chunk, sent, request, late)
+            parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
+        for (cause, server), tokens in parts.items():
+            self._miss(bucket, cause, tokens, server=server)
+
+    def _cause_of(
+        self, chunk: ChunkHash, sent: Sent | None, request: RoutedRequest, late: EndpointName | None
+    ) -> tuple[Cause, EndpointName | None]:
+        """Of a chunk that was sent somewhere before, or that a server is known to hold by now."""
+        if sent is None:
+            return (NEW, None) if self._is_ours(chunk) else (LATE, late)
+        state = self._picker.fleet.get(sent.server)
+        if state is None or state.process != sent.process:
+            return RESTARTED, sent.server
+        if late == sent.server and sent.server != request.state.endpoint.name:
+            return UNAVAILABLE, sent.server
+        return EVICTED, sent.server
+
+    def _holder_now(self, request: RoutedRequest, first: int) -> EndpointName | None:
+        """Another server that holds more of the prompt by now than any candidate was known to hold at the pick."""
+        own = request.state.endpoint.name
+        held = self._picker.table.match(request.chain[: first + 1])
+        return next((name for name, chunks in held.items() if chunks > first and name != own), None)
+
+    def _is_ours(self, chunk: ChunkHash) -> bool:
+        """A later request of this picker, which still waits here, was sent there."""
+        return any(chunk in request.chain for request, _, _ in self._waiting)
+
+    def _miss(
+        self, bucket: Bucket, cause: Cause, tokens: float, *, server: EndpointName | None = None
+    ) -> None:
+        self._accounts.miss(bucket, cause, tokens, server=server)
+
+    # -- beginnings over models and salts -------------------------------------------------------------------------------
+
+    def _probes(self, inference: InferenceRequest) -> tuple[Probe, ...]:
+        """Nothing, as long as all prompts have one model and no salt."""
+        prompt = inference.prompt
+        if not self._several_roots:
+            self._several_roots = bool(inference.cache_salt) or inference.model != (
+                self._model or inference.model
+            )
+            self._model = self._model or inference.model
+            if not self._several_roots:
+                return ()
+        view = memoryview(prompt)
+        return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
+
+    def _shared_bytes(self, probes: Sequence[Probe], chain: Sequence[ChunkHash]) -> int:
+        """How much of the beginning was last seen with another model, adapter or salt."""
+        return max(
+            (size for size, probe in probes if self._roots.get(probe, chain[0]) != chain[0]), default=0
+        )
+
+    def _remember(self, probe: int, chain: Sequence[ChunkHash]) -> None:
+        if not chain:
+            return
+        self._roots.pop(probe, None)
+        self._roots[probe] = chain[0]
+        if len(self._roots) > _MOST_PROBES:
+            del self._roots[next(iter(self._roots))]
+
+
+def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
+    return max(spec.gain.min_match_tokens, spec.gain.min_match_ratio * prompt_tokens)
+
+
+def _block_tokens(request: RoutedRequest) -> int:
+    metrics = request.state.metrics
+    return (metrics.block_size if metrics is not None else None) or 16
+
+
+def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
+    """Chunks that so many cached tokens came from: tokens are rounded down to blocks."""
+    return schedule.chunks_in(int((tokens + block - 1) / tokens_per_byte)) if tokens else 0

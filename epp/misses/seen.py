@@ -1,0 +1,70 @@
+"""Which chunks were ever sent where, in bounded memory: a sample of all chunks, chosen by their hashes.
+
+While there is room, every chunk is kept. When the memory is full, the oldest quarter goes if it is old enough, else half of all
+chunks by their hashes, from then on for good: a chunk is in the sample or it is not, wherever it occurs, so shares stay true (SHARDS,
+Waldspurger et al. 2015). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from epp.types import ChunkHash, EndpointName
+
+_MOST: Final = 32_768
+_OLD_S: Final = 3600.0
+
+
+class Sent(NamedTuple):
+    """The last server that a chunk was newly sent to."""
+
+    server: EndpointName
+    process: int
+    at: float
+
+
+class Seen:
+    def __init__(self, *, most: int = _MOST, old_s: float = _OLD_S) -> None:
+        self._most = most
+        self._old_s = old_s
+        self._sent: dict[ChunkHash, Sent] = {}
+        self._mask = 0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def one_in(self) -> int:
+        """One in so many chunks is in the sample."""
+        return self._mask + 1
+
+    def sampled(self, chunks: Iterable[ChunkHash]) -> list[ChunkHash]:
+        """Those that are in the sample."""
+        mask = self._mask
+        return [chunk for chunk in chunks if not chunk & mask] if mask else list(chunks)
+
+    def get(self, chunk: ChunkHash) -> Sent | None:
+        return self._sent.get(chunk)
+
+    def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
+        """These were sent there now."""
+        for chunk in self.sampled(chunks):
+            self._sent.pop(chunk, None)  # to the end of the order
+            self._sent[chunk] = sent
+        while len(self._sent) > self._most:
+            self._shrink(now=sent.at)
+
+    def _shrink(self, *, now: float) -> None:
+        oldest = next(iter(self._sent.values()))
+        if now - oldest.at > self._old_s:
+            for chunk in list(islice(self._sent, self._most // 4)):
+                del self._sent[chunk]
+            return
+        self._mask = self._mask * 2 + 1
+        self._sent = {chunk: sent for chunk, sent in self._sent.items() if not chunk & self._mask}
+
+    def check_integrity(self) -> None:
+        assert len(self._sent) <= self._most
+        assert not any(chunk & self._mask for chunk in self._sent)

@@ -1,0 +1,181 @@
+"""Why prompt tokens were missed: one test for each cause, with the real picker."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from epp.config.policy import Gain, PolicySpec, Table
+from epp.misses.command import table
+from epp.misses.explaining import Explaining
+from epp.misses.finding import Misses
+from epp.misses.seen import Seen, Sent
+from epp.picker import Picker
+from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.picker_questions import a_picker, ask, endpoints, text
+
+
+def missed(misses: Misses) -> dict[str, float]:
+    """Shares of the missed tokens, of all that was asked, by cause."""
+    misses.work(limit=10_000)
+    misses.check_integrity()
+    account = misses.over(900.0, now=900.0)
+    whole = sum(part.tokens for part in account.missed)
+    assert whole == pytest.approx(account.prompt_tokens - account.matched_tokens, rel=0.01), (
+        "every token has one cause"
+    )
+    return {part.cause.name: part.tokens / whole for part in account.missed if part.tokens}
+
+
+def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> tuple[Picker, Misses]:  # noqa: B008 - frozen
+    picker = a_picker(spec, on=endpoints(names, **more))
+    misses = Misses(picker)
+    picker.subscribe(misses.hear)
+    return picker, misses
+
+
+def served(picker: Picker, prompt: bytes, *, now: float, **more: Any) -> str:
+    pick = picker.pick(ask(prompt, **more), now=now)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+    picker.end(pick, outcome="ended", now=now)
+    picker.housekeep(now=now)
+    return pick.decision.chosen
+
+
+def test_a_first_prompt_was_never_seen_and_its_end_is_in_no_chunk() -> None:
+    picker, misses = watched()
+    served(picker, text("one", 8100), now=1.0)
+    assert missed(misses) == {"new": pytest.approx(0.98, abs=0.01), "tail": pytest.approx(0.02, abs=0.01)}
+
+
+def test_what_a_full_server_dropped_was_evicted_from_it() -> None:
+    spec = PolicySpec(table=Table(default_capacity_tokens=5000))
+    picker, misses = watched(spec)
+    for n, name in enumerate(("one", "two", "three", "four", "one")):
+        served(picker, text(name, 8192), now=float(n))
+    shares = missed(misses)
+    assert shares["evicted"] == pytest.approx(0.2, abs=0.03)
+    part = next(p for p in misses.over(900.0, now=9.0).missed if p.cause.name == "evicted")
+    assert list(part.servers) == ["a"]
+
+
+def test_what_a_restarted_server_had_is_its_restarts_fault() -> None:
+    picker, misses = watched()
+    served(picker, text("one", 8192), now=1.0)
+    for finished, now in ((9.0, 2.0), (0.0, 3.0)):
+        page = EndpointMetrics(
+            scraped_at=now, finished=finished, prompt_tokens=finished, generated_tokens=finished
+        )
+        picker.observe(EndpointName("a"), page, now=now)
+    served(picker, text("one", 8192), now=4.0)
+    assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_rule_that_looks_at_no_prefix_sends_them_elsewhere() -> None:
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
+    assert served(picker, text("one", 8192), now=1.0) != served(picker, text("one", 8192), now=2.0)
+    assert missed(misses)["elsewhere"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_match_below_the_threshold_is_too_little_to_count() -> None:
+    spec = PolicySpec(rule="round-robin", gain=Gain(min_match_tokens=100_000))
+    picker, misses = watched(spec, "ab")
+    served(picker, text("one", 8192), now=1.0)
+    served(picker, text("one", 8192), now=2.0)
+    assert missed(misses)["low_gain"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_same_text_under_another_salt_is_told_up_to_where_it_is_the_same() -> None:
+    picker, misses = watched()
+    served(picker, text("system", 4096) + text("first", 4096), salt="x", now=1.0)
+    served(picker, text("system", 4096) + text("other", 4096), salt="y", now=2.0)
+    assert missed(misses)["other_root"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_news_of_another_picker_that_came_after_the_pick_came_too_late() -> None:
+    picker, misses = watched(names="ab")
+    chosen = served(picker, text("one", 8192), now=2.0)
+    other = EndpointName("b" if chosen == "a" else "a")
+    chain = chain_of(picker, text("one", 8192))
+    picker.table.record(other, chain, now=2.1)
+    shares = missed(misses)
+    assert shares["late"] > 0.9
+
+
+def test_a_server_that_was_no_candidate_is_named() -> None:
+    picker, misses = watched(names="ab")
+    first = served(picker, text("one", 8192), now=1.0)
+    elsewhere = [e.address for e in picker.endpoints() if e.name != first]
+    served(picker, text("one", 8192), subset=frozenset(elsewhere), now=2.0)
+    assert missed(misses)["unavailable"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_body_that_was_not_read_says_so() -> None:
+    picker, misses = watched()
+    request = ask(b"", body_bytes=40_000)
+    unread = InferenceRequest(kind=request.inference.kind, model="m", unread="costly_body")
+    pick = picker.pick(type(request)("r", unread, body_bytes=40_000), now=1.0)
+    picker.end(pick, outcome="ended", now=2.0)
+    assert missed(misses) == {"unread": 1.0}
+
+
+def test_two_of_one_kind_at_a_time_are_not_another_pickers_news() -> None:
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
+    served(picker, text("one", 8192), now=1.0)
+    served(picker, text("one", 8192), now=1.0)
+    assert "late" not in missed(misses)
+
+
+def test_memory_is_bounded_and_the_sample_stays_the_same_for_every_chunk() -> None:
+    seen = Seen(most=1000)
+    rng = random.Random(1)
+    chunks = [ChunkHash(rng.getrandbits(64)) for _ in range(20_000)]
+    for n, chunk in enumerate(chunks):
+        seen.note([chunk], Sent(EndpointName("a"), 0, float(n) / 100))
+        if n % 200 == 0:
+            seen.check_integrity()
+    assert seen.one_in == 32
+    sampled = seen.sampled(chunks)
+    assert len(sampled) == pytest.approx(20_000 / 32, rel=0.15)
+    assert all(seen.get(chunk) is not None for chunk in sampled), "nothing in the sample is forgotten"
+
+
+def test_old_chunks_go_before_the_sample_is_made_smaller() -> None:
+    seen = Seen(most=100, old_s=10.0)
+    for n in range(1000):
+        seen.note([ChunkHash(n)], Sent(EndpointName("a"), 0, float(n)))
+    assert seen.one_in == 1
+    assert seen.get(ChunkHash(999)) is not None
+    assert seen.get(ChunkHash(1)) is None
+
+
+def test_too_many_requests_at_a_time_are_skipped_and_counted() -> None:
+    picker, misses = watched()
+    for n in range(1200):
+        served(picker, text(f"{n}", 512), now=float(n) / 1000)
+    assert misses.skipped == 200
+    misses.check_integrity()
+
+
+def test_the_answer_names_causes_servers_and_what_to_change() -> None:
+    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
+    explaining = Explaining(picker)
+    for n in range(2):
+        served(picker, text("one", 8192), now=float(n))
+    explaining._misses.work(limit=10)
+    told = explaining.told(1e12)
+    assert (told["requests"], told["hit_ratio"]) == (2, 0.0)
+    shown = table(told)
+    assert "sent elsewhere" in shown
+    assert "-> Nothing, if time to first token is good" in shown
+    assert "a: " in shown
+
+
+def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
+    probe = a_picker(picker.policy.spec, on=endpoints("a"))
+    events: list[Any] = []
+    probe.subscribe(events.append)
+    served(probe, prompt, now=0.0)
+    return list(events[0].request.chain)
