@@ -43,6 +43,7 @@ from epp.sharing import start as sharing
 from epp.sources import Sources
 from epp.state_report import live_of, status_of
 from epp.telemetry.admin import AdminServer
+from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
@@ -186,6 +187,16 @@ class App:
             tls=config.listen.tls,
             socket_mode=config.listen.socket_mode,
         )
+        self._board = Board(
+            state=self._status,
+            decisions=decisions,
+            explain=self._explaining.told,
+            prefixes=self._explaining.hot_prefixes,
+            dry_run=self._tried,
+            siblings=[
+                str(a) for n, a in enumerate(config.admin.addresses(workers=config.workers)) if n != worker
+            ],
+        )
         self._admin = AdminServer(
             address=config.admin.addresses(workers=config.workers)[worker],
             metrics=self._metrics,
@@ -193,6 +204,7 @@ class App:
             state=self._status,
             not_ready=self._not_ready,
             explain=self._explaining.told,
+            board=self._board,
             config=config,
             policy=lambda: self._picker.policy,
         )
@@ -322,6 +334,7 @@ class App:
         if self._exact is not None:
             keep("exact", self._exact.run, name="exact mode")
         keep("explain", self._explaining.run)
+        keep("page", self._board.run)
         if self._recording is not None:
             keep("recording", self._recording.run)
         if self._not_ready():
@@ -351,6 +364,19 @@ class App:
         return CertificateWatch(
             tls, field="listen.tls", on_result=lambda ok: self._metrics.reloaded("certificate", ok=ok)
         )
+
+    def _tried(self) -> dict[str, Any] | None:
+        """The policy in dry run, for people."""
+        tried = self._picker.dry_run
+        if tried is None:
+            return None
+        policy = tried.policy
+        return {
+            "policy": policy.metadata.name,
+            "rule": policy.spec.rule,
+            "picks": tried.picks,
+            "agreed": tried.agreed,
+        }
 
     def _not_ready(self) -> str:
         """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""

@@ -17,6 +17,8 @@ _LOOK_S: Final = 0.2
 _PORTION: Final = 100
 _MOST_SERVERS: Final = 10
 """Named for each cause."""
+_HOTTEST: Final = 12
+_MOST_HOLDERS: Final = 64
 _PERCENT_DIGITS: Final = 4
 
 
@@ -49,6 +51,25 @@ class Explaining:
             "requests_skipped": misses.skipped,
             "cost_us": round(1e6 * self._spent_s / misses.looked_at, 1) if misses.looked_at else None,
         }
+
+    def hot_prefixes(self) -> list[dict[str, Any]]:
+        """The hottest beginnings of prompts: who holds them, by the table, and where requests went in the last minutes."""
+        table = self._picker.table
+        found = []
+        for group in self._misses.heat.hottest(_HOTTEST):
+            held = table.match(group.chain)
+            whole = sorted(name for name, chunks in held.items() if chunks == len(group.chain))
+            found.append(
+                {
+                    "prefix": f"{group.chain[-1]:016x}"[:8],
+                    "requests": round(group.requests, 1),
+                    "hit_ratio": _ratio(group.matched_tokens, group.prompt_tokens),
+                    "copies": len(whole),
+                    "holders": whole[:_MOST_HOLDERS],
+                    "sent": {name: round(count, 1) for name, count in group.sent.items()},
+                }
+            )
+        return found
 
     def _cause(self, part: Missed, account: Account) -> dict[str, Any]:
         total = sum(missed.tokens for missed in account.missed)

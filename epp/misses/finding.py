@@ -28,6 +28,7 @@ from epp.misses.causes import (
     UNREAD,
     Cause,
 )
+from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
 from epp.picker_events import Began, PickerEvent
@@ -51,6 +52,7 @@ class Misses:
         self._waiting: deque[tuple[RoutedRequest, tuple[Probe, ...], float]] = deque()
         self._accounts = Accounts()
         self._seen = Seen()
+        self.heat = Heat()
         self._roots: dict[int, ChunkHash] = {}
         """By the hash of a beginning without model and salt: the first chunk with them, of who sent it last."""
         self._several_roots = False
@@ -87,6 +89,7 @@ class Misses:
 
     def check_integrity(self) -> None:
         self._seen.check_integrity()
+        self.heat.check_integrity()
         assert len(self._waiting) <= _MOST_WAITING
         assert len(self._roots) <= _MOST_PROBES
 
@@ -98,6 +101,13 @@ class Misses:
         bucket.requests += 1
         bucket.prompt_tokens += decision.prompt_tokens
         bucket.matched_tokens += decision.matched_tokens
+        self.heat.note(
+            chain,
+            request.state.endpoint.name,
+            prompt_tokens=decision.prompt_tokens,
+            matched_tokens=decision.matched_tokens,
+            now=at,
+        )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, Shown) or decision.unread:
             self._miss(bucket, UNREAD, missed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from multidict import MultiMapping
 from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.telemetry import page
+from epp.telemetry.board import Board
 from epp.telemetry.bounded import BoundedConnections
 from epp.telemetry.decisions import DecisionRing, as_json, encode
 from epp.telemetry.metrics import Metrics
@@ -52,9 +52,9 @@ class AdminServer:
         state: StatusSource,
         not_ready: Callable[[], str],
         explain: Callable[[float], dict[str, Any]],
+        board: Board,
         config: Config,
         policy: Callable[[], Policy],
-        unix_clock: Callable[[], float] = time.time,
     ) -> None:
         self._address = address
         self._metrics = metrics
@@ -62,9 +62,10 @@ class AdminServer:
         self._state = state
         self._not_ready = not_ready
         self._explain = explain
+        self._board = board
+        self._files = page.files()
         self._config = config
         self._policy = policy
-        self._unix_clock = unix_clock
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
 
@@ -77,6 +78,8 @@ class AdminServer:
         application.add_routes(
             [
                 web.get("/", self._page),
+                web.get("/live", self._live),
+                *(web.get(f"/{name}", self._page) for name in self._files),
                 web.get("/metrics", self._prometheus),
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
@@ -119,15 +122,22 @@ class AdminServer:
             )
         return await handler(request)
 
-    async def _page(self, _: web.Request) -> web.Response:
-        text = page.render(self._state(), self._decisions.last(_SHOWN), unix_now_s=self._unix_clock())
+    async def _page(self, request: web.Request) -> web.Response:
+        file = self._files[request.path.lstrip("/") or "index.html"]
         headers = {
             "Content-Security-Policy": page.CONTENT_SECURITY_POLICY,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
         }
-        return web.Response(text=text, content_type="text/html", headers=headers)
+        return web.Response(body=file.body, content_type=file.content_type, charset="utf-8", headers=headers)
+
+    async def _live(self, request: web.Request) -> web.Response:
+        if "own" in request.query:
+            return _answer(msgspec.json.encode(self._board.own()))
+        answer = _answer(await self._board.packed())
+        answer.headers["Content-Encoding"] = "gzip"
+        return answer
 
     async def _prometheus(self, _: web.Request) -> web.Response:
         return web.Response(

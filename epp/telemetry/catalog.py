@@ -259,7 +259,7 @@ RECORDED: Final = Spec(
 SOURCE_FAILURES: Final = Spec(
     "epp_source_failures_total",
     "counter",
-    "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, sharing, exact, explain, recording, housekeeping, readiness. "
+    "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, sharing, exact, explain, page, recording, housekeeping, readiness. "
     "The loop was started again after a pause. The log says why it failed.",
     ("source",),
 )

@@ -25,6 +25,7 @@ from epp.telemetry.state import PickerStatus
 from epp.types import Address
 from tests.fuzz.entries import SMALL, OfBytes, StoredTables
 from tests.fuzz.entry import Entry
+from tests.harness.live_page import a_board
 from tests.unit.sharing.pickers import Replica
 
 _WAIT_S = 60.0
@@ -95,6 +96,7 @@ async def admin_pages(_: Path) -> AsyncIterator[Entry]:
         state=PickerStatus,
         not_ready=str,
         explain=lambda window_s: {"window_s": window_s},
+        board=a_board(ring, PickerStatus),
         config=Config(endpoints_file="e.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

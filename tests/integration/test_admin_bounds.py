@@ -18,6 +18,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 from epp.types import Address
+from tests.harness.live_page import a_board
 from tests.harness.raw_http import ask, connection
 
 HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
@@ -71,6 +72,7 @@ async def running_admin() -> AsyncIterator[Address]:
         state=PickerStatus,
         not_ready=str,
         explain=lambda window_s: {"window_s": window_s},
+        board=a_board(ring, PickerStatus),
         config=Config(endpoints_file="endpoints.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -22,6 +24,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import EndpointStatus, PickerStatus
 from epp.types import Address, EndpointName
+from tests.harness.live_page import a_board
 from tests.unit.telemetry.records import HERE, THERE, decision, pick
 
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -63,6 +66,7 @@ class Admin:
             state=lambda: self.status,
             not_ready=lambda: self.not_ready,
             explain=lambda window_s: {"window_s": window_s},
+            board=a_board(self.ring, lambda: self.status),
             config=self.config,
             policy=lambda: DEFAULT_POLICY,
         )
@@ -141,9 +145,7 @@ async def test_a_senseless_limit_is_refused(admin: Admin, limit: str) -> None:
 @pytest.mark.parametrize("request_id", ["r1", "a/b", "with space", "ü", "a%2Fb", "?x=1", HOSTILE])
 async def test_a_decision_is_found_by_any_request_id(admin: Admin, request_id: str) -> None:
     admin.ring.add(decision(request_id))
-    links = [a["href"] for tag, a in Tags(await admin.text("/")).found if tag == "a"]
-    (link,) = [href for href in links if href and href.startswith("decisions/")]
-    shown = await admin.json(f"/{link}")
+    shown = await admin.json(f"/decisions/{quote(request_id, safe='')}")
     assert shown["request_id"] == request_id
     assert shown["candidates"][1]["address"] == str(THERE)
 
@@ -189,42 +191,28 @@ async def test_secrets_in_the_configuration_are_hidden() -> None:
     assert '"keyFile": "key.pem"' in text
 
 
-async def test_the_page_shows_endpoints_and_decisions_as_tables(admin: Admin) -> None:
-    a = EndpointStatus(
-        name=EndpointName("pod-a"), address=HERE, in_flight=4, table_bytes=50, table_capacity_bytes=100
-    )
-    admin.status = PickerStatus(endpoints=(a,), policy="p", rule="least-cost")
-    admin.ring.add(decision("r1", chosen="pod-a"))
-    page = Tags(await admin.text("/"))
-    assert [tag for tag, _ in page.found].count("table") == 2
-    for shown in ("pod-a", "10.0.0.1:8000", "50%", "r1", "prefix", "600 (60%)", "125 ms", "in flight"):
-        assert shown in page.words, shown
-
-
-async def test_the_page_needs_nothing_from_elsewhere(admin: Admin) -> None:
-    page = await admin.text("/")
-    assert "http" not in page.replace("html", "")
-    assert not [a for _, a in Tags(page).found if "src" in a]
-    assert "default-src 'none'" in admin.headers["Content-Security-Policy"]
-
-
-async def test_nothing_shown_can_become_markup(admin: Admin) -> None:
-    hostile = EndpointStatus(
-        name=EndpointName(HOSTILE),
-        address=HERE,
-        adapters=(HOSTILE,),
-        scrape_age_s=1.0,
-        scrape_error=HOSTILE,
-    )
-    admin.status = PickerStatus(endpoints=(hostile,), policy=HOSTILE, rule=HOSTILE)
-    admin.ring.add(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE, adapter=HOSTILE))
-    admin.metrics.refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE))
-    page = await admin.text("/")
-    tags = Tags(page)
-    assert [tag for tag, _ in tags.found].count("script") == 1
-    assert "alert(1)</script>" not in page
-    assert tags.words.count(HOSTILE) >= 7
+async def test_the_page_and_its_files_need_nothing_from_elsewhere(admin: Admin) -> None:
+    for path in ("/", "/live.css", "/live.js"):
+        addresses = re.findall(r"\w+://\S+?(?=[\"'])", await admin.text(path))
+        assert addresses == (["http://www.w3.org/2000/svg"] if path == "/live.js" else []), path
+        assert (
+            "default-src 'none'; connect-src 'self'; script-src 'self'"
+            in admin.headers["Content-Security-Policy"]
+        )
+    tags = Tags(await admin.text("/"))
+    assert [a["src"] for tag, a in tags.found if tag == "script"] == ["live.js"]
     assert not [a for _, a in tags.found if any(name.startswith("on") for name in a)]
+
+
+async def test_markup_in_names_reaches_the_page_as_json_text_alone(admin: Admin) -> None:
+    hostile = EndpointStatus(name=EndpointName(HOSTILE), address=HERE, scrape_error=HOSTILE)
+    admin.status = PickerStatus(endpoints=(hostile,), policy=HOSTILE, rule=HOSTILE)
+    admin.ring.add(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE))
+    admin.metrics.refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE))
+    assert "alert(1)" not in await admin.text("/")
+    shown = await admin.json("/live")
+    assert shown["endpoints"][0][0] == HOSTILE
+    assert len(shown["requests"]) == 2
 
 
 async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(admin: Admin) -> None:
@@ -235,6 +223,7 @@ async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(a
         state=lambda: admin.status,
         not_ready=lambda: "",
         explain=lambda window_s: {"window_s": window_s},
+        board=a_board(admin.ring, lambda: admin.status),
         config=admin.config,
         policy=lambda: DEFAULT_POLICY,
     )

@@ -1,0 +1,241 @@
+"""What the live page shows, as JSON made at most every few seconds, however many browsers look.
+
+Columns instead of objects, since there may be a thousand endpoints; a short history of each for its spark line. Several pickers show one
+page: the picker that is asked adds what its siblings answer. Everything is bounded: rows by the fleet, decisions by number, siblings
+by number, size and time. Called by `admin`; `run` is kept by `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from epp.decision import Decision
+from epp.telemetry.decisions import DecisionRing, Record, printable
+from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+
+_SAMPLE_S: Final = 10.0
+_SAMPLES: Final = 30
+_SMALL_FLEET: Final = 100
+_FRESH_S: Final = 2.0
+_FRESH_LARGE_S: Final = 10.0
+"""For many endpoints: looking at them all is not cheap."""
+_SHOWN_DECISIONS: Final = 40
+_NAME_CHARS: Final = 80
+_WINDOW_S: Final = 300.0
+_PEER_WITHIN_S: Final = 1.0
+_PEER_BYTES: Final = 4 * 2**20
+_ENCODER: Final = msgspec.json.Encoder()
+
+_Counters = tuple[float, float, float, float]
+"""Backlog in seconds; tokens looked up, found and foretold so far."""
+
+COLUMNS: Final = (
+    *("name", "state", "why", "load", "waiting", "backlog_s", "kv", "mirror", "predicted", "actual", "spark"),
+)
+
+
+class Board:
+    """`explain`, `prefixes`, `dry_run`: further parts of the page. `siblings`: addresses of other pickers' admin pages."""
+
+    def __init__(
+        self,
+        *,
+        state: StatusSource,
+        decisions: DecisionRing,
+        explain: Callable[[float], dict[str, Any]],
+        prefixes: Callable[[], list[dict[str, Any]]],
+        dry_run: Callable[[], dict[str, Any] | None],
+        siblings: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._decisions = decisions
+        self._explain = explain
+        self._prefixes = prefixes
+        self._dry_run = dry_run
+        self._siblings = siblings
+        self._clock = clock
+        self._history: deque[dict[str, _Counters]] = deque(maxlen=_SAMPLES)
+        self._own: tuple[float, dict[str, Any]] | None = None
+        self._packed: tuple[float, bytes] | None = None
+        self._packing: asyncio.Lock | None = None
+
+    async def run(self) -> None:
+        while True:
+            self.sample()
+            await asyncio.sleep(_SAMPLE_S)
+
+    def sample(self) -> None:
+        """One more point of every spark line."""
+        self._history.append({e.name: _counters(e) for e in self._state().endpoints})
+
+    def own(self) -> dict[str, Any]:
+        """The part of this picker alone."""
+        now = self._clock()
+        if self._own is None or now - self._own[0] >= self._own[1]["refresh_s"]:
+            self._own = (now, self._made())
+        return self._own[1]
+
+    async def packed(self) -> bytes:
+        """All pickers' parts, gzipped. Made once for all who look at about the same time."""
+        self._packing = self._packing or asyncio.Lock()
+        async with self._packing:
+            own = self.own()
+            if self._packed is None or self._clock() - self._packed[0] >= own["refresh_s"] * 0.9:
+                others = await _answers_of(self._siblings)
+                whole = merged(own, others) if others else own
+                self._packed = (self._clock(), gzip.compress(_ENCODER.encode(whole), 1, mtime=0))
+        return self._packed[1]
+
+    def _made(self) -> dict[str, Any]:
+        status = self._state()
+        oldest = self._history[0] if self._history else {}
+        return {
+            "pickers": 1,
+            "policy": status.policy,
+            "rule": status.rule,
+            "draining": status.draining,
+            "overload": status.overload_ratio,
+            "table_entries": status.table_entries,
+            "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
+            "columns": COLUMNS,
+            "endpoints": [self._row(e, oldest.get(e.name)) for e in status.endpoints],
+            "prefixes": self._prefixes(),
+            "queue": _queue(status),
+            "requests": [_shown(record) for record in self._decisions.last(_SHOWN_DECISIONS)],
+            "dry_run": self._dry_run(),
+            "explain": self._explain(_WINDOW_S),
+        }
+
+    def _row(self, e: EndpointStatus, before: _Counters | None) -> tuple[Any, ...]:
+        backlog_s, queries, hits, predicted = _counters(e)
+        _, queries_0, hits_0, predicted_0 = before or (0.0, queries, hits, predicted)
+        asked = queries - queries_0
+        return (
+            e.name,
+            "ready" if e.ready else "out",
+            printable(e.left_out or e.scrape_error)[:_NAME_CHARS],
+            max(e.in_flight + e.peers_in_flight, (e.running or 0) + (e.waiting or 0)),
+            e.waiting,
+            round(backlog_s, 2),
+            _rounded(e.kv_usage),
+            _rounded(e.table_bytes / e.table_capacity_bytes if e.table_capacity_bytes else None),
+            _rounded(min(1.0, max(0.0, (predicted - predicted_0) / asked)) if asked > 0 else None),
+            _rounded(min(1.0, max(0.0, (hits - hits_0) / asked)) if asked > 0 else None),
+            [round(sample[e.name][0], 1) for sample in self._history if e.name in sample],
+        )
+
+
+def _counters(e: EndpointStatus) -> _Counters:
+    rate = e.prefill_tokens_per_s or 0.0
+    backlog_s = e.backlog_tokens / rate if rate else 0.0
+    return backlog_s, e.prefix_queries_tokens or 0.0, e.prefix_hits_tokens or 0.0, float(e.predicted_tokens)
+
+
+def _queue(status: PickerStatus) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": flow.model,
+            "saturation": round(flow.saturation, 3),
+            "oldest_s": round(flow.oldest_s, 2),
+            "priorities": {str(priority): count for priority, count in flow.requests.items()},
+            "tenants": {printable(name)[:_NAME_CHARS]: n for name, n in getattr(flow, "tenants", {}).items()},
+        }
+        for flow in status.flow
+    ]
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": printable(record.request_id),
+        "at": round(record.at_unix_s, 3),
+        "reason": record.reason,
+        "outcome": record.outcome,
+        "status": record.status,
+    }
+    if isinstance(record, Decision):
+        tried = record.dry_run
+        shown |= {
+            "kind": record.kind,
+            "model": printable(record.model)[:_NAME_CHARS],
+            "chosen": record.served_by or record.chosen,
+            "prompt": record.prompt_tokens,
+            "matched": record.matched_tokens,
+            "ttft_s": record.ttft_s,
+            "would": None if tried is None or tried.agrees else tried.chosen or "(refuse)",
+        }
+    return shown
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+# -- several pickers -------------------------------------------------------------------------------------------------------
+
+
+async def _answers_of(addresses: Sequence[str]) -> list[dict[str, Any]]:
+    """What the siblings say of themselves; those that do not answer in time are left out."""
+    if not addresses:
+        return []
+    timeout = aiohttp.ClientTimeout(total=_PEER_WITHIN_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        found = await asyncio.gather(*(_answer_of(session, address) for address in addresses))
+    return [answer for answer in found if answer is not None]
+
+
+async def _answer_of(session: aiohttp.ClientSession, address: str) -> dict[str, Any] | None:
+    try:
+        async with session.get(f"http://{address}/live?own=1", allow_redirects=False) as answer:
+            if answer.status != 200:
+                return None
+            body = await answer.content.read(_PEER_BYTES)
+            found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    return found if found.get("columns") == list(COLUMNS) else None
+
+
+def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One page of several pickers: servers as this one sees them, requests of all by time, accounts added up."""
+    every = [own, *others]
+    requests = sorted((r for part in every for r in part["requests"]), key=lambda r: -r["at"])
+    return own | {
+        "pickers": len(every),
+        "overload": max(part["overload"] for part in every),
+        "requests": requests[:_SHOWN_DECISIONS],
+        "queue": [queue for part in every for queue in part["queue"]],
+        "explain": _added([part["explain"] for part in every]),
+    }
+
+
+def _added(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Causes of all, by size."""
+    first = accounts[0]
+    prompt = sum(a.get("prompt_tokens", 0) for a in accounts)
+    matched = sum(a.get("matched_tokens", 0) for a in accounts)
+    by_cause: dict[str, dict[str, Any]] = {}
+    for account in accounts:
+        for cause in account.get("causes", ()):
+            known = by_cause.setdefault(cause["cause"], {**cause, "tokens": 0, "servers": []})
+            known["tokens"] += cause["tokens"]
+            known["servers"] = [*known["servers"], *cause["servers"]][:10]
+    missed = sum(cause["tokens"] for cause in by_cause.values())
+    for cause in by_cause.values():
+        cause["share_of_missed"] = round(cause["tokens"] / missed, 4) if missed else 0.0
+        cause["share_of_prompt"] = round(cause["tokens"] / prompt, 4) if prompt else 0.0
+    return first | {
+        "requests": sum(a.get("requests", 0) for a in accounts),
+        "prompt_tokens": prompt,
+        "matched_tokens": matched,
+        "hit_ratio": round(matched / prompt, 4) if prompt else 0.0,
+        "causes": sorted(by_cause.values(), key=lambda cause: -cause["tokens"]),
+    }

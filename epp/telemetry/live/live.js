@@ -1,0 +1,241 @@
+// The live page: asks `live` for the state every few seconds and shows it. Text gets onto the page through textContent alone,
+// so nothing that a client sent can become markup. No other host is asked.
+"use strict";
+const SVG = "http://www.w3.org/2000/svg";
+const MOST_ROWS = 100;
+const MOST_COLUMNS = 24;
+const PARTS = ["backlog", "prefill", "stall", "in_flight", "lora", "failing"];
+const byId = (id) => document.getElementById(id);
+
+function el(tag, props = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (name === "class") made.className = value;
+    else if (name.includes("-") || name === "role" || name === "scope") made.setAttribute(name, value);
+    else made[name] = value;
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+function shape(tag, attributes, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+const whole = (value) => Math.round(value).toLocaleString("en");
+const seconds = (value) => (value >= 10 ? `${whole(value)} s` : value >= 1 ? `${value.toFixed(1)} s` : `${Math.round(1000 * value)} ms`);
+
+function bar(share, label, second = null) {
+  if (share === null && second === null) return el("span", { class: "soft" }, "–");
+  const height = second === null ? 8 : 10;
+  const svg = shape("svg", { class: "bar", width: 80, height, "aria-hidden": "true" }, shape("rect", { class: "track", width: 80, height, rx: 2 }));
+  const each = second === null ? height : height / 2;
+  svg.append(shape("rect", { class: second === null ? "fill" : "fill2", width: 80 * Math.min(1, share || 0), height: each, rx: 2 }));
+  if (second !== null) svg.append(shape("rect", { class: "fill", y: each, width: 80 * Math.min(1, second), height: each, rx: 2 }));
+  return el("span", { class: "meter" }, svg, label);
+}
+
+function spark(values) {
+  if (values.length < 2) return el("span", { class: "soft" }, "–");
+  const top = Math.max(...values, 0.1);
+  const points = values.map((v, n) => `${((100 * n) / (values.length - 1)).toFixed(1)},${(18 - (16 * v) / top).toFixed(1)}`).join(" ");
+  const svg = shape("svg", { class: "spark", width: 100, height: 20, role: "img" }, shape("polyline", { points }));
+  svg.setAttribute("aria-label", `backlog of the last minutes, at most ${seconds(Math.max(...values))}`);
+  return svg;
+}
+
+let state = null;
+let paused = false;
+const opened = new Set();
+const known = new Map();
+
+function rowsOf(found) {
+  return found.endpoints.map((row) => Object.fromEntries(found.columns.map((name, n) => [name, row[n]])));
+}
+
+function tiles(found, rows) {
+  const ready = rows.filter((row) => row.state === "ready").length;
+  const sum = (name) => rows.reduce((total, row) => total + (row[name] || 0), 0);
+  const shown = [
+    ["endpoints ready", `${ready} / ${rows.length}`],
+    ["requests in the servers", whole(sum("load"))],
+    ["mean backlog", seconds(rows.length ? sum("backlog_s") / rows.length : 0)],
+    ["waiting in the queue", whole(found.queue.reduce((all, q) => all + Object.values(q.priorities).reduce((a, b) => a + b, 0), 0))],
+    ["foretold hit rate, 5 min", percent(found.explain.requests ? found.explain.hit_ratio : null)],
+    ["table entries", whole(found.table_entries)],
+  ];
+  byId("tiles").replaceChildren(...shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  const pickers = found.pickers > 1 ? `, ${found.pickers} pickers` : "";
+  const trouble = found.draining ? ", draining" : found.overload > 0 ? `, overloaded: ${percent(found.overload)} unread` : "";
+  byId("summary").textContent = `policy ${found.policy}, rule ${found.rule}${pickers}${trouble}, ${new Date().toLocaleTimeString("en-GB")}`;
+}
+
+function heat(rows) {
+  const box = byId("heat");
+  box.hidden = rows.length <= MOST_ROWS;
+  if (box.hidden) return;
+  const columns = 50;
+  const top = Math.max(...rows.map((row) => row.backlog_s), 1);
+  const svg = shape("svg", { viewBox: `0 0 ${columns * 12} ${Math.ceil(rows.length / columns) * 12}` });
+  rows.forEach((row, n) => {
+    const share = row.backlog_s / top;
+    const cell = shape("rect", { x: (n % columns) * 12, y: Math.floor(n / columns) * 12, width: 10, height: 10, rx: 2 });
+    cell.setAttribute("class", row.state === "ready" ? "fill" : "p5");
+    cell.setAttribute("fill-opacity", row.state === "ready" ? 0.12 + 0.88 * share : 1);
+    cell.append(shape("title", {}));
+    cell.firstChild.textContent = `${row.name}: ${seconds(row.backlog_s)} of backlog${row.state === "ready" ? "" : ", left out"}`;
+    svg.append(cell);
+  });
+  box.setAttribute("aria-label", `Backlog of ${rows.length} endpoints, at most ${seconds(top)}; ${rows.filter((r) => r.state !== "ready").length} are left out`);
+  box.replaceChildren(svg);
+}
+
+function endpoints(rows) {
+  const asked = byId("filter").value.toLowerCase();
+  const order = byId("order").value;
+  const kept = rows.filter((row) => row.name.toLowerCase().includes(asked));
+  const low = order === "actual";
+  kept.sort((a, b) => (order === "name" ? a.name.localeCompare(b.name, "en", { numeric: true })
+    : low ? (a.actual ?? 2) - (b.actual ?? 2) : (b[order] || 0) - (a[order] || 0) || a.name.localeCompare(b.name, "en", { numeric: true })));
+  byId("shown").textContent = kept.length > MOST_ROWS ? `the first ${MOST_ROWS} of ${kept.length}` : `${kept.length} shown`;
+  byId("t-endpoints").tBodies[0].replaceChildren(...kept.slice(0, MOST_ROWS).map((row) => el("tr", {},
+    el("th", { scope: "row" }, row.name),
+    el("td", {}, el("span", { class: row.state === "ready" ? "good" : "bad" }, row.state === "ready" ? "ready" : "left out"),
+      row.why ? el("div", { class: "why" }, row.why) : null),
+    el("td", { class: "n" }, row.waiting ? `${row.load} (${row.waiting} wait)` : `${row.load}`),
+    el("td", { class: "n" }, seconds(row.backlog_s)),
+    el("td", {}, spark(row.spark)),
+    el("td", {}, bar(row.kv, percent(row.kv))),
+    el("td", {}, bar(row.mirror, percent(row.mirror))),
+    el("td", {}, bar(row.predicted, `${percent(row.predicted)}, ${percent(row.actual)}`, row.actual)))));
+}
+
+function map(found, rows) {
+  const used = new Map();
+  for (const group of found.prefixes) for (const [name, count] of Object.entries(group.sent)) used.set(name, (used.get(name) || 0) + count);
+  const names = rows.map((row) => row.name).sort((a, b) => (used.get(b) || 0) - (used.get(a) || 0)).slice(0, MOST_COLUMNS)
+    .sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  const table = byId("map");
+  if (!found.prefixes.length) { table.tHead.replaceChildren(); table.tBodies[0].replaceChildren(el("tr", {}, el("td", {}, "No prompts yet."))); return; }
+  table.tHead.replaceChildren(el("tr", {}, ...["prefix", "requests", "hit rate", "copies"].map((head, n) => el("th", { scope: "col", class: n ? "n" : "" }, head)),
+    ...names.map((name) => el("th", { scope: "col", class: "end", title: name }, name))));
+  table.tBodies[0].replaceChildren(...found.prefixes.map((group) => el("tr", {}, el("th", { scope: "row" }, group.prefix),
+    el("td", { class: "n" }, whole(group.requests)), el("td", { class: "n" }, percent(group.hit_ratio)), el("td", { class: "n" }, `${group.copies}`),
+    ...names.map((name) => {
+      const held = group.holders.includes(name);
+      const cell = el("td", { class: held ? "cell held" : "cell" }, group.sent[name] ? whole(group.sent[name]) : "");
+      cell.setAttribute("aria-label", `${name} ${held ? "holds it" : "does not hold it"}, ${whole(group.sent[name] || 0)} requests`);
+      return cell;
+    }))));
+}
+
+function explain(account) {
+  byId("explain-sum").textContent = account.requests ? `${whole(account.requests)} requests, ${whole(account.prompt_tokens)} prompt tokens in the last minutes; `
+    + `${percent(1 - account.hit_ratio)} of them had to be computed.` : "No requests in the last minutes.";
+  const causes = (account.causes || []).filter((cause) => cause.share_of_missed >= 0.005);
+  byId("explain").replaceChildren(...causes.map((cause) => el("div", { class: "cause" },
+    el("div", { class: "title" }, el("b", {}, cause.title), el("span", {}, percent(cause.share_of_missed))),
+    shape("svg", { class: "bar", width: "100%", height: 8, "aria-hidden": "true" }, shape("rect", { class: "track", width: "100%", height: 8, rx: 2 }),
+      shape("rect", { class: "fill", width: `${100 * cause.share_of_missed}%`, height: 8, rx: 2 })),
+    cause.servers.length ? el("p", { class: "soft" }, cause.servers.slice(0, 3).map((s) => `${s.name}${s.full === null ? "" : ` (${percent(s.full)} full)`}`).join(", ")) : null,
+    el("p", { class: "soft" }, cause.advice))));
+}
+
+function queue(found) {
+  const rows = found.queue.map((q) => el("div", {}, el("p", {}, `${q.model || "every model"}: saturation ${percent(q.saturation)}, the oldest waits ${seconds(q.oldest_s)}`),
+    el("p", {}, Object.entries(q.priorities).map(([priority, count]) => `priority ${priority}: ${whole(count)}`).join(", ") || "nobody waits"),
+    Object.keys(q.tenants).length ? el("p", { class: "soft" }, Object.entries(q.tenants).map(([name, n]) => `${name || "(no tenant)"}: ${JSON.stringify(n)}`).join(", ")) : null));
+  byId("queue").replaceChildren(...(rows.length ? rows : [el("p", { class: "soft" }, "Flow control is off: no request waits here.")]));
+}
+
+function dryRun(found) {
+  const tried = found.dry_run;
+  if (!tried) { byId("dry").replaceChildren(el("p", { class: "soft" }, "No policy is tried. Set spec.mode: DryRun in one to see here what it would do.")); return; }
+  const moved = found.requests.filter((request) => request.would);
+  byId("dry").replaceChildren(
+    el("p", {}, el("b", {}, tried.policy), ` (${tried.rule}) agrees with ${whole(tried.agreed)} of ${whole(tried.picks)} picks, ${percent(tried.picks ? tried.agreed / tried.picks : null)}`),
+    bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
+    el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
+    el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.id.slice(0, 12)}: ${request.chosen} → ${request.would}`))));
+}
+
+function candidates(decision) {
+  const top = Math.max(...decision.candidates.map((c) => c.score_s), 1e-9);
+  const rows = decision.candidates.map((c, n) => {
+    const svg = shape("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img" }, shape("rect", { class: "track", width: 100, height: 6 }));
+    let x = 0;
+    PARTS.forEach((part, p) => { const width = (100 * (c.parts_s[part] || 0)) / top; svg.append(shape("rect", { class: `p${p}`, x, width, height: 6 })); x += width; });
+    svg.setAttribute("aria-label", PARTS.filter((part) => c.parts_s[part] > 0).map((part) => `${part} ${seconds(c.parts_s[part])}`).join(", ") || "no score");
+    const name = n === 0 ? el("b", {}, c.name, " ✓") : el("span", {}, c.name);
+    return el("div", { class: "cand" }, name, el("span", { class: "n" }, c.excluded ? `out: ${c.excluded}` : seconds(c.score_s)), svg,
+      el("span", { class: "soft" }, ""), el("span", { class: "soft n" }, `${whole(c.matched_tokens)} tok`),
+      el("span", { class: "soft" }, `cached; ${whole(c.backlog_tokens)} to compute before it, ${c.in_flight} in flight`));
+  });
+  const legend = el("p", { class: "legend" }, ...PARTS.map((part, p) => el("span", {}, shape("svg", { viewBox: "0 0 8 8" }, shape("rect", { class: `p${p}`, width: 8, height: 8 })), ` ${part.replace("_", " ")}`)));
+  return [legend, ...rows];
+}
+
+async function open(details, request) {
+  const box = details.querySelector(".parts");
+  if (known.has(request.id)) { box.replaceChildren(...candidates(known.get(request.id))); return; }
+  box.textContent = "Loading.";
+  try {
+    const answer = await fetch(`decisions/${encodeURIComponent(request.id)}`);
+    const decision = await answer.json();
+    if (!decision.candidates || !decision.candidates.length) { box.textContent = decision.message || decision.error || "Nobody was scored for this request."; return; }
+    known.set(request.id, decision);
+    if (known.size > 100) known.delete(known.keys().next().value);
+    box.replaceChildren(...candidates(decision));
+  } catch { box.textContent = "The picker does not answer."; }
+}
+
+function requests(found) {
+  const list = byId("requests");
+  const had = new Map([...list.children].map((item) => [item.dataset.key, item]));
+  list.replaceChildren(...found.requests.map((request) => {
+    const key = `${request.id} ${request.at}`;
+    const item = had.get(key) || el("li", {}, el("details", {}, el("summary", {}), el("div", { class: "parts" })));
+    if (!item.dataset.key) { item.dataset.key = key; item.firstChild.addEventListener("toggle", () => { if (item.firstChild.open) { opened.add(key); open(item.firstChild, request); } else opened.delete(key); }); }
+    const failed = request.status >= 400 || request.outcome === "failed" || request.outcome === "refused";
+    const hit = request.prompt ? `${whole(request.matched)} of ${whole(request.prompt)} cached` : "";
+    item.querySelector("summary").replaceChildren(
+      el("span", { class: "soft" }, new Date(1000 * request.at).toLocaleTimeString("en-GB")),
+      el("span", { title: request.id }, request.chosen ? `${request.model || request.kind} → ${request.chosen}` : request.id),
+      el("span", { class: failed ? "bad" : "" }, request.outcome || "in flight", request.status ? ` ${request.status}` : ""),
+      el("span", {}, request.reason), el("span", {}, hit), el("span", { class: "n" }, request.ttft_s ? seconds(request.ttft_s) : ""));
+    return item;
+  }));
+  if (!found.requests.length) list.append(el("li", { class: "soft" }, "No requests yet."));
+}
+
+function show() {
+  const rows = rowsOf(state);
+  tiles(state, rows); heat(rows); endpoints(rows); map(state, rows); explain(state.explain); queue(state); dryRun(state); requests(state);
+}
+
+async function look() {
+  if (!paused && !document.hidden) {
+    try {
+      const answer = await fetch("live");
+      if (!answer.ok) throw new Error(answer.statusText);
+      state = await answer.json();
+      document.body.classList.remove("stale");
+      byId("stale").hidden = true;
+      show();
+    } catch (error) {
+      document.body.classList.add("stale");
+      byId("stale").hidden = false;
+    }
+  }
+  setTimeout(look, 1000 * (state ? state.refresh_s : 2));
+}
+
+byId("filter").addEventListener("input", () => state && endpoints(rowsOf(state)));
+byId("order").addEventListener("change", () => state && endpoints(rowsOf(state)));
+byId("pause").addEventListener("click", () => { paused = !paused; byId("pause").textContent = paused ? "Go on" : "Pause"; byId("pause").setAttribute("aria-pressed", `${paused}`); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden && state) show(); });
+look();

@@ -1,0 +1,205 @@
+"""An admin address whose picker is made up: so many endpoints, requests of every outcome, an account of misses, hot prefixes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import Config
+from epp.decision import Candidate, Decision, WouldPick
+from epp.gate import FlowStatus
+from epp.misses.causes import CAUSES
+from epp.telemetry.admin import AdminServer
+from epp.telemetry.board import Board
+from epp.telemetry.decisions import DecisionRing, Refusal
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.types import Address, ApiKind, EndpointName
+
+
+def a_board(
+    ring: DecisionRing,
+    state: Callable[[], PickerStatus],
+    *,
+    explain: Callable[[float], dict[str, Any]] = lambda _: {"requests": 0, "causes": []},
+    prefixes: Callable[[], list[dict[str, Any]]] = list,
+    dry_run: Callable[[], dict[str, Any] | None] = lambda: None,
+    siblings: tuple[str, ...] = (),
+) -> Board:
+    return Board(
+        state=state, decisions=ring, explain=explain, prefixes=prefixes, dry_run=dry_run, siblings=siblings
+    )
+
+
+@dataclass
+class Scene:
+    """What the page shows. `turn` moves the endpoints' numbers."""
+
+    count: int
+    ring: DecisionRing
+    status: PickerStatus
+    board: Board
+    url: str = ""
+
+    def turn(self, n: int) -> None:
+        rng = random.Random(n)
+        self.status = replace(self.status, endpoints=tuple(_endpoint(k, n, rng) for k in range(self.count)))
+
+
+def _endpoint(k: int, n: int, rng: random.Random) -> EndpointStatus:
+    asked = 40_000.0 * (n + 1)
+    out = k == 2
+    return EndpointStatus(
+        name=EndpointName(f"vllm-{k}"),
+        address=Address("10.0.0.1", 8000),
+        ready=not out,
+        left_out="half of its recent answers failed" if out else "",
+        in_flight=0 if out else rng.randrange(2, 14),
+        waiting=rng.randrange(3),
+        running=8,
+        backlog_tokens=0 if out else rng.random() ** 3 * 16_000,
+        prefill_tokens_per_s=8000.0,
+        kv_usage=rng.random(),
+        prefix_queries_tokens=asked,
+        prefix_hits_tokens=asked * (0.55 + 0.3 * (k % 7) / 7),
+        predicted_tokens=int(asked * (0.57 + 0.3 * (k % 7) / 7)),
+        table_bytes=90,
+        table_capacity_bytes=100,
+        scrape_age_s=0.4,
+    )
+
+
+def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> Decision:
+    rng = random.Random(number)
+    parts: Mapping[str, float] = {
+        "backlog": 0.12,
+        "prefill": 0.2,
+        "stall": 0.05,
+        "in_flight": 0.02,
+        "lora": 0.0,
+        "failing": 0.0,
+    }
+    candidates = tuple(
+        Candidate(
+            name=EndpointName(name if k == 0 else f"vllm-{k}"),
+            address=Address("10.0.0.1", 8000),
+            matched_tokens=2048 if k == 0 else 0,
+            uncached_tokens=1000 + 400 * k,
+            backlog_tokens=900 * k,
+            in_flight=k + 1,
+            waiting=0,
+            kv_usage=0.5,
+            prefill_tokens_per_s=8000.0,
+            score_s=sum(parts.values()) * (1 + 0.6 * k),
+            parts_s={part: value * (1 + 0.6 * k) for part, value in parts.items()},
+            excluded="failing" if k == 2 else "",
+        )
+        for k in range(4)
+    )
+    return Decision(
+        request_id=f"{rng.getrandbits(64):016x}",
+        at_unix_s=time.time() - 100 + number,
+        kind=ApiKind.CHAT,
+        model="llama-3-8b",
+        adapter="",
+        rule="least-cost",
+        policy="default",
+        prompt_tokens=3400,
+        prompt_chunks=50,
+        matched_tokens=2048,
+        reason="prefix",
+        chosen=EndpointName(name),
+        destinations=(Address("10.0.0.1", 8000),),
+        candidates=candidates,
+        status=200,
+        outcome="ended",
+        ttft_s=0.18 if number % 3 == 0 else None,
+        dry_run=WouldPick(
+            "tried", "affinity", EndpointName("vllm-3" if tried else name), "prefix", agrees=not tried
+        ),
+    )
+
+
+def _explained(_: float) -> dict[str, Any]:
+    shares = {"new": 0.52, "evicted": 0.27, "elsewhere": 0.12, "tail": 0.06, "restarted": 0.03}
+    causes = [
+        {
+            "cause": cause.name,
+            "title": cause.title,
+            "tokens": round(1e6 * shares[cause.name]),
+            "share_of_missed": shares[cause.name],
+            "share_of_prompt": shares[cause.name] / 3,
+            "servers": [{"name": "vllm-1", "tokens": 200_000, "full": 0.98}]
+            if cause.name == "evicted"
+            else [],
+            "advice": cause.advice,
+        }
+        for cause in CAUSES
+        if cause.name in shares
+    ]
+    return {"requests": 1842, "prompt_tokens": 3_000_000, "matched_tokens": 2_000_000, "hit_ratio": 0.667, "causes": sorted(causes, key=lambda c: -float(str(c["tokens"])))}  # fmt: skip
+
+
+def _hot(count: int) -> list[dict[str, Any]]:
+    rng = random.Random(1)
+    names = [f"vllm-{k}" for k in range(min(count, 40))]
+    found = []
+    for rank in range(12):
+        holders = sorted(rng.sample(names, min(len(names), 1 + rng.randrange(3))))
+        sent = {name: round(60 / (rank + 1) / len(holders), 1) for name in holders}
+        found.append(
+            {
+                "prefix": f"{rng.getrandbits(32):08x}",
+                "requests": sum(sent.values()),
+                "hit_ratio": 0.9 - 0.05 * rank,
+                "copies": len(holders),
+                "holders": holders,
+                "sent": sent,
+            }
+        )
+    return found
+
+
+@asynccontextmanager
+async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
+    ring = DecisionRing(keep=1000)
+    flow = FlowStatus(
+        model="llama-3-8b", saturation=0.83, oldest_s=0.4, requests={0: 7, 10: 2}, tokens={0: 9000, 10: 500}
+    )
+    status = PickerStatus(policy="default", rule="least-cost", table_entries=48_210, flow=(flow,))
+    board = a_board(
+        ring,
+        lambda: scene.status,
+        explain=_explained,
+        prefixes=lambda: _hot(count),
+        dry_run=lambda: {"policy": "tried", "rule": "affinity", "picks": 5120, "agreed": 4660},
+        siblings=siblings,
+    )
+    scene = Scene(count, ring, status, board)
+    for n in range(20):
+        scene.turn(n)
+        board.sample()
+    for n in range(30):
+        ring.add(decision_for(n, name=f"vllm-{n % count}", tried=n % 7 == 0))
+    ring.add(Refusal("refused-1", time.time(), 429, "deadline", "the first token would come too late"))
+    server = AdminServer(
+        address=Address("127.0.0.1", 0),
+        metrics=Metrics(decisions=ring, state=lambda: scene.status),
+        decisions=ring,
+        state=lambda: scene.status,
+        not_ready=str,
+        explain=_explained,
+        board=board,
+        config=Config(endpoints_file="endpoints.yaml"),
+        policy=lambda: DEFAULT_POLICY,
+    )
+    scene.url = f"http://{await server.start()}/"
+    try:
+        yield scene
+    finally:
+        await server.stop()

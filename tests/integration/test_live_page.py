@@ -1,0 +1,158 @@
+"""The live page in a real headless Chromium: what a person sees there, with four endpoints and a thousand, and what a keyboard reaches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from epp.telemetry.board import Board
+from tests.harness.browser import Browser, browser
+from tests.harness.live_page import decision_for, live_page
+
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+
+
+@pytest.fixture
+async def chrome(tmp_path: Path) -> AsyncIterator[Browser]:
+    async with browser(tmp_path) as running:
+        yield running
+
+
+async def rows(chrome: Browser) -> list[str]:
+    found: list[str] = await chrome.value(
+        "[...document.querySelectorAll('#t-endpoints tbody tr')].map(row => row.innerText)"
+    )
+    return found
+
+
+LOADED = "document.querySelectorAll('#t-endpoints tbody tr').length"
+
+
+async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(chrome: Browser) -> None:
+    async with live_page(4) as scene:
+        await chrome.open(scene.url)
+        await chrome.until(LOADED)
+        shown = await rows(chrome)
+        assert len(shown) == 4
+        (out,) = (row for row in shown if "left out" in row)
+        assert out.startswith("vllm-2")
+        assert "half of its recent answers failed" in out
+        assert "55 %" in next(row for row in shown if row.startswith("vllm-0"))
+        assert await chrome.value("document.querySelectorAll('#t-endpoints svg.spark').length") == 4
+        tiles = await chrome.seen("#tiles")
+        assert "3 / 4" in tiles
+        assert "67 %" in tiles
+        assert "policy default, rule least-cost" in await chrome.seen("#summary")
+        explained = await chrome.seen("#explain")
+        assert explained.index("never seen before") < explained.index("evicted before it came again")
+        assert "vllm-1 (98 % full)" in explained
+        assert await chrome.value("document.querySelectorAll('#map tbody tr').length") == 12
+        assert await chrome.value("document.querySelectorAll('#map td.held').length") >= 12
+        assert "priority 0: 7, priority 10: 2" in await chrome.seen("#queue")
+        dry = await chrome.seen("#dry")
+        assert "agrees with 4,660 of 5,120 picks, 91 %" in dry
+        assert "→ vllm-3" in dry
+        requests = await chrome.seen("#requests")
+        assert "refused 429" in requests
+        assert "2,048 of 3,400 cached" in requests
+        assert chrome.complaints == []
+
+
+async def test_the_keyboard_opens_a_request_to_its_score_and_it_stays_open_while_the_page_moves_on(
+    chrome: Browser,
+) -> None:
+    async with live_page(4) as scene:
+        await chrome.open(scene.url)
+        await chrome.until("document.querySelectorAll('#requests summary').length")
+        await chrome.value("document.querySelectorAll('#requests summary')[1].focus()")
+        await chrome.key("Enter")
+        await chrome.until("document.querySelectorAll('#requests .cand').length == 4")
+        parts = await chrome.value("document.querySelector('#requests .cand svg').getAttribute('aria-label')")
+        assert parts == "backlog 120 ms, prefill 200 ms, stall 50 ms, in_flight 20 ms"
+        assert "out: failing" in await chrome.seen("#requests details[open] .parts")
+        scene.ring.add(decision_for(99))
+        scene.turn(21)
+        await chrome.until("document.querySelectorAll('#requests > li').length == 32")
+        assert await chrome.value("document.querySelectorAll('#requests details[open] .cand').length") == 4
+        reached = set()
+        await chrome.value("document.querySelector('.skip').focus()")
+        for _ in range(8):
+            await chrome.key("Tab")
+            reached.add(await chrome.value("document.activeElement.id || document.activeElement.tagName"))
+        assert {"pause", "filter", "order"} <= reached
+
+
+async def test_a_thousand_endpoints_are_a_map_and_the_worst_hundred_and_can_be_searched(
+    chrome: Browser,
+) -> None:
+    async with live_page(1000) as scene:
+        await chrome.open(scene.url, dark=True)
+        await chrome.until(LOADED)
+        assert len(await rows(chrome)) == 100
+        assert "the first 100 of 1000" in await chrome.seen("#shown")
+        assert await chrome.value("document.querySelectorAll('#heat rect').length") == 1000
+        assert "1 are left out" in await chrome.value(
+            "document.getElementById('heat').getAttribute('aria-label')"
+        )
+        dark = await chrome.value("getComputedStyle(document.body).backgroundColor")
+        assert dark == "rgb(17, 21, 27)"
+        await chrome.value(
+            "(f => { f.value = 'vllm-99'; f.dispatchEvent(new Event('input')); })(document.getElementById('filter'))"
+        )
+        assert sorted(row.split()[0] for row in await rows(chrome))[:2] == ["vllm-99", "vllm-990"]
+        assert len(await rows(chrome)) == 11
+
+
+async def test_a_phone_scrolls_down_and_never_sideways(chrome: Browser) -> None:
+    async with live_page(4) as scene:
+        await chrome.open(scene.url, width=360, height=700)
+        await chrome.until(LOADED)
+        assert await chrome.value("document.documentElement.scrollWidth") == 360
+
+
+async def test_what_clients_call_things_stays_text(chrome: Browser) -> None:
+    async with live_page(1) as scene:
+        scene.ring.add(decision_for(50, name=HOSTILE))
+        await chrome.open(scene.url)
+        await chrome.until("document.querySelectorAll('#requests summary').length")
+        assert HOSTILE in await chrome.seen("#requests")
+        assert await chrome.value("document.querySelectorAll('img').length") == 0
+        assert await chrome.value("window.hacked") is None
+        assert chrome.complaints == []
+
+
+async def test_a_picker_that_is_gone_is_said_to_be(chrome: Browser) -> None:
+    async with live_page(4) as scene:
+        await chrome.open(scene.url)
+        await chrome.until(LOADED)
+    await chrome.until("!document.getElementById('stale').hidden")
+    assert "does not answer" in await chrome.seen("#stale")
+
+
+async def test_several_pickers_show_one_page(chrome: Browser) -> None:
+    async with live_page(4) as other:
+        other.ring.add(decision_for(60, name="only-there"))
+        address = other.url.removeprefix("http://").rstrip("/")
+        async with live_page(4, siblings=(address, "127.0.0.1:1")) as scene:
+            await chrome.open(scene.url)
+            await chrome.until(LOADED)
+            assert "2 pickers" in await chrome.seen("#summary")
+            assert "only-there" in await chrome.seen("#requests")
+            assert "3,684 requests" in await chrome.seen("#explain-sum")
+
+
+async def test_the_state_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    original = Board._made
+
+    def counted(self: Board) -> object:
+        nonlocal made
+        made += 1
+        return original(self)
+
+    monkeypatch.setattr(Board, "_made", counted)
+    async with live_page(4) as scene:
+        answers = {await scene.board.packed() for _ in range(10)}
+    assert (made, len(answers)) == (1, 1)
