@@ -52,7 +52,10 @@ class KvMemory:
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks, whose numbers `blocks` has in any shape (...): each (..., slot, head, dim)."""
-        return self.data[layer, 0][blocks], self.data[layer, 1][blocks]
+        shape, numbers = (*blocks.shape, *self.data.shape[3:]), blocks.reshape(-1)
+        # Whole blocks are copied at memory's speed this way; by indexing, numbers are copied one by one.
+        keys, values = (self.data[layer, part].index_select(0, numbers).view(shape) for part in (0, 1))
+        return keys, values
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Make the copies of a plan, in all layers, in their order."""
