@@ -108,7 +108,7 @@ ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
     "001-7": partial(_serving, rate_per_s=0.1),
     "001-7 above": partial(_serving, rate_per_s=0.3),
     "001-8": partial(
-        arriving, rate_per_s=0.2, shared_tokens=0, own_tokens=512, answer_tokens=48, requests=16
+        arriving, rate_per_s=0.2, shared_tokens=0, own_tokens=512, answer_tokens=32, requests=10
     ),
 }
 TIMED = ("001-7", "001-7 above", "001-8")
