@@ -11,7 +11,8 @@ Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import nlargest
 from math import inf
 from typing import Final
 
@@ -19,9 +20,11 @@ from epp.config.policy import Flow, Policy, Waiting
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl
-from epp.flow.elsewhere import Row, Telling
+from epp.flow.elsewhere import FlowKey, Row, Telling
+from epp.flow.queues import OTHERS, Load
 from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
+from epp.flow.shares import OTHER
 from epp.picker import Considered, Picker
 from epp.server_caches import Prompt
 
@@ -32,6 +35,8 @@ _RIDES_S: Final = 0.05
 """See `FlowSettings.rides_s`."""
 _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
 _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
+_MOST_TENANTS: Final = 32
+"""That are shown to people, of all that wait."""
 _MESSAGES: Mapping[RefusedFor, str] = {
     "deadline": "the first token would come too late",
     "ttl": "no model server became free in time",
@@ -54,6 +59,17 @@ NO_CLAIM: Final = Claim()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingTenant:
+    """What waits of one tenant at one priority."""
+
+    priority: int
+    tenant: str
+    demoted: bool
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatus:
     """For people and metrics: what waits, for one base model."""
 
@@ -63,6 +79,12 @@ class FlowStatus:
     requests: Mapping[int, int]
     """By priority."""
     tokens: Mapping[int, int]
+    tenants: Sequence[WaitingTenant] = ()
+    """Those of whom the most tokens wait."""
+    let_go_tokens: Mapping[str, int] = field(default_factory=dict)
+    """By tenant, since the start; of the first ones by name."""
+    demoted: int = 0
+    """Requests since the start."""
 
 
 class Ticket:
@@ -205,6 +227,9 @@ class Gate:
                     oldest_s=flow.control.oldest_s(now=now),
                     requests={priority: load.requests for priority, load in waiting.items()},
                     tokens={priority: load.tokens for priority, load in waiting.items()},
+                    tenants=_longest(flow.control.loads()),
+                    let_go_tokens={_readable(t): n for t, n in flow.control.shares.tokens.items()},
+                    demoted=flow.control.demoted,
                 )
             )
         return told
@@ -301,6 +326,25 @@ class _ModelFlow:
         if last is not None and last[0] is ticket:
             return last[1]
         return self._picker.consider(ticket.request, prompt=ticket.prompt, now=now)
+
+
+def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
+    longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
+    return [
+        WaitingTenant(
+            priority=priority,
+            tenant=_readable(tenant),
+            demoted=late,
+            requests=load.requests,
+            tokens=load.tokens,
+        )
+        for (priority, tenant, late), load in longest
+    ]
+
+
+def _readable(tenant: str) -> str:
+    """For people: the tenants beyond the limit have a name that no header can carry."""
+    return OTHER if tenant == OTHERS else tenant
 
 
 def settings_of(spec: Flow) -> FlowSettings:

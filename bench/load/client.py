@@ -63,12 +63,12 @@ class Client:
         target = parts.path.rstrip("/") + path
         self._head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
 
-    def post(self, body: bytes) -> list[Piece]:
-        """The pieces of a whole answer with status 200. AnswerError otherwise."""
+    def post(self, body: bytes, *, headers: str = "") -> list[Piece]:
+        """The pieces of a whole answer with status 200. AnswerError otherwise. headers: further ones, each with its line's end."""
         sock = self._connect()
         reader = _Reader()
         try:
-            self._exchange(sock, body, reader)
+            self._exchange(sock, body, reader, headers)
         except BaseException:
             self._pool.release_socket(sock)
             raise
@@ -89,10 +89,10 @@ class Client:
         except OSError as error:
             raise AnswerError("no connection", f"{type(error).__name__}: {error}") from error
 
-    def _exchange(self, sock: gevent.socket.socket, body: bytes, reader: _Reader) -> None:
+    def _exchange(self, sock: gevent.socket.socket, body: bytes, reader: _Reader, headers: str) -> None:
         """Until the message is complete by HTTP."""
         try:
-            sock.sendall(f"{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            sock.sendall(f"{self._head}{headers}content-length: {len(body)}\r\n\r\n".encode() + body)
             while not reader.message_complete:
                 data = sock.recv(_READ_BYTES)
                 reader.now = time.monotonic()

@@ -93,7 +93,9 @@ class LoadRun:
             self._trace.close()
             self._trace = None
 
-    def ask(self, name: str, body: dict[str, Any], *, due_at: float | None = None) -> Answer | None:
+    def ask(
+        self, name: str, body: dict[str, Any], *, due_at: float | None = None, headers: str = ""
+    ) -> Answer | None:
         """One request, recorded. None: it failed. StopUser when the run is over."""
         self._spend()
         if not self.recorder.figures.asked:  # not before: reading a trace holds the loop up, and no request
@@ -106,7 +108,7 @@ class LoadRun:
         self._in_flight += 1
         assert self.client is not None
         try:
-            pieces = self.client.post(_ENCODE(body))
+            pieces = self.client.post(_ENCODE(body), headers=headers)
             answer = read_answer(pieces)
         except AnswerError as error:
             self.recorder.failure(name, error, began_at=began_at, ended_at=time.monotonic())

@@ -3,6 +3,7 @@
     chat           every prompt is new: nothing to share
     shared         one of some long beginnings, a few of them far more often, and a question of its own
     conversation   turns that begin with all that was said before, with think time between them
+    overload       new prompts of two priorities and three tenants, one of which has eight tenths of the users
     lora           adapters by a power law, each with a beginning of its own
 
 By hand: `locust -f bench/load/locustfile.py ConversationUser --host http://127.0.0.1:8080`, from the repository's root.
@@ -52,6 +53,30 @@ class _ClosedLoop(LoadUser):
             model or self.load.served.model, messages, answer_tokens=options.answer_tokens, salt=options.salt
         )
         return self.load.ask(self.scenario, body)
+
+
+_OVERLOAD_TOKENS = 3000
+
+
+class OverloadUser(_ClosedLoop):
+    """Every fifth user names the objective `interactive`; the figures stand by tenant and priority."""
+
+    scenario = "overload"
+
+    @task
+    def ask(self) -> None:
+        number = int(self.name.rsplit(" ", 1)[1])
+        tenant = {0: "light-a", 1: "light-b"}.get(number % 10, "greedy")
+        interactive = number // 10 % 5 == 0
+        options = self.load.options
+        messages: list[prompts.Message] = [{"role": "user", "content": self.fresh(_OVERLOAD_TOKENS)}]
+        body = prompts.chat(
+            self.load.served.model, messages, answer_tokens=options.answer_tokens, salt=options.salt
+        )
+        headers = f"x-llm-d-inference-fairness-id: {tenant}\r\n"
+        if interactive:
+            headers += "x-llm-d-inference-objective: interactive\r\n"
+        self.load.ask(f"{tenant}{' interactive' * interactive}", body, headers=headers)
 
 
 class ChatUser(_ClosedLoop):

@@ -24,6 +24,7 @@ SCENARIOS: Final = {
     "shared": ("locustfile.py", "SharedPrefixUser"),
     "conversation": ("locustfile.py", "ConversationUser"),
     "lora": ("locustfile.py", "LoraUser"),
+    "overload": ("locustfile.py", "OverloadUser"),
     "replay": ("replay_locustfile.py", "ReplayUser"),
 }
 _STOP_WITHIN_S: Final = 60

@@ -28,6 +28,7 @@ from epp.flow.pace import Pace
 from epp.flow.queues import BandKey, Load, Queues
 from epp.flow.request import Forecast, Forecaster, Held, LetGo, Refused, RefusedFor, T, Verdict
 from epp.flow.settings import FlowSettings
+from epp.flow.shares import Shares
 
 _LEAST_DELAY_S = 0.01
 """Between two looks at the same request, or at a fleet that has no room."""
@@ -60,6 +61,9 @@ class FlowControl(Generic[T]):
         """When to look at a request again: its latest start, or its end of life. Those that left are skipped."""
         self._shed: deque[Refused[T]] = deque()
         self._pace = Pace()
+        self._shares = Shares()
+        self.demoted = 0
+        """Requests that were demoted when they came or while they waited."""
         self._draining = False
         self._room_at = 0.0
         self._elsewhere = Elsewhere()
@@ -199,6 +203,11 @@ class FlowControl(Generic[T]):
         """By priority."""
         return {of: Waiting(*load.as_tuple()) for of, load in self._queues.by_priority.items()}
 
+    @property
+    def shares(self) -> Shares:
+        """What each tenant has had. For reading."""
+        return self._shares
+
     def oldest_s(self, *, now: float) -> float:
         """Age of the request that waits longest. Looks at every one: for a scrape, not for a request."""
         return max((now - held.arrived_at for held in self._queues), default=0.0)
@@ -251,6 +260,7 @@ class FlowControl(Generic[T]):
             expires_at=now + min(longest_s, settings.ttl_of(priority)),
         )
         held.late = late
+        self.demoted += late
         held.key = (self._place(held, own_s=forecast.own_s), held.number)
         return held
 
@@ -311,6 +321,7 @@ class FlowControl(Generic[T]):
     def _go(self, held: Held[T], tokens: int, *, now: float) -> LetGo[T]:
         self._queues.charge(held.priority, held.tenant, tokens, late=held.late)
         self._pace.let_go(tokens, now=now)
+        self._shares.add(held.tenant, max(1, tokens))
         if self._charges is not None and len(self._charges) < _MOST_CHARGES:
             key = (held.priority, held.tenant, held.late)
             self._charges[key] = self._charges.get(key, 0) + max(1, tokens)
@@ -359,6 +370,7 @@ class FlowControl(Generic[T]):
             elif self._settings.when_late == "refuse":
                 return self._give_up(held, "deadline", now=now)
             else:
+                self.demoted += 1
                 self._queues.demote(held, max_tenants=self._settings.max_tenants)
                 self._set_alarm(held, None, now=now)
         return None

@@ -229,6 +229,19 @@ FLOW_WAITING_TOKENS: Final = Spec(
     "Prompt tokens to compute of the requests that flow control holds.",
     ("model", "priority"),
 )
+FLOW_LET_GO_TOKENS: Final = Spec(
+    "epp_flow_let_go_tokens_total",
+    "counter",
+    "Prompt tokens to compute of the requests that flow control let go, by base model and tenant. The first 32 tenants have a label of their "
+    "own, the others share `(others)`.",
+    ("model", "tenant"),
+)
+FLOW_DEMOTED: Final = Spec(
+    "epp_flow_demoted_requests_total",
+    "counter",
+    "Requests that flow control put last, since they could not meet their deadline.",
+    ("model",),
+)
 FLOW_OLDEST: Final = Spec(
     "epp_flow_oldest_seconds",
     "gauge",
@@ -520,6 +533,8 @@ STATE: Final = (
         OVERLOAD,
         FLOW_WAITING,
         FLOW_WAITING_TOKENS,
+        FLOW_LET_GO_TOKENS,
+        FLOW_DEMOTED,
         FLOW_OLDEST,
         FLOW_SATURATION,
         SOURCE_FAILURES,

@@ -234,6 +234,9 @@ def _flow_families(flows: Sequence[FlowStatus]) -> Iterator[Metric]:
     tokens = (((f.model, str(p)), float(count)) for f in flows for p, count in f.tokens.items())
     yield _family(catalog.FLOW_WAITING, *requests)
     yield _family(catalog.FLOW_WAITING_TOKENS, *tokens)
+    shares = (((f.model, t), float(count)) for f in flows for t, count in f.let_go_tokens.items())
+    yield _family(catalog.FLOW_LET_GO_TOKENS, *shares)
+    yield _family(catalog.FLOW_DEMOTED, *(((f.model,), float(f.demoted)) for f in flows))
     yield _family(catalog.FLOW_OLDEST, *(((f.model,), f.oldest_s) for f in flows))
     yield _family(catalog.FLOW_SATURATION, *(((f.model,), f.saturation) for f in flows))
 

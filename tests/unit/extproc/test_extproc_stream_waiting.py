@@ -210,8 +210,10 @@ def test_the_headers_say_whose_it_is_and_how_urgent() -> None:
     held.waits(DUPLEX, ("x-gateway-inference-objective", "person"), ("x-llm-d-inference-fairness-id", "team"))
     [status] = held.gate.status(now=1.0)
     assert dict(status.requests) == {7: 1}
+    assert [(of.priority, of.tenant, of.requests) for of in status.tenants] == [(7, "team", 1)]
     held.gate.pump(now=600.0)
     assert held.bench.seen.picks[-1].decision.priority == 7
+    assert list(held.gate.status(now=600.0)[0].let_go_tokens) == ["team"]
 
 
 def test_what_clients_say_of_their_priority_counts_only_where_the_policy_knows_it() -> None:

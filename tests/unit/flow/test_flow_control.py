@@ -12,6 +12,7 @@ from epp.flow.control import FlowControl
 from epp.flow.queues import OTHERS
 from epp.flow.request import LetGo
 from epp.flow.settings import Bound, FlowSettings
+from epp.flow.shares import OTHER, Shares
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
 SECOND = Ask(1000)
@@ -325,6 +326,23 @@ class TestFigures:
         for wrong in ({"headroom_s": -1.0}, {"ttft_s": 0.0}, {"max_looks": 0}):
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 replace(FlowSettings(), **wrong)
+
+
+def test_what_tenants_have_had_is_told_by_name_of_the_first_ones() -> None:
+    shares = Shares()
+    for n in range(100):
+        shares.add(f"t{n}", 10)
+    shares.add("t0", 5)
+    assert len(shares.tokens) == 33
+    assert (shares.tokens["t0"], shares.tokens[OTHER]) == (15, 680)
+
+
+def test_demoted_requests_are_counted() -> None:
+    gate = gateway(FlowSettings(ttft_s=1.5, when_late="demote"))
+    gate.offer(SECOND, now=0.0)
+    gate.offer(SECOND, now=0.0)
+    gate.offer(Ask(100), now=0.0)
+    assert gate.flow.demoted == 1
 
 
 def test_a_request_that_goes_at_once_is_let_go_by_offer_itself() -> None:

@@ -1,0 +1,112 @@
+"""Overload of a real gateway with flow control on: Envoy, the picker, two model servers, users of two priorities and three tenants.
+
+    python -m bench.load.overload --seconds 300
+
+Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import sys
+import tempfile
+from pathlib import Path
+
+import aiohttp
+
+from bench.demo.fleet import running_fleet
+from bench.demo.serving import made_up
+from bench.load.run import Plan, run
+from tests.harness.gateway import write_policy
+from tests.harness.processes import wait_until
+
+_FLOW = {
+    "mode": "Hold",
+    "deadlineSeconds": 5,
+    "objectives": {"interactive": 10},
+    "ttlSeconds": 30,
+}
+_LOOK_S = 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--users", type=int, default=100)
+    parser.add_argument("--servers", type=int, default=2)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="overload-") as name:
+        asyncio.run(_overload(Path(name), args))
+    return 0
+
+
+async def _overload(directory: Path, args: argparse.Namespace) -> None:
+    async with running_fleet(
+        directory,
+        serving=made_up(),
+        servers=args.servers,
+        rule="least-cost",
+        gateway_port=0,
+        envoy=Path(sys.executable).with_name("envoy"),
+        recording=directory / "recording",
+    ) as fleet:
+        write_policy(fleet.config, {"flow": _FLOW}, name="overload")
+
+        async def holds() -> bool:
+            async with fleet.session.get(f"{fleet.admin_url}/policy") as response:
+                return bool((await response.json())["spec"]["flow"]["mode"] == "Hold")
+
+        await wait_until(holds, what="the policy is in use", timeout_s=20)
+        plan = Plan(
+            scenario="overload",
+            host=f"http://{fleet.config.envoy.listen}",
+            users=args.users,
+            spawn_per_s=20,
+            time_s=args.seconds,
+            processes=1,
+            label="overload",
+            salt="",
+            directory=directory / "load",
+            options=["--seed", "1"],
+        )
+        watching = asyncio.create_task(_watch(fleet.session, f"{fleet.admin_url}/metrics"))
+        record = await asyncio.to_thread(run, plan)
+        watching.cancel()
+        print("\n".join(_table(plan.directory / "locust_stats.csv")))
+        figures = record.figures
+        print(f"asked {figures.asked}, answered {figures.answered}, failed by kind {dict(figures.failures)}")
+        print(
+            f"most that waited: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
+        )
+
+
+_most = {"epp_flow_waiting_requests": 0.0, "epp_flow_saturation": 0.0}
+
+
+async def _watch(session: aiohttp.ClientSession, url: str) -> None:
+    while True:
+        async with session.get(url) as response:
+            page = await response.text()
+        for name, most in _most.items():
+            values = [float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"{name}{{")]
+            _most[name] = max(most, sum(values))
+        await asyncio.sleep(_LOOK_S)
+
+
+def _table(stats: Path) -> list[str]:
+    with stats.open() as file:
+        rows = {(row["Name"], row["Type"]): row for row in csv.DictReader(file)}
+    lines = ["| users of | asked | refused or failed | TTFT p50, s | p90 | p99 |", "| --- " * 6 + "|"]
+    for name in sorted(name for name, kind in rows if kind == "ANSWER" and name != "Aggregated"):
+        answers, first = rows[name, "ANSWER"], rows[name, "TTFT"]
+        times = " | ".join(f"{float(first[share]) / 1000:.2f}" for share in ("50%", "90%", "99%"))
+        lines.append(f"| {name} | {answers['Request Count']} | {answers['Failure Count']} | {times} |")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""What each tenant has had, for people: tokens let go, of the first tenants that came by name, of the others together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+OTHER: Final = "(others)"
+_MOST: Final = 32
+"""Tenants that are named; each is a time series."""
+
+
+class Shares:
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+
+    def add(self, tenant: str, tokens: int) -> None:
+        name = tenant if tenant in self._tokens or len(self._tokens) < _MOST else OTHER
+        self._tokens[name] = self._tokens.get(name, 0) + tokens
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """By tenant, since the start."""
+        return self._tokens
