@@ -225,7 +225,7 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
     foretold = (after[0] - before[0]) / (after[1] - before[1])
     said = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {foretold:.1%} predicted"
     assert cached > 0.7 * tokens, said
-    assert abs(foretold - cached / tokens) < 0.06, said
+    assert abs(foretold - cached / tokens) < 0.1, said
     return said
 
 
