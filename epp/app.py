@@ -194,7 +194,12 @@ class App:
             prefixes=self._explaining.hot_prefixes,
             dry_run=self._tried,
             siblings=[
-                str(a) for n, a in enumerate(config.admin.addresses(workers=config.workers)) if n != worker
+                *(
+                    str(a)
+                    for n, a in enumerate(config.admin.addresses(workers=config.workers))
+                    if n != worker
+                ),
+                *config.admin.peers,
             ],
         )
         self._admin = AdminServer(

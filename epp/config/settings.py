@@ -90,6 +90,15 @@ class Admin(_Section, frozen=True):
         ),
     ] = ()
 
+    peers: Annotated[
+        tuple[Annotated[str, Meta(max_length=300, pattern=r"^[^/@\s]+:[0-9]{1,5}$")], ...],
+        Meta(
+            max_length=16,
+            description="`host:port` of other pickers' admin pages, whose requests and missed tokens the live page shows as well. A name "
+            "with several addresses, such as a headless Service, means all of them.",
+        ),
+    ] = ()
+
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
         """Of each worker. ValueError where there are not so many ports."""
         return _row(Address.parse(self.address), workers)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ import msgspec
 from epp.decision import Decision
 from epp.telemetry.decisions import DecisionRing, Record, printable
 from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+from epp.types import Address
 
 _SAMPLE_S: Final = 10.0
 _SAMPLES: Final = 30
@@ -31,6 +34,7 @@ _SHOWN_DECISIONS: Final = 40
 _NAME_CHARS: Final = 80
 _WINDOW_S: Final = 300.0
 _PEER_WITHIN_S: Final = 1.0
+_MOST_PEERS: Final = 64
 _PEER_BYTES: Final = 4 * 2**20
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -43,7 +47,7 @@ COLUMNS: Final = (
 
 
 class Board:
-    """`explain`, `prefixes`, `dry_run`: further parts of the page. `siblings`: addresses of other pickers' admin pages."""
+    """`explain`, `prefixes`, `dry_run`: further parts of the page. `siblings`: `host:port` of other pickers' admin pages."""
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Board:
         self._dry_run = dry_run
         self._siblings = siblings
         self._clock = clock
+        self._id = secrets.token_hex(8)
         self._history: deque[dict[str, _Counters]] = deque(maxlen=_SAMPLES)
         self._own: tuple[float, dict[str, Any]] | None = None
         self._packed: tuple[float, bytes] | None = None
@@ -90,7 +95,7 @@ class Board:
         async with self._packing:
             own = self.own()
             if self._packed is None or self._clock() - self._packed[0] >= own["refresh_s"] * 0.9:
-                others = await _answers_of(self._siblings)
+                others = await _answers_of(self._siblings, but=self._id)
                 whole = merged(own, others) if others else own
                 self._packed = (self._clock(), gzip.compress(_ENCODER.encode(whole), 1, mtime=0))
         return self._packed[1]
@@ -99,6 +104,7 @@ class Board:
         status = self._state()
         oldest = self._history[0] if self._history else {}
         return {
+            "picker": self._id,
             "pickers": 1,
             "policy": status.policy,
             "rule": status.rule,
@@ -182,14 +188,31 @@ def _rounded(value: float | None) -> float | None:
 # -- several pickers -------------------------------------------------------------------------------------------------------
 
 
-async def _answers_of(addresses: Sequence[str]) -> list[dict[str, Any]]:
-    """What the siblings say of themselves; those that do not answer in time are left out."""
-    if not addresses:
+async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]:
+    """What other pickers say of themselves, each once; those that do not answer in time are left out, and so is this one."""
+    if not names:
         return []
+    addresses = await _addresses_of(names)
     timeout = aiohttp.ClientTimeout(total=_PEER_WITHIN_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         found = await asyncio.gather(*(_answer_of(session, address) for address in addresses))
-    return [answer for answer in found if answer is not None]
+    by_id = {answer["picker"]: answer for answer in found if answer is not None}
+    return [answer for picker, answer in by_id.items() if picker != but]
+
+
+async def _addresses_of(names: Sequence[str]) -> list[str]:
+    """Every address behind the names: a headless Service has one for each pod."""
+    loop = asyncio.get_running_loop()
+    found: dict[str, None] = {}
+    for name in names:
+        host, _, port = name.rpartition(":")
+        try:
+            async with asyncio.timeout(_PEER_WITHIN_S):
+                entries = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except (OSError, OverflowError, TimeoutError):
+            continue
+        found |= {str(Address(host=str(entry[4][0]), port=int(port))): None for entry in entries}
+    return list(found)[:_MOST_PEERS]
 
 
 async def _answer_of(session: aiohttp.ClientSession, address: str) -> dict[str, Any] | None:
@@ -201,7 +224,7 @@ async def _answer_of(session: aiohttp.ClientSession, address: str) -> dict[str, 
             found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
-    return found if found.get("columns") == list(COLUMNS) else None
+    return found if found.get("columns") == list(COLUMNS) and isinstance(found.get("picker"), str) else None
 
 
 def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -135,7 +135,9 @@ async def test_several_pickers_show_one_page(chrome: Browser) -> None:
     async with live_page(4) as other:
         other.ring.add(decision_for(60, name="only-there"))
         address = other.url.removeprefix("http://").rstrip("/")
-        async with live_page(4, siblings=(address, "127.0.0.1:1")) as scene:
+        async with live_page(
+            4, siblings=(address, address.replace("127.0.0.1", "localhost"), "127.0.0.1:1")
+        ) as scene:
             await chrome.open(scene.url)
             await chrome.until(LOADED)
             assert "2 pickers" in await chrome.seen("#summary")
