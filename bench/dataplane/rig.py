@@ -123,17 +123,19 @@ async def running_rig(
         )
         await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
         pickers: dict[Process, Config] = {
-            "ours": _config(directory / "ours", addresses[:endpoints], share=0.0),
-            "grpcio": _config(directory / "grpcio", addresses[:endpoints], share=0.0, transport="grpcio"),
-            "sampling": _config(directory / "sampling", addresses[:endpoints], share=1.0),
+            "ours": written_config(directory / "ours", addresses[:endpoints], share=0.0),
+            "grpcio": written_config(
+                directory / "grpcio", addresses[:endpoints], share=0.0, transport="grpcio"
+            ),
+            "sampling": written_config(directory / "sampling", addresses[:endpoints], share=1.0),
         }
         if other is not None:
-            pickers["other"] = _config(directory / "other", addresses[:endpoints], share=0.0)
+            pickers["other"] = written_config(directory / "other", addresses[:endpoints], share=0.0)
             _forget_transport(directory / "other" / "config.yaml")
         running: dict[Process, ManagedProcess] = {"upstream": upstream}
         for name, config in pickers.items():
             running[name] = await stack.enter_async_context(
-                _picker(
+                running_picker(
                     config,
                     directory=directory / name,
                     checkout=other if name == "other" else None,
@@ -173,7 +175,7 @@ async def running_rig(
                 await running["ours"].terminate()
 
 
-def _config(
+def written_config(
     directory: Path, addresses: Iterable[Address], *, share: float, transport: str = "http2"
 ) -> Config:
     directory.mkdir()
@@ -208,8 +210,8 @@ def _socket(config: Config) -> Path:
 
 
 @asynccontextmanager
-async def _picker(
-    config: Config, *, directory: Path, checkout: Path | None, profile: Path | None
+async def running_picker(
+    config: Config, *, directory: Path, checkout: Path | None = None, profile: Path | None = None
 ) -> AsyncIterator[ManagedProcess]:
     """`epp serve`, of this checkout or another one."""
     profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []

@@ -249,6 +249,11 @@ class Failures:
             return True
         return waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS
 
+    @property
+    def known(self) -> bool:
+        """Whether any server has failed lately."""
+        return bool(self._marks)
+
     def share(self, state: EndpointState, *, now: float) -> float:
         """Of a server's last answers, the part that failed, as far as it counts now."""
         mark = self._marks.get((state, ""))

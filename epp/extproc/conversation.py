@@ -22,6 +22,7 @@ from epp.extproc.overload import Overload
 from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.extproc.unread import Unread
 from epp.gate import Gate
 
 MESSAGE_SLACK_BYTES: Final = 2**20
@@ -47,6 +48,7 @@ class Streams:
         self.clock = clock
         self.live: set[Conversation] = set()
         self.overload = Overload()
+        self._unread = Unread(picker, observer, timer=time.perf_counter)
         self._policy: Policy | None = None
         self._names: frozenset[str] = frozenset()
         self._untidied = False
@@ -58,16 +60,27 @@ class Streams:
         """A longer message holds a body that is refused anyway, or nonsense."""
         return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
+    def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
+        """The answer to the first message of a stream that there is no time for; the stream ends with it. None: it must be opened."""
+        return self._unread.answer(data, names=self.wanted(), settings=self.settings, now=now)
+
     def open(
-        self, let_go: Callable[[], None], deliver: Callable[[Sequence[bytes]], None], *, trace: str = ""
+        self,
+        let_go: Callable[[], None],
+        deliver: Callable[[Sequence[bytes]], None],
+        *,
+        trace: str = "",
+        unread: bool = False,
     ) -> Conversation:
-        """A stream began. trace: the `traceparent` of the call itself, which a data plane sends that traces.
+        """A stream began.
+
+        trace: the `traceparent` of the call itself, which a data plane sends that traces. unread: the picker has too much to do to read it.
 
         let_go: called when a drain ended it, so that the transport ends it with OK. deliver: called with answers that come later than
         the message they belong to.
         """
         traced = bounded_trace(trace) if self.settings.traced else ""
-        conversation = Conversation(self, let_go, deliver, trace=traced)
+        conversation = Conversation(self, let_go, deliver, trace=traced, unread=unread)
         self.live.add(conversation)
         return conversation
 
@@ -125,6 +138,7 @@ class Conversation:
         deliver: Callable[[Sequence[bytes]], None],
         *,
         trace: str,
+        unread: bool,
     ) -> None:
         self._streams = streams
         self._deliver = deliver
@@ -137,7 +151,7 @@ class Conversation:
             settings=streams.settings,
             new_request_id=_new_request_id,
             timer=time.perf_counter,
-            unread=streams.overload.skips(now=streams.clock()),
+            unread=unread,
             gate=streams.gate,
             deliver=self._later,
             trace=trace,

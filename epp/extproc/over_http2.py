@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from epp.config.settings import Listen
 from epp.extproc.certificates import Certificates, ssl_context
 from epp.extproc.codec import SERVICE
-from epp.extproc.conversation import Streams
+from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.health import Health
 from epp.extproc.listening import cannot_listen, require_folder
@@ -81,10 +81,13 @@ class _Process(Handler):
     def __init__(self, call: Call, streams: Streams) -> None:
         self._call = call
         self._streams = streams
-        self._conversation = streams.open(self._let_go, self._deliver, trace=call.request.traceparent)
+        self._conversation: Conversation | None = None
+        """None: no message has come."""
 
     def message(self, data: bytes, *, now: float) -> None:
-        call, conversation = self._call, self._conversation
+        call, conversation = self._call, self._conversation or self._begin(data, now=now)
+        if conversation is None:
+            return
         if not conversation.picked and not call.is_open:
             return  # The data plane has given up waiting: a pick would be for nobody.
         try:
@@ -101,10 +104,26 @@ class _Process(Handler):
 
     def half_closed(self, *, now: float) -> None:
         self._call.end(OK)
-        self._conversation.half_close(now=now)
+        if self._conversation is not None:
+            self._conversation.half_close(now=now)
 
     def gone(self, *, now: float, broken: bool) -> None:
-        self._conversation.close(now=now, broken=broken)
+        if self._conversation is not None:
+            self._conversation.close(now=now, broken=broken)
+
+    def _begin(self, data: bytes, *, now: float) -> Conversation | None:
+        """The first message. None: the request is answered, or nobody waits for the answer any more."""
+        call, streams = self._call, self._streams
+        if not call.is_open:
+            return None
+        unread = streams.overload.skips(now=now)
+        if unread and (answer := streams.answer_unread(data, now=now)) is not None:
+            call.send(answer)
+            call.end(OK)
+            return None
+        trace = call.request.traceparent
+        self._conversation = streams.open(self._let_go, self._deliver, trace=trace, unread=unread)
+        return self._conversation
 
     def _let_go(self) -> None:
         self._call.end(OK)

@@ -28,6 +28,18 @@ class Number:
         self.value = 0.0
 
 
+class Labelled:
+    """A counter with labels, of which the values are few."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: tuple[str, ...]) -> None:
+        self.counts[labels] = self.counts.get(labels, 0.0) + 1.0
+
+
 class Distribution:
     """A histogram without labels. A bound belongs to its own bucket."""
 
@@ -54,11 +66,17 @@ class Counts(Collector):
     def __init__(self, *, unix_clock: Callable[[], float] = time.time) -> None:
         self._created = unix_clock()
         self._numbers: list[tuple[Spec, Number]] = []
+        self._labelled: list[tuple[Spec, Labelled]] = []
         self._distributions: list[tuple[Spec, Distribution]] = []
 
     def number(self, spec: Spec) -> Number:
         made = Number()
         self._numbers.append((spec, made))
+        return made
+
+    def labelled(self, spec: Spec) -> Labelled:
+        made = Labelled()
+        self._labelled.append((spec, made))
         return made
 
     def distribution(self, spec: Spec) -> Distribution:
@@ -79,6 +97,11 @@ class Counts(Collector):
                 counter = CounterMetricFamily(spec.name, spec.help)
                 counter.add_metric((), number.value, created=self._created)
                 yield counter
+        for spec, labelled in self._labelled:
+            counter = CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
+            for labels, value in labelled.counts.items():
+                counter.add_metric(labels, value, created=self._created)
+            yield counter
         for spec, distribution in self._distributions:
             family = HistogramMetricFamily(spec.name, spec.help)
             buckets, total = distribution.told()

@@ -50,8 +50,6 @@ class Metrics:
         self._decisions = decisions
         self._unix_clock = unix_clock
         self.registry = registry = CollectorRegistry()
-        self._requests = _Children(_counter(catalog.REQUESTS, registry).labels)
-        self._unread = _Children(_counter(catalog.UNREAD_BODIES, registry).labels)
         self._refused = _Children(_counter(catalog.REFUSED, registry).labels)
         self._protocol_errors = _Children(_counter(catalog.PROTOCOL_ERRORS, registry).labels)
         self._reloads = _Children(_counter(catalog.RELOADS, registry).labels)
@@ -61,6 +59,8 @@ class Metrics:
         self._policies = _Children(_gauge(catalog.POLICIES, registry).labels)
         self._lease_held = _gauge(catalog.LEASE_HELD, registry)
         counts = Counts(unix_clock=unix_clock)
+        self._requests = counts.labelled(catalog.REQUESTS)
+        self._unread = counts.labelled(catalog.UNREAD_BODIES)
         self._in_flight = counts.number(catalog.IN_FLIGHT)
         self._pick_seconds = counts.distribution(catalog.PICK_SECONDS)
         self._parse_seconds = counts.distribution(catalog.PARSE_SECONDS)
@@ -102,7 +102,7 @@ class Metrics:
         if decision.waited_s:
             self._flow_waited.observe(decision.waited_s)
         if decision.unread:
-            self._unread[decision.unread,].inc()
+            self._unread.add((decision.unread,))
         if decision.dry_run is not None:
             self._dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()].inc()
         self._decisions.add(decision)
@@ -110,7 +110,7 @@ class Metrics:
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - as above
         request_log.refused(request_id, error)
-        self._requests["refused", "unknown"].inc()
+        self._requests.add(("refused", "unknown"))
         self._refused[error.reason,].inc()
         self._decisions.add(
             Refusal(
@@ -143,7 +143,7 @@ class Metrics:
     def _ended(self, decision: Decision) -> None:
         request_log.ended(decision)
         self._in_flight.value -= 1
-        self._requests[decision.outcome or "ended", decision.kind].inc()
+        self._requests.add((decision.outcome or "ended", decision.kind))
         if decision.cached_tokens is not None:
             self._sampled_predicted.inc(decision.matched_tokens)
             self._sampled_cached.inc(decision.cached_tokens)

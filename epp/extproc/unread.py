@@ -1,0 +1,83 @@
+"""Requests that the picker has no time to read: answered from their headers, by load alone, and forgotten.
+
+No state machine is made for such a request: its stream ends with the first answer, and the data plane carries the rest. Only the usual
+request goes this way; for whatever is not usual `answer` returns None, and the stream is opened as always. What a client may not
+do is refused there too, so nothing is let through here that would not be let through otherwise. Pure; owned by `conversation.Streams`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from epp.decision import Observer, Pick, PickRequest
+from epp.errors import PickError
+from epp.extproc.bodies import OVERLOADED
+from epp.extproc.codec import decode, encode
+from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
+from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, read_head
+from epp.extproc.response import PickerPort, StreamSettings
+from epp.types import Address
+
+_SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL))
+"""The data plane sends the body on by itself."""
+
+
+class Unread:
+    def __init__(self, picker: PickerPort, observer: Observer, *, timer: Callable[[], float]) -> None:
+        self._picker = picker
+        self._observer = observer
+        self._timer = timer
+
+    def answer(
+        self, data: bytes, *, names: frozenset[str], settings: StreamSettings, now: float
+    ) -> bytes | None:
+        """The answer to the first message of a stream, which ends with it. None: the stream must be opened."""
+        picker, started = self._picker, self._timer()
+        if settings.traced or settings.scores_metadata or settings.conformance_headers or not picker.one_model:
+            return None
+        try:
+            event = decode(data, names=names, response_names=RESPONSE_NAMES, first=True)
+        except StreamProtocolError:
+            return None
+        if not isinstance(event, RequestHeaders) or event.end_of_stream or event.subset is not None:
+            return None
+        if event.modes is None or event.modes.request_body not in _SIMPLE:
+            return None
+        head = read_head(event.headers, picker.policy.spec)
+        if not head.request_id or not head.path or settings.blocked.refuse(head.path):
+            return None
+        if head.declared_bytes > settings.max_body_bytes:
+            return None
+        request = PickRequest(
+            request_id=head.request_id,
+            inference=OVERLOADED,
+            body_bytes=head.declared_bytes,
+            max_destinations=settings.max_destinations,
+            hurried=True,
+        )
+        try:
+            pick = picker.pick(request, now=now)
+        except PickError:
+            return None  # It is refused in the words of the request's API.
+        self._let_go(pick, seconds=self._timer() - started, now=now)
+        return _answer(pick.destinations, settings.clear_route_cache)
+
+    def _let_go(self, pick: Pick, *, seconds: float, now: float) -> None:
+        self._observer.picked(pick, seconds=seconds)
+        self._picker.detach(pick, now=now)
+        self._observer.ended(pick)
+
+
+@functools.lru_cache(maxsize=4096)
+def _answer(destinations: tuple[Address, ...], clear_route_cache: bool, /) -> bytes:  # noqa: FBT001 - a key
+    """As `stream` answers. A fleet has few fallback lists."""
+    named = ",".join(map(str, destinations))
+    return encode(
+        Answer(
+            Slot.REQUEST_HEADERS,
+            set_headers=((DESTINATION, named),),
+            clear_route_cache=clear_route_cache,
+            destination=named,
+        )
+    )

@@ -1,0 +1,113 @@
+"""Requests that there is no time to read: the usual ones are answered from their headers and let go, all others as always."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from epp.config.policy import DEFAULT_POLICY
+from epp.extproc.codec import decode, encode
+from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, request_names
+from epp.extproc.response import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.extproc.unread import Unread
+from epp.picker import Picker
+from epp.request.blocked import BlockedPaths
+from epp.types import Address, Endpoint, EndpointName
+from tests.harness.extproc_rig import Seen
+
+POLICY = DEFAULT_POLICY
+NAMES = request_names(POLICY.spec)
+SETTINGS = StreamSettings(blocked=BlockedPaths(("/metrics",)), max_body_bytes=10_000)
+USUAL = {":path": "/v1/completions", "x-request-id": "r1", "content-length": "4000"}
+
+
+def a_picker(*models: str) -> Picker:
+    picker = Picker(POLICY, rng=random.Random(1))
+    listed = [
+        Endpoint(EndpointName(f"e{n}"), Address(f"10.0.0.{n + 1}", 80), model=model)
+        for n, model in enumerate(models)
+    ]
+    picker.set_endpoints(listed, now=0.0)
+    return picker
+
+
+def message(*, mode: int = 2, ends: bool = False, **changed: str | None) -> ext_proc.ProcessingRequest:
+    made = ext_proc.ProcessingRequest()
+    names = {"path": ":path", "request_id": "x-request-id", "size": "content-length"}
+    wanted: dict[str, str | None] = {**USUAL, **{names[name]: value for name, value in changed.items()}}
+    for name, value in wanted.items():
+        if value is not None:
+            made.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    made.request_headers.end_of_stream = ends
+    if mode >= 0:
+        made.protocol_config.request_body_mode = mode
+    return made
+
+
+def answer(data: bytes, picker: Picker, seen: Seen, *, settings: StreamSettings = SETTINGS) -> bytes | None:
+    return Unread(picker, seen, timer=lambda: 0.0).answer(data, names=NAMES, settings=settings, now=1.0)
+
+
+@pytest.mark.parametrize("mode", [1, 2, 3])
+def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mode: int) -> None:
+    seen, data = Seen(), message(mode=mode).SerializeToString()
+    picker = a_picker("m")
+    found = answer(data, picker, seen)
+    stream = HttpStream(
+        a_picker("m"), Seen(), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0, unread=True
+    )
+    event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
+    assert [found] == [encode(action) for action in stream.receive(event, now=1.0)]
+    decision = seen.picks[0].decision
+    assert (decision.request_id, decision.unread, decision.outcome) == ("r1", "overload", "detached")
+    assert seen.over == seen.picks
+    assert all(state.in_flight == 0 for state in picker.fleet.states())
+
+
+def test_its_work_counts_until_the_servers_tell() -> None:
+    picker = a_picker("m", "m", "m")
+    for _ in range(300):
+        answer(message().SerializeToString(), picker, Seen())
+    sent = [state.picks_since_scrape for state in picker.fleet.states()]
+    assert sum(sent) == 300
+    assert min(sent) > 50
+
+
+def with_subset() -> ext_proc.ProcessingRequest:
+    made = message()
+    made.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields[
+        f"{DESTINATION}-subset"
+    ].string_value = "10.0.0.1:80"
+    return made
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        pytest.param(message(path="/metrics"), id="blocked"),
+        pytest.param(message(request_id=None), id="without an id"),
+        pytest.param(message(size="20000"), id="too large"),
+        pytest.param(message(ends=True), id="without a body"),
+        pytest.param(message(mode=4), id="echoed"),
+        pytest.param(message(mode=0), id="body not sent"),
+        pytest.param(message(mode=-1), id="mode not told"),
+        pytest.param(with_subset(), id="subset"),
+        pytest.param(ext_proc.ProcessingRequest(), id="empty"),
+    ],
+)
+def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) -> None:
+    seen = Seen()
+    assert answer(unusual.SerializeToString(), a_picker("m"), seen) is None
+    assert not seen.picks
+
+
+def test_so_do_all_where_models_differ_or_there_is_no_endpoint() -> None:
+    for picker in (a_picker("m", "n"), a_picker()):
+        assert answer(message().SerializeToString(), picker, Seen()) is None
+
+
+def test_bytes_that_are_no_message_are_left_to_the_stream() -> None:
+    assert answer(b"\xff\xff", a_picker("m"), Seen()) is None
