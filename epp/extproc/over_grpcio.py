@@ -126,7 +126,9 @@ class GrpcioTransport:
             writing.add_done_callback(self._told)
 
         streams = self._streams
-        conversation = streams.open(let_go, deliver, trace=_trace(context) if streams.settings.traced else "")
+        trace = _trace(context) if streams.settings.traced else ""
+        unread = streams.overload.skips(now=streams.clock())
+        conversation = streams.open(let_go, deliver, trace=trace, unread=unread)
         broken = False
         try:
             await self._converse(conversation, context, reading)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import Final
 
-TARGET_S: Final = 0.02
-"""A request waits twice in a queue, with its headers and with its body: 40 ms of the data plane's message time-out."""
-_ALARM_S: Final = 4 * TARGET_S
+TARGET_S: Final = 0.01
+"""A request waits twice in a queue, with its headers and with its body."""
+_ALARM_S: Final = 3 * TARGET_S
 """At such a wait nothing is read until the queue is short again."""
 _LOOK_S: Final = 0.01
 """Between two changes of the share."""
 _RISE: Final = 0.05
-_FALL: Final = 0.02
-_PATIENCE_S: Final = 0.1
+_FALL: Final = 0.01
+_PATIENCE_S: Final = 0.05
 """A wait that is over sooner was a burst or a hiccup of the machine, and changes nothing."""
 _BUSY: Final = 0.7
 """Of the time between two looks that this process handled messages. With less, it is the data plane that answers late."""

@@ -52,7 +52,9 @@ def as_a_gateway(document: dict[str, Any]) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def duplex(controllable: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+async def duplex(
+    controllable: None, tmp_path_factory: pytest.TempPathFactory, both_transports: None
+) -> AsyncIterator[Gateway]:
     """Envoy, our picker with the conformance headers on, and three model servers."""
     directory = tmp_path_factory.mktemp("duplex")
     async with running_gateway(
@@ -127,7 +129,9 @@ async def test_row_12_a_bad_request_is_refused_before_any_server_sees_it(duplex:
     assert sum(len(b.prompts) for b in duplex.backends) == before
 
 
-async def test_row_14_a_drain_cuts_no_answer_that_passes_through_the_picker(tmp_path: Path) -> None:
+async def test_row_14_a_drain_cuts_no_answer_that_passes_through_the_picker(
+    tmp_path: Path, both_transports: None
+) -> None:
     """Failing closed, a cut stream would be a cut answer: the picker stays until they are over, and answers new ones."""
     async with running_gateway(tmp_path, policy=CALM, edit=as_a_gateway, **FAIL_CLOSED) as gateway:
         for backend in gateway.backends:
