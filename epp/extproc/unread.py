@@ -34,7 +34,12 @@ class Unread:
     ) -> bytes | None:
         """The answer to the first message of a stream, which ends with it. None: the stream must be opened."""
         picker, started = self._picker, self._timer()
-        if settings.traced or settings.scores_metadata or settings.conformance_headers or not picker.one_model:
+        if (
+            settings.traced
+            or settings.scores_metadata
+            or settings.conformance_headers
+            or not picker.one_model
+        ):
             return None
         try:
             event = decode(data, names=names, response_names=RESPONSE_NAMES, first=True)
