@@ -71,7 +71,6 @@ class Unread:
     def _let_go(self, pick: Pick, *, seconds: float, now: float) -> None:
         self._observer.picked(pick, seconds=seconds)
         self._picker.detach(pick, now=now)
-        self._observer.ended(pick)
 
 
 @functools.lru_cache(maxsize=4096)

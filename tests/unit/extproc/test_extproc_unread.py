@@ -16,7 +16,7 @@ from epp.extproc.unread import Unread
 from epp.picker import Picker
 from epp.request.blocked import BlockedPaths
 from epp.types import Address, Endpoint, EndpointName
-from tests.harness.extproc_rig import Seen
+from tests.harness.seen import Seen
 
 POLICY = DEFAULT_POLICY
 NAMES = request_names(POLICY.spec)
@@ -53,8 +53,8 @@ def answer(data: bytes, picker: Picker, seen: Seen, *, settings: StreamSettings 
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
 def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mode: int) -> None:
-    seen, data = Seen(), message(mode=mode).SerializeToString()
-    picker = a_picker("m")
+    picker, data = a_picker("m"), message(mode=mode).SerializeToString()
+    seen = Seen.of(picker)
     found = answer(data, picker, seen)
     stream = HttpStream(
         a_picker("m"), Seen(), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0, unread=True
