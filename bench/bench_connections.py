@@ -19,7 +19,7 @@ from typing import Any, Final
 import grpc
 
 from bench.dataplane.cpu import cpu_s
-from epp.config.settings import Tls
+from epp.config.tls import Tls
 from epp.conformance import dataplane
 from tests.harness.certificate import write_tls
 from tests.harness.gateway import PickerProcess, config_in, running_picker

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
-from epp.config.settings import AssumedModes, Config, Listen, Tls
+from epp.config.settings import AssumedModes, Config, Listen
+from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError

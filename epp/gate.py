@@ -16,7 +16,8 @@ from heapq import nlargest
 from math import inf
 from typing import Final
 
-from epp.config.policy import Flow, Policy, Waiting
+from epp.config.flow import Flow, Waiting
+from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl

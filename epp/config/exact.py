@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
+from epp.config.strict import Strict
 from epp.errors import ConfigError
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As every section of the configuration: frozen, camelCase, unknown fields refused."""
-
-
-class ExactModel(_Section, frozen=True):
+class ExactModel(Strict, frozen=True):
     """How the servers of one base model turn prompts into tokens and name their blocks."""
 
     tokenizer_folder: Annotated[
@@ -58,7 +54,7 @@ class ExactModel(_Section, frozen=True):
 _Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
-class ExactMode(_Section, frozen=True):
+class ExactMode(Strict, frozen=True):
     """Follow the KV events of the servers, so that the prefix table shows what they really hold. See docs/exact-mode.md."""
 
     models: Annotated[tuple[ExactModel, ...], Meta(min_length=1, max_length=256)]

@@ -12,6 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from epp.config.dialects import MOST_DESTINATIONS
+from epp.config.flow import Flow
+from epp.config.prefix import Chunks, Table, Tiers
+from epp.config.strict import Ratio, Strict
 from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
 
@@ -45,40 +48,8 @@ _TAKEN_HEADERS: Final = frozenset(
 )
 """The same on every request, or different on each, or written by the gateway: none of them names a session or asks for a decision."""
 
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-_Name = Annotated[str, Meta(min_length=1, max_length=256)]
-_Priority = Annotated[int, Meta(ge=-1000, le=1000)]
-_PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
-"""A key of a YAML map in an object of Kubernetes is a string."""
 
-
-class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Common settings of every policy struct: frozen, camelCase, unknown fields refused."""
-
-
-class Chunks(_Spec, frozen=True):
-    """How a prompt is cut into chunks before hashing. A change empties the prefix table, because old hashes no longer match."""
-
-    size_bytes: Annotated[
-        int, Meta(ge=16, le=65536, description="Size of a chunk at the start of a prompt, in bytes of UTF-8.")
-    ] = 256
-    later_size_bytes: Annotated[
-        int,
-        Meta(
-            ge=16,
-            le=65536,
-            description="Size of a later chunk, in bytes of UTF-8. Precision matters less there.",
-        ),
-    ] = 1024
-    later_from_bytes: Annotated[
-        int,
-        Meta(
-            ge=0, le=2**30, description="Byte position in the prompt from which the larger chunks are used."
-        ),
-    ] = 16384
-
-
-class Gain(_Spec, frozen=True):
+class Gain(Strict, frozen=True):
     """When the expected saving is too small, a pick ignores cached prefixes."""
 
     min_match_tokens: Annotated[
@@ -97,7 +68,7 @@ class Gain(_Spec, frozen=True):
     ] = 0.0
 
 
-class Load(_Spec, frozen=True):
+class Load(Strict, frozen=True):
     """A pick leaves out endpoints that are over a threshold, as long as another endpoint remains."""
 
     max_waiting: Annotated[
@@ -134,7 +105,7 @@ class Load(_Spec, frozen=True):
     ] = 1
 
 
-class Failures(_Spec, frozen=True):
+class Failures(Strict, frozen=True):
     """Servers whose answers fail cost more, then are left out, with trial requests to come back."""
 
     share_to_leave_out: Annotated[
@@ -181,7 +152,7 @@ class Failures(_Spec, frozen=True):
     ] = 1.0
 
 
-class Lora(_Spec, frozen=True):
+class Lora(Strict, frozen=True):
     """LoRA adapters. Requests prefer endpoints that have their adapter loaded."""
 
     slots_per_endpoint: Annotated[
@@ -200,7 +171,7 @@ class Lora(_Spec, frozen=True):
     ] = 0.5
 
 
-class Cost(_Spec, frozen=True):
+class Cost(Strict, frozen=True):
     """Weights of the least-cost rule. The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V."""
 
     uncached_token_weight: Annotated[
@@ -232,7 +203,7 @@ class Cost(_Spec, frozen=True):
     ] = 8000.0
 
 
-class PrefixHash(_Spec, frozen=True):
+class PrefixHash(Strict, frozen=True):
     """Settings of the rule `prefix-hash`: consistent hashing of a prompt's beginning, with bounded loads."""
 
     size_bytes: Annotated[
@@ -261,57 +232,7 @@ class PrefixHash(_Spec, frozen=True):
     ] = 4
 
 
-class Tiers(_Spec, frozen=True):
-    """Value of a prefix that lies in a slower tier of a server. Only exact mode knows tiers: docs/exact-mode.md."""
-
-    cpu_share: Annotated[
-        Ratio, Meta(description="A token in CPU memory counts as this share of a token on the GPU.")
-    ] = 0.9
-    storage_share: Annotated[
-        Ratio, Meta(description="A token in storage counts as this share of a token on the GPU.")
-    ] = 0.5
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Of GPU, CPU and STORAGE, in this order."""
-        return 1.0, self.cpu_share, self.storage_share
-
-
-class Table(_Spec, frozen=True):
-    """The prefix table: an approximate copy of what the prefix caches of the servers hold."""
-
-    max_entries: Annotated[
-        int,
-        Meta(
-            ge=1000,
-            le=10**8,
-            description="Most entries, one for each server and chunk. An entry takes about 10 bytes with long prompts and 360 with prompts of one chunk.",
-        ),
-    ] = 1_000_000
-    default_capacity_tokens: Annotated[
-        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say, in tokens.")
-    ] = 200_000
-    learn_capacity: Annotated[
-        bool,
-        Meta(
-            description="Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the learned one "
-            "stays within a quarter of it."
-        ),
-    ] = True
-    ttl_seconds: Annotated[
-        float, Meta(ge=1, le=10**7, description="Entries that were not used for this long are removed.")
-    ] = 3600.0
-    bytes_per_token: Annotated[
-        float,
-        Meta(
-            gt=0.1,
-            le=64,
-            description="Bytes of prompt text for one token, until the picker has learned it. A change applies to models that the picker has not seen yet.",
-        ),
-    ] = 4.0
-
-
-class Scrape(_Spec, frozen=True):
+class Scrape(Strict, frozen=True):
     """Reading the metrics pages of the servers. No pick waits for a scrape."""
 
     path: Annotated[str, Meta(pattern="^/", max_length=256, description="Path of the metrics page.")] = (
@@ -353,7 +274,7 @@ class Scrape(_Spec, frozen=True):
     ] = 4 * 2**20
 
 
-class Sampling(_Spec, frozen=True):
+class Sampling(Strict, frozen=True):
     """For a share of the requests the answer is streamed to the picker too, which learns from it."""
 
     share: Annotated[
@@ -369,104 +290,7 @@ class Sampling(_Spec, frozen=True):
     ] = 262_144
 
 
-class Waiting(_Spec, frozen=True):
-    """How much may wait."""
-
-    max_requests: Annotated[int, Meta(ge=0, le=10**6, description="Requests.")] = 10_000
-    max_bytes: Annotated[int, Meta(ge=0, le=2**40, description="Bytes of the requests' bodies.")] = 2**28
-
-
-class Flow(_Spec, frozen=True):
-    """Which requests go at once, which wait at the gateway, and which are refused. docs/flow-control.md."""
-
-    mode: Annotated[
-        Literal["Direct", "Hold"],
-        Meta(
-            description="Direct: every request is sent at once. Hold: a request that would wait at its server waits at the gateway."
-        ),
-    ] = "Direct"
-    headroom_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60,
-            description="A request goes when its server is predicted to begin with it within this time.",
-        ),
-    ] = 0.1
-    order: Annotated[
-        Literal["Arrival", "Deadline", "Shortest"],
-        Meta(
-            description="Which request of a tenant goes first. Shortest: the one with the least to compute; long ones age."
-        ),
-    ] = "Arrival"
-    deadline_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="The longest time to the first token, for requests without `x-llm-d-slo-ttft-ms`; 0: no deadline.",
-        ),
-    ] = 0.0
-    when_late: Annotated[
-        Literal["Refuse", "Demote"],
-        Meta(
-            description="What becomes of a request that cannot meet its deadline: 429 at once, or the last place of its priority."
-        ),
-    ] = "Refuse"
-    ttl_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="A request that has waited so long is refused.")
-    ] = 30.0
-    ttl_by_priority: Annotated[
-        dict[_PriorityText, Annotated[float, Meta(gt=0, le=3600)]],
-        Meta(max_length=16, description='The same for requests of one priority, such as `{"-10": 600}`.'),
-    ] = {}
-    in_all: Annotated[Waiting, Meta(description="Bounds of everything that waits.")] = Waiting()
-    per_priority: Annotated[Waiting, Meta(description="Bounds of each priority.")] = Waiting()
-    per_tenant: Annotated[Waiting, Meta(description="Bounds of each tenant, within a priority.")] = Waiting()
-    objectives: Annotated[
-        dict[_Name, _Priority],
-        Meta(
-            max_length=64,
-            description="Priority by the value of `x-llm-d-inference-objective`, where no InferenceObjective has this name. The higher "
-            "goes first.",
-        ),
-    ] = {}
-    models: Annotated[
-        dict[_Name, _Priority],
-        Meta(max_length=64, description="Priority by model or adapter, where the header says none."),
-    ] = {}
-    paths: Annotated[
-        dict[_Name, _Priority],
-        Meta(
-            max_length=64,
-            description="Priority by the beginning of the request's path, where neither header nor model says one. The longest counts.",
-        ),
-    ] = {}
-    claims: Annotated[
-        tuple[Literal["Objective", "Tenant", "Deadline", "BodyPriority"], ...],
-        Meta(
-            max_length=4,
-            description="What a request may say of itself: by the headers of objective, tenant and deadline, and by `priority` in the body "
-            "(vLLM's: the lower goes first). What is not named here is not read.",
-        ),
-    ] = ("Objective", "Tenant", "Deadline")
-    tenant_header: Annotated[
-        str,
-        Meta(
-            pattern="^[a-z0-9-]+$",
-            max_length=64,
-            description="Header that names the tenant. Clients must not be able to choose it freely.",
-        ),
-    ] = "x-llm-d-inference-fairness-id"
-    max_tenants: Annotated[
-        int, Meta(ge=1, le=10_000, description="Tenants of a priority beyond them share one queue.")
-    ] = 256
-    goal_seconds: Annotated[float, Meta(gt=0, le=3600, description="The wait at which saturation is 1.")] = (
-        2.0
-    )
-
-
-class TargetRef(_Spec, frozen=True):
+class TargetRef(Strict, frozen=True):
     """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs none."""
 
     name: Annotated[
@@ -484,7 +308,7 @@ class TargetRef(_Spec, frozen=True):
     kind: Annotated[Literal["InferencePool"], Meta(description="Kind of the target.")] = "InferencePool"
 
 
-class PolicySpec(_Spec, frozen=True):
+class PolicySpec(Strict, frozen=True):
     """How the picker routes requests."""
 
     target_ref: TargetRef | None = None
@@ -562,7 +386,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     generation: int = 0
 
 
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Policy(Strict, frozen=True):
     """A PrefixRoutingPolicy object."""
 
     api_version: Literal["prefix-gateway.dev/v1alpha1"]

@@ -7,40 +7,23 @@ Called by `cli` and `app`; every other module gets the struct it needs through i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta
 
 from epp.config.dialects import Dialect, DialectName, dialect_of
+from epp.config.envoy import Envoy
 from epp.config.exact import ExactMode
+from epp.config.kubernetes import Kubernetes
 from epp.config.sharing import Sharing
+from epp.config.strict import Strict
+from epp.config.tls import Tls
 from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
 from epp.types import Address
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Common settings of every section: frozen, camelCase, unknown fields refused."""
-
-
-class Tls(_Section, frozen=True):
-    """Certificates as PEM files, read at start and again when they change. Replace them by rename: Envoy sees no other change."""
-
-    cert_file: str
-    key_file: str
-    client_ca_file: Annotated[
-        str, Meta(description="If set, clients must show a certificate that this CA has signed (mTLS).")
-    ] = ""
-    ca_file: Annotated[
-        str,
-        Meta(
-            description="Only in `listen.tls`: the CA that Envoy trusts for the picker. Empty means `certFile` itself."
-        ),
-    ] = ""
-
-
-class Listen(_Section, frozen=True):
+class Listen(Strict, frozen=True):
     """Where the picker listens for Envoy."""
 
     address: Annotated[
@@ -74,7 +57,7 @@ class Listen(_Section, frozen=True):
         return tuple(map(str, _row(Address.parse(self.address), workers)))
 
 
-class Admin(_Section, frozen=True):
+class Admin(Strict, frozen=True):
     """Address of metrics, health and decisions. Do not expose it to clients of the gateway."""
 
     address: Annotated[str, Meta(description="`ip:port`. Worker N listens on port + N.")] = "127.0.0.1:9090"
@@ -145,127 +128,10 @@ BLOCKED_PATHS: Final = (
 """What vLLM serves for its operators, in all of its modes."""
 
 
-class EnvoyTracing(_Section, frozen=True):
-    """Spans of Envoy itself, sent to a collector of OpenTelemetry. The spans of the picker are then their children."""
-
-    collector: Annotated[
-        str,
-        Meta(
-            pattern=r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
-            max_length=263,
-            description="`host:port` of the collector, which takes OTLP over gRPC without TLS there.",
-        ),
-    ]
-    service_name: Annotated[str, Meta(min_length=1, max_length=253)] = "prefix-gateway-envoy"
-    sample_percent: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="Share of the traces that begin here. A request that comes with a trace context is sampled if the context says so.",
-        ),
-    ] = 1.0
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host, without brackets, and port."""
-        host, _, port = self.collector.rpartition(":")
-        return host.strip("[]"), int(port)
-
-
-class Envoy(_Section, frozen=True):
-    """Settings that `epp envoy-config` writes into the bootstrap of Envoy, and the file with the endpoints."""
-
-    listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
-    admin: Annotated[str, Meta(description="`ip:port` of the admin page of Envoy.")] = "127.0.0.1:9901"
-    status: Annotated[
-        str,
-        Meta(
-            description="`ip:port` of `/ready` and `/stats/prometheus` of Envoy, for probes and Prometheus. Empty means none."
-        ),
-    ] = ""
-    eds_file: Annotated[
-        str,
-        Meta(
-            description="File that the picker writes and from which Envoy reads the endpoints. Empty means no file."
-        ),
-    ] = ""
-    max_body_bytes: Annotated[
-        int, Meta(ge=65536, le=2**30, description="A request with a larger body gets 413.")
-    ] = 32 * 2**20
-    fail_open: Annotated[
-        bool,
-        Meta(
-            description="While the picker cannot be reached, route round robin instead of failing requests."
-        ),
-    ] = True
-    message_timeout_seconds: Annotated[
-        float, Meta(gt=0, le=60, description="Longest time that Envoy waits for an answer of the picker.")
-    ] = 1.0
-    max_message_timeout_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="The longest that the picker may ask Envoy to wait for it: bounds how long flow control holds a request whose "
-            "body is buffered (docs/flow-control.md). 0: no such request is held. Set it to what another data plane allows.",
-        ),
-    ] = 60.0
-    stream_idle_timeout_seconds: Annotated[
-        float,
-        Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
-    ] = 3600.0
-    extra_http_filters: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(
-            max_length=16,
-            description="HTTP filters of Envoy that see a request before the picker does, as Envoy's own configuration writes them: for API keys, JWT, rate limits (docs/security.md). Each has a `name`.",
-        ),
-    ] = ()
-    header_timeout_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=3600,
-            description="A request whose header fields are not complete after this time gets 408.",
-        ),
-    ] = 10.0
-    request_timeout_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86400,
-            description="A request whose body is not complete after this time gets 408. The answer may take longer.",
-        ),
-    ] = 60.0
-    max_connections: Annotated[
-        int,
-        Meta(
-            ge=1, le=1_000_000, description="Envoy closes connections of clients above this number at once."
-        ),
-    ] = 10_000
-    max_heap_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**40,
-            description="Near this much memory Envoy ends the largest requests, then refuses new ones with 503. "
-            "Set it to four fifths of what Envoy may use. 0 means no limit.",
-        ),
-    ] = 2**30
-    num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
-    http2_cleartext: Annotated[
-        bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")
-    ] = True
-    tls: Tls | None = None
-    access_log: bool = True
-    tracing: EnvoyTracing | None = None
-
-
 BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
 
 
-class AssumedModes(_Section, frozen=True):
+class AssumedModes(Strict, frozen=True):
     """How a data plane sends bodies if it does not tell its processing mode."""
 
     request_body: Annotated[
@@ -279,7 +145,7 @@ class AssumedModes(_Section, frozen=True):
     )
 
 
-class Streams(_Section, frozen=True):
+class Streams(Strict, frozen=True):
     """How request bodies are held, and settings for data planes other than the Envoy of `epp envoy-config`."""
 
     max_held_body_bytes: Annotated[
@@ -301,99 +167,12 @@ class Streams(_Section, frozen=True):
     ] = True
 
 
-class Log(_Section, frozen=True):
+class Log(Strict, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
 
 
-DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-_LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
-_LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
-
-
-class KubernetesStatus(_Section, frozen=True):
-    """Which picker writes the status of policies, and how often. Picking itself needs no leader."""
-
-    lease_name: Annotated[
-        str,
-        Meta(
-            max_length=253,
-            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the pool.",
-        ),
-    ] = ""
-    lease_seconds: Annotated[
-        int,
-        Meta(
-            ge=3,
-            le=3600,
-            description="Another picker takes the Lease if its holder has not renewed it for this long.",
-        ),
-    ] = 15
-    interval_seconds: Annotated[
-        float,
-        Meta(ge=1, le=3600, description="Shortest time between two writes of the live numbers of a policy."),
-    ] = 10.0
-    events: Annotated[
-        bool, Meta(description="Write Kubernetes Events about the pool that an operator should know.")
-    ] = True
-
-
-class Kubernetes(_Section, frozen=True):
-    """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
-
-    pool: Annotated[
-        DnsName,
-        Meta(
-            description="InferencePool whose pods are the endpoints. Policies name it in `targetRef`. "
-            "With `selector` the pool does not have to exist."
-        ),
-    ]
-    namespace: Annotated[
-        str,
-        Meta(
-            max_length=63,
-            description="Namespace of the pool, its pods and policies. Empty means the namespace of the picker.",
-        ),
-    ] = ""
-    selector: Annotated[
-        dict[_LabelKey, _LabelValue],
-        Meta(
-            max_length=16,
-            description="Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool.",
-        ),
-    ] = {}
-    target_ports: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=65535)], ...],
-        Meta(
-            max_length=8,
-            description="Ports of the pods, together with `selector`. Each port is an endpoint of its own.",
-        ),
-    ] = ()
-    address_family: Annotated[
-        Literal["Primary", "IPv4", "IPv6"],
-        Meta(
-            description="Which address of a dual-stack pod to use. A pod without such an address is reached at its primary one."
-        ),
-    ] = "Primary"
-    kubeconfig: Annotated[
-        str,
-        Meta(description="File with the access to the cluster. Empty means the service account of the pod."),
-    ] = ""
-    objectives: Annotated[
-        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
-        Meta(
-            max_length=2,
-            description="API groups whose InferenceObjectives give requests their priority, for flow control. The cluster needs their CRDs.",
-        ),
-    ] = ()
-    status: KubernetesStatus = KubernetesStatus()
-
-    @property
-    def lease_name(self) -> str:
-        return self.status.lease_name or f"prefix-gateway-{self.pool}"
-
-
-class Recording(_Section, frozen=True):
+class Recording(Strict, frozen=True):
     """Write a line for each request to a file, for `epp replay`: sizes, times and hashes, and never any text (docs/replay.md)."""
 
     file: Annotated[
@@ -413,7 +192,7 @@ class Recording(_Section, frozen=True):
     ] = 256 * 2**20
 
 
-class Config(_Section, frozen=True):
+class Config(Strict, frozen=True):
     """Configuration of one endpoint picker and its workers."""
 
     endpoints_file: Annotated[

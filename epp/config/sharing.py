@@ -10,9 +10,9 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta
 
+from epp.config.strict import Strict
 from epp.errors import ConfigError
 
 _PORTS: Final = {"single": 6379, "cluster": 6379, "sentinel": 26379}
@@ -74,11 +74,7 @@ def _host_and_port(text: str, default: int) -> tuple[str, int]:
     return host, port or default
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """As every section of the configuration: frozen, camelCase, unknown fields refused."""
-
-
-class RedisTls(_Section, frozen=True):
+class RedisTls(Strict, frozen=True):
     """TLS settings for `rediss` URLs. The files are read at each connection, so renewed ones are used."""
 
     ca_file: Annotated[
@@ -96,7 +92,7 @@ class RedisTls(_Section, frozen=True):
     ] = True
 
 
-class Redis(_Section, frozen=True):
+class Redis(Strict, frozen=True):
     """The server over which the pickers of one pool share: Redis 6.2 or newer, or Valkey."""
 
     url: Annotated[
@@ -140,7 +136,7 @@ class Redis(_Section, frozen=True):
         return RedisTarget.parse(self.url)
 
 
-class Sharing(_Section, frozen=True):
+class Sharing(Strict, frozen=True):
     """What several pickers share: which server holds which prefix, and which requests are in flight where."""
 
     pool: Annotated[

@@ -74,8 +74,8 @@ from epp.envoy.names import (
 from epp.errors import BlockedPathError
 
 if TYPE_CHECKING:
+    from epp.config.envoy import Envoy as EnvoyConfig
     from epp.config.settings import Config
-    from epp.config.settings import Envoy as EnvoyConfig
 
 EXT_PROC: Final = "envoy.filters.http.ext_proc"
 

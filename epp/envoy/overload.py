@@ -29,7 +29,7 @@ from envoy_data_plane.envoy.extensions.resource_monitors.fixed_heap.v3 import Fi
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 
 if TYPE_CHECKING:
-    from epp.config.settings import Envoy
+    from epp.config.envoy import Envoy
 
 _HEAP: Final = "envoy.resource_monitors.fixed_heap"
 _CONNECTIONS: Final = "envoy.resource_monitors.global_downstream_max_connections"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from epp.envoy.replacing import write_if_changed
 
 if TYPE_CHECKING:
-    from epp.config.settings import Config, Tls
+    from epp.config.settings import Config
+    from epp.config.tls import Tls
 
 GATEWAY_IDENTITY: Final = "gateway-identity"
 """What the gateway shows its clients."""

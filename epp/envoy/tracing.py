@@ -41,7 +41,7 @@ from epp.envoy.clusters import speaking_http2
 from epp.envoy.names import COLLECTOR
 
 if TYPE_CHECKING:
-    from epp.config.settings import EnvoyTracing
+    from epp.config.envoy import EnvoyTracing
 
 
 def of_requests(settings: EnvoyTracing) -> HttpConnectionManagerTracing:

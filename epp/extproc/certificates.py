@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from epp.config.settings import Tls
+from epp.config.tls import Tls
 from epp.errors import ConfigError
 
 _log = logging.getLogger(__name__)

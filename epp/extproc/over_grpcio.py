@@ -17,7 +17,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from epp.config.settings import Listen, Tls
+from epp.config.settings import Listen
+from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc.certificates import Certificates
 from epp.extproc.codec import SERVICE

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from epp.config.policy import Flow, PolicySpec
+from epp.config.flow import Flow
+from epp.config.policy import PolicySpec
 from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse
 from epp.gate import NO_CLAIM, Claim

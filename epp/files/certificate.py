@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from epp.config.settings import Tls
+from epp.config.tls import Tls
 from epp.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 import yaml
 
-from epp.config.settings import Kubernetes
+from epp.config.kubernetes import Kubernetes
 from epp.errors import ConfigError
 from epp.kube.objects import Failure
 

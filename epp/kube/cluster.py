@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Final
 
+from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
-from epp.config.settings import Kubernetes
 from epp.kube.account import TOKEN_FILE, owner
 from epp.kube.api import Api, namespace_of
 from epp.kube.crd import GROUP, PLURAL, VERSION

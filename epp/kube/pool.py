@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Final
 
-from epp.config.settings import Kubernetes
+from epp.config.kubernetes import Kubernetes
 from epp.errors import ConfigError
 from epp.kube.discovery import Discovery, label_selector, pool_ports
 from epp.kube.objects import Pod, Pool

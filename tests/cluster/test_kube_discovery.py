@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Kubernetes
 from epp.decision import PickRequest
 from epp.kube.api import Api, Query
 from epp.kube.objects import Pod

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
+from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION
-from epp.config.settings import Kubernetes
 from epp.conformance.dataplane import BUFFERED, exchange
 from epp.kube.api import Api, ApiError
 from epp.kube.crd import PLURAL

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec, Table, load_policy
+from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec, load_policy
+from epp.config.prefix import Table
 from epp.decision import Pick, PickRequest
 from epp.errors import ConfigError, PickError
 from epp.extproc.codec import decode, encode

@@ -17,8 +17,8 @@ from typing import Any, Final
 import yaml
 from aiohttp import web
 
+from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION, KIND
-from epp.config.settings import Kubernetes
 from epp.kube.api import Api, ApiError
 from epp.kube.crd import PLURAL, crd_yaml
 from epp.kube.rbac import rules

@@ -17,7 +17,8 @@ from yarl import URL
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Admin as AdminConfig
-from epp.config.settings import Config, Listen, Tls
+from epp.config.settings import Config, Listen
+from epp.config.tls import Tls
 from epp.errors import NoEndpointError
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing

@@ -11,7 +11,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from epp.config.settings import Config, Envoy, Listen, Tls
+from epp.config.envoy import Envoy
+from epp.config.settings import Config, Listen
+from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.types import Address
 from tests.harness.certificate import CERTIFICATE, write_tls

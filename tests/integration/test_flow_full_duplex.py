@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from epp.config.policy import API_VERSION, KIND, Cost, Flow, Metadata, Policy, PolicySpec, Sampling
+from epp.config.flow import Flow
+from epp.config.policy import API_VERSION, KIND, Cost, Metadata, Policy, PolicySpec, Sampling
 from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer

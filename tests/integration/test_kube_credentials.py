@@ -14,7 +14,7 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from epp.config.settings import Kubernetes
+from epp.config.kubernetes import Kubernetes
 from epp.kube.api import Api, ApiError
 
 pytest.importorskip("kubernetes")

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.policy import (
-    Chunks,
-    PolicySpec,
-    Sampling,
-    Table,
-)
+from epp.config.policy import PolicySpec, Sampling
+from epp.config.prefix import Chunks, Table
 from epp.request.response import ResponseFeedback
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import A, a_picker, ask, check, endpoints, in_flight, policy_of, serve, text

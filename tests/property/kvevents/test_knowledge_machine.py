@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.config.policy import Chunks, PolicySpec, Table
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Chunks, Table
 from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge

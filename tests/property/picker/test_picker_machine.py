@@ -15,19 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.config.policy import (
-    API_VERSION,
-    KIND,
-    Chunks,
-    Load,
-    Lora,
-    Metadata,
-    Policy,
-    PolicySpec,
-    RuleName,
-    Sampling,
-    Table,
-)
+from epp.config.policy import API_VERSION, KIND, Load, Lora, Metadata, Policy, PolicySpec, RuleName, Sampling
+from epp.config.prefix import Chunks, Table
 from epp.decision import Outcome, Pick, PickRequest
 from epp.errors import NoEndpointError, SaturatedError
 from epp.picker import Picker

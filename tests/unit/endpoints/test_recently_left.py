@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Chunks, Metadata, Policy, PolicySpec
+from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
+from epp.config.prefix import Chunks
 from epp.decision import PickRequest
 from epp.endpoints.recently_left import KEPT_S, RecentlyLeft
 from epp.picker import Picker

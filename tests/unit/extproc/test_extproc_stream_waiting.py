@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from epp.config.policy import Cost, Flow
+from epp.config.flow import Flow
+from epp.config.policy import Cost
 from epp.extproc.events import (
     Action,
     Delay,

@@ -9,7 +9,8 @@ import pytest
 
 from epp.app import load_inputs
 from epp.cli import main
-from epp.config.settings import Config, Kubernetes, load_config
+from epp.config.kubernetes import Kubernetes
+from epp.config.settings import Config, load_config
 from epp.errors import ConfigError
 from epp.kube.api import namespace_of, require
 

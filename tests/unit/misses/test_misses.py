@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from epp.config.policy import Gain, PolicySpec, Table
+from epp.config.policy import Gain, PolicySpec
+from epp.config.prefix import Table
 from epp.misses.command import table
 from epp.misses.explaining import Explaining
 from epp.misses.finding import Misses

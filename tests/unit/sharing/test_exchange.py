@@ -7,7 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY, Chunks, Policy, PolicySpec
+from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec
+from epp.config.prefix import Chunks
 from epp.sharing.batches import Began, Flag, MalformedError, decode_batch, encode
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import policy_of

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from epp.config.policy import DEFAULT_POLICY, Cost, Flow, Waiting
+from epp.config.flow import Flow, Waiting
+from epp.config.policy import DEFAULT_POLICY, Cost
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError
 from epp.gate import Claim

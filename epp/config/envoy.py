@@ -1,0 +1,127 @@
+"""The `envoy` section of the configuration. Part of `epp.config.settings`, which reads the file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from epp.config.strict import Strict
+from epp.config.tls import Tls
+
+
+class EnvoyTracing(Strict, frozen=True):
+    """Spans of Envoy itself, sent to a collector of OpenTelemetry. The spans of the picker are then their children."""
+
+    collector: Annotated[
+        str,
+        Meta(
+            pattern=r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
+            max_length=263,
+            description="`host:port` of the collector, which takes OTLP over gRPC without TLS there.",
+        ),
+    ]
+    service_name: Annotated[str, Meta(min_length=1, max_length=253)] = "prefix-gateway-envoy"
+    sample_percent: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Share of the traces that begin here. A request that comes with a trace context is sampled if the context says so.",
+        ),
+    ] = 1.0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host, without brackets, and port."""
+        host, _, port = self.collector.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+class Envoy(Strict, frozen=True):
+    """Settings that `epp envoy-config` writes into the bootstrap of Envoy, and the file with the endpoints."""
+
+    listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
+    admin: Annotated[str, Meta(description="`ip:port` of the admin page of Envoy.")] = "127.0.0.1:9901"
+    status: Annotated[
+        str,
+        Meta(
+            description="`ip:port` of `/ready` and `/stats/prometheus` of Envoy, for probes and Prometheus. Empty means none."
+        ),
+    ] = ""
+    eds_file: Annotated[
+        str,
+        Meta(
+            description="File that the picker writes and from which Envoy reads the endpoints. Empty means no file."
+        ),
+    ] = ""
+    max_body_bytes: Annotated[
+        int, Meta(ge=65536, le=2**30, description="A request with a larger body gets 413.")
+    ] = 32 * 2**20
+    fail_open: Annotated[
+        bool,
+        Meta(
+            description="While the picker cannot be reached, route round robin instead of failing requests."
+        ),
+    ] = True
+    message_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=60, description="Longest time that Envoy waits for an answer of the picker.")
+    ] = 1.0
+    max_message_timeout_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="The longest that the picker may ask Envoy to wait for it: bounds how long flow control holds a request whose "
+            "body is buffered (docs/flow-control.md). 0: no such request is held. Set it to what another data plane allows.",
+        ),
+    ] = 60.0
+    stream_idle_timeout_seconds: Annotated[
+        float,
+        Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
+    ] = 3600.0
+    extra_http_filters: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            max_length=16,
+            description="HTTP filters of Envoy that see a request before the picker does, as Envoy's own configuration writes them: for API keys, JWT, rate limits (docs/security.md). Each has a `name`.",
+        ),
+    ] = ()
+    header_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="A request whose header fields are not complete after this time gets 408.",
+        ),
+    ] = 10.0
+    request_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="A request whose body is not complete after this time gets 408. The answer may take longer.",
+        ),
+    ] = 60.0
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1, le=1_000_000, description="Envoy closes connections of clients above this number at once."
+        ),
+    ] = 10_000
+    max_heap_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**40,
+            description="Near this much memory Envoy ends the largest requests, then refuses new ones with 503. "
+            "Set it to four fifths of what Envoy may use. 0 means no limit.",
+        ),
+    ] = 2**30
+    num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
+    http2_cleartext: Annotated[
+        bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")
+    ] = True
+    tls: Tls | None = None
+    access_log: bool = True
+    tracing: EnvoyTracing | None = None

@@ -1,0 +1,95 @@
+"""The `kubernetes` section of the configuration. Part of `epp.config.settings`, which reads the file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from epp.config.strict import Strict
+
+DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+_LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
+_LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+
+
+class KubernetesStatus(Strict, frozen=True):
+    """Which picker writes the status of policies, and how often. Picking itself needs no leader."""
+
+    lease_name: Annotated[
+        str,
+        Meta(
+            max_length=253,
+            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the pool.",
+        ),
+    ] = ""
+    lease_seconds: Annotated[
+        int,
+        Meta(
+            ge=3,
+            le=3600,
+            description="Another picker takes the Lease if its holder has not renewed it for this long.",
+        ),
+    ] = 15
+    interval_seconds: Annotated[
+        float,
+        Meta(ge=1, le=3600, description="Shortest time between two writes of the live numbers of a policy."),
+    ] = 10.0
+    events: Annotated[
+        bool, Meta(description="Write Kubernetes Events about the pool that an operator should know.")
+    ] = True
+
+
+class Kubernetes(Strict, frozen=True):
+    """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
+
+    pool: Annotated[
+        DnsName,
+        Meta(
+            description="InferencePool whose pods are the endpoints. Policies name it in `targetRef`. "
+            "With `selector` the pool does not have to exist."
+        ),
+    ]
+    namespace: Annotated[
+        str,
+        Meta(
+            max_length=63,
+            description="Namespace of the pool, its pods and policies. Empty means the namespace of the picker.",
+        ),
+    ] = ""
+    selector: Annotated[
+        dict[_LabelKey, _LabelValue],
+        Meta(
+            max_length=16,
+            description="Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool.",
+        ),
+    ] = {}
+    target_ports: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65535)], ...],
+        Meta(
+            max_length=8,
+            description="Ports of the pods, together with `selector`. Each port is an endpoint of its own.",
+        ),
+    ] = ()
+    address_family: Annotated[
+        Literal["Primary", "IPv4", "IPv6"],
+        Meta(
+            description="Which address of a dual-stack pod to use. A pod without such an address is reached at its primary one."
+        ),
+    ] = "Primary"
+    kubeconfig: Annotated[
+        str,
+        Meta(description="File with the access to the cluster. Empty means the service account of the pod."),
+    ] = ""
+    objectives: Annotated[
+        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
+        Meta(
+            max_length=2,
+            description="API groups whose InferenceObjectives give requests their priority, for flow control. The cluster needs their CRDs.",
+        ),
+    ] = ()
+    status: KubernetesStatus = KubernetesStatus()
+
+    @property
+    def lease_name(self) -> str:
+        return self.status.lease_name or f"prefix-gateway-{self.pool}"

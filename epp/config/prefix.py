@@ -1,0 +1,81 @@
+"""The `chunks`, `tiers` and `table` parts of the policy: how prompts are cut and what is remembered of them. Part of `epp.config.policy`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from epp.config.strict import Ratio, Strict
+
+
+class Chunks(Strict, frozen=True):
+    """How a prompt is cut into chunks before hashing. A change empties the prefix table, because old hashes no longer match."""
+
+    size_bytes: Annotated[
+        int, Meta(ge=16, le=65536, description="Size of a chunk at the start of a prompt, in bytes of UTF-8.")
+    ] = 256
+    later_size_bytes: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=65536,
+            description="Size of a later chunk, in bytes of UTF-8. Precision matters less there.",
+        ),
+    ] = 1024
+    later_from_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, le=2**30, description="Byte position in the prompt from which the larger chunks are used."
+        ),
+    ] = 16384
+
+
+class Tiers(Strict, frozen=True):
+    """Value of a prefix that lies in a slower tier of a server. Only exact mode knows tiers: docs/exact-mode.md."""
+
+    cpu_share: Annotated[
+        Ratio, Meta(description="A token in CPU memory counts as this share of a token on the GPU.")
+    ] = 0.9
+    storage_share: Annotated[
+        Ratio, Meta(description="A token in storage counts as this share of a token on the GPU.")
+    ] = 0.5
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of GPU, CPU and STORAGE, in this order."""
+        return 1.0, self.cpu_share, self.storage_share
+
+
+class Table(Strict, frozen=True):
+    """The prefix table: an approximate copy of what the prefix caches of the servers hold."""
+
+    max_entries: Annotated[
+        int,
+        Meta(
+            ge=1000,
+            le=10**8,
+            description="Most entries, one for each server and chunk. An entry takes about 10 bytes with long prompts and 360 with prompts of one chunk.",
+        ),
+    ] = 1_000_000
+    default_capacity_tokens: Annotated[
+        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say, in tokens.")
+    ] = 200_000
+    learn_capacity: Annotated[
+        bool,
+        Meta(
+            description="Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the learned one "
+            "stays within a quarter of it."
+        ),
+    ] = True
+    ttl_seconds: Annotated[
+        float, Meta(ge=1, le=10**7, description="Entries that were not used for this long are removed.")
+    ] = 3600.0
+    bytes_per_token: Annotated[
+        float,
+        Meta(
+            gt=0.1,
+            le=64,
+            description="Bytes of prompt text for one token, until the picker has learned it. A change applies to models that the picker has not seen yet.",
+        ),
+    ] = 4.0
