@@ -31,6 +31,7 @@ _FRESH_S: Final = 2.0
 _FRESH_LARGE_S: Final = 10.0
 """For many endpoints: looking at them all is not cheap."""
 _SHOWN_DECISIONS: Final = 40
+_MOST_TENANTS: Final = 10
 _NAME_CHARS: Final = 80
 _WINDOW_S: Final = 300.0
 _PEER_WITHIN_S: Final = 1.0
@@ -153,7 +154,17 @@ def _queue(status: PickerStatus) -> list[dict[str, Any]]:
             "saturation": round(flow.saturation, 3),
             "oldest_s": round(flow.oldest_s, 2),
             "priorities": {str(priority): count for priority, count in flow.requests.items()},
-            "tenants": {printable(name)[:_NAME_CHARS]: n for name, n in getattr(flow, "tenants", {}).items()},
+            "demoted": flow.demoted,
+            "tenants": [
+                {
+                    "tenant": printable(waiting.tenant)[:_NAME_CHARS],
+                    "priority": waiting.priority,
+                    "demoted": waiting.demoted,
+                    "requests": waiting.requests,
+                    "tokens": waiting.tokens,
+                }
+                for waiting in flow.tenants[:_MOST_TENANTS]
+            ],
         }
         for flow in status.flow
     ]

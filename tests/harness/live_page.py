@@ -12,7 +12,7 @@ from typing import Any
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.decision import Candidate, Decision, WouldPick
-from epp.gate import FlowStatus
+from epp.gate import FlowStatus, WaitingTenant
 from epp.misses.causes import CAUSES
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board
@@ -168,8 +168,14 @@ def _hot(count: int) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
     ring = DecisionRing(keep=1000)
+    waiting = WaitingTenant(priority=0, tenant="batch", demoted=False, requests=7, tokens=9000)
     flow = FlowStatus(
-        model="llama-3-8b", saturation=0.83, oldest_s=0.4, requests={0: 7, 10: 2}, tokens={0: 9000, 10: 500}
+        tenants=(waiting,),
+        model="llama-3-8b",
+        saturation=0.83,
+        oldest_s=0.4,
+        requests={0: 7, 10: 2},
+        tokens={0: 9000, 10: 500},
     )
     status = PickerStatus(policy="default", rule="least-cost", table_entries=48_210, flow=(flow,))
     board = a_board(

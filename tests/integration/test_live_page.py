@@ -51,6 +51,7 @@ async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_request
         assert await chrome.value("document.querySelectorAll('#map tbody tr').length") == 12
         assert await chrome.value("document.querySelectorAll('#map td.held').length") >= 12
         assert "priority 0: 7, priority 10: 2" in await chrome.seen("#queue")
+        assert "batch, priority 0: 7 requests, 9,000 tokens" in await chrome.seen("#queue")
         dry = await chrome.seen("#dry")
         assert "agrees with 4,660 of 5,120 picks, 91 %" in dry
         assert "→ vllm-3" in dry

@@ -148,7 +148,8 @@ function explain(account) {
 function queue(found) {
   const rows = found.queue.map((q) => el("div", {}, el("p", {}, `${q.model || "every model"}: saturation ${percent(q.saturation)}, the oldest waits ${seconds(q.oldest_s)}`),
     el("p", {}, Object.entries(q.priorities).map(([priority, count]) => `priority ${priority}: ${whole(count)}`).join(", ") || "nobody waits"),
-    Object.keys(q.tenants).length ? el("p", { class: "soft" }, Object.entries(q.tenants).map(([name, n]) => `${name || "(no tenant)"}: ${JSON.stringify(n)}`).join(", ")) : null));
+    q.tenants.length ? el("ul", {}, ...q.tenants.map((t) => el("li", {}, `${t.tenant || "(no tenant)"}, priority ${t.priority}${t.demoted ? ", demoted" : ""}: `
+      + `${whole(t.requests)} requests, ${whole(t.tokens)} tokens`))) : null));
   byId("queue").replaceChildren(...(rows.length ? rows : [el("p", { class: "soft" }, "Flow control is off: no request waits here.")]));
 }
 
