@@ -127,10 +127,10 @@ async def test_a_picker_that_drains_lets_all_go(tmp_path: Path) -> None:
 
 async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
-        tasks = [asyncio.create_task(gateway.client.complete(f"prompt {n} " * 40)) for n in range(20)]
-        await wait_for(gateway, 20)
+        tasks = [asyncio.create_task(gateway.client.complete(f"prompt {n} " * 40)) for n in range(200)]
+        await wait_for(gateway, 200)
         gateway.picker.process.kill()
         replies = await asyncio.gather(*tasks)
-        assert [reply.status for reply in replies] == [200] * 20
-        assert await gateway.envoy.bypassed() >= 20  # and the stream of the one that is being answered
-        assert len(gateway.backends[0].prompts) == 21
+        assert [reply.status for reply in replies] == [200] * 200
+        assert await gateway.envoy.bypassed() >= 200  # and the stream of the one that is being answered
+        assert len(gateway.backends[0].prompts) == 201
