@@ -68,6 +68,7 @@ def status_of(
         draining=draining,
         held_body_bytes=held_body_bytes,
         overload_ratio=overload_ratio,
+        goal_s=spec.flow.goal_seconds,
         flow=tuple(flow),
         source_failures=dict(source_failures),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},

@@ -19,7 +19,7 @@ from bench.dataplane import report
 from bench.dataplane.load import BadAnswerError
 from bench.dataplane.measure import Bench, Results
 from bench.dataplane.page import page
-from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan
+from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, tracing_plan
 from bench.dataplane.rig import running_rig
 
 _ABOUT = """\
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="fewer loads and rounds, under 90 seconds")
+    parser.add_argument("--tracing", action="store_true", help="what spans cost, and nothing else: a minute")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each load (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn's figures here")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page of the docs")
@@ -129,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.against and not (args.against / "epp").is_dir():
         print(f"{args.against} holds no checkout: there is no epp/ in it", file=sys.stderr)
         return 2
-    plan = compare_plan() if args.against else quick_plan() if args.quick else full_plan()
+    plan = tracing_plan() if args.tracing else full_plan()
+    if args.against or args.quick:
+        plan = compare_plan() if args.against else quick_plan()
     progress = _Progress()
     machine = _machine()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started must be ended then too

@@ -16,6 +16,10 @@ WARM: Final = "Warm: 8 prompts that differ at the end, 4 endpoints"
 MANY: Final = "Cold, 100 endpoints"
 DUPLEX: Final = "FULL_DUPLEX_STREAMED both ways, 4 endpoints"
 SAMPLED: Final = "Every answer sampled, 4 endpoints"
+TRACED: Final = "Picks traced, 4 endpoints"
+
+
+_TRACED: Final[tuple[VariantName, ...]] = ("ours", "tracing-1", "tracing-100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ def full_plan() -> Plan:
         _cell(DUPLEX, kb, chunks, duplex) for kb, chunks in ((1, 1), (40, 1), (400, 1), (1, 100), (1, 1000))
     ]
     cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
+    cells += [_cell(TRACED, 1, 1, _TRACED)]
     cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
     return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
 
@@ -52,6 +57,12 @@ def quick_plan() -> Plan:
     cells = [_cell(COLD, kb, 1, ways) for kb in (1, 40, 400)]
     cells += [_cell(COLD, 1, 100, ways), *(_cell(DUPLEX, 1, chunks, duplex) for chunks in (1, 1000))]
     return Plan(tuple(cells), alone_kb=(1,), alone_requests=100, rounds=5, turn_s=0.4)
+
+
+def tracing_plan() -> Plan:
+    """What spans cost, and nothing else."""
+    cells = (_cell(TRACED, 1, 1, _TRACED),)
+    return Plan(cells, alone_kb=(), alone_requests=0, rounds=20, turn_s=0.5)
 
 
 def compare_plan() -> Plan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,17 @@ from tests.harness.ports import free_ports
 from tests.harness.processes import ManagedProcess, connects, managed_process
 
 Process = Literal[
-    "ours", "grpcio", "other", "sampling", "floor", "floor-tuned", "envoy", "upstream", "client"
+    "ours",
+    "grpcio",
+    "other",
+    "sampling",
+    "tracing-1",
+    "tracing-100",
+    "floor",
+    "floor-tuned",
+    "envoy",
+    "upstream",
+    "client",
 ]
 VariantName = Literal[
     "direct",
@@ -36,11 +46,15 @@ VariantName = Literal[
     "grpcio",
     "other",
     "sampling",
+    "tracing-1",
+    "tracing-100",
     "floor-duplex",
     "ours-duplex",
     "grpcio-duplex",
 ]
 
+_SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
+"""Of the picks that are traced."""
 MAX_ENDPOINTS: Final = 100
 _FULL_DUPLEX: Final = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",
@@ -72,6 +86,8 @@ VARIANTS: Final = {
         Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
         Variant("other", "Envoy, the other picker", picker="other"),
         Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
+        Variant("tracing-1", "Envoy, our picker, 1 % of the picks traced", picker="tracing-1"),
+        Variant("tracing-100", "Envoy, our picker, every pick traced", picker="tracing-100"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
         Variant("grpcio-duplex", "Envoy full duplex, our picker on grpcio", picker="grpcio", duplex=True),
@@ -128,6 +144,12 @@ async def running_rig(
                 directory / "grpcio", addresses[:endpoints], share=0.0, transport="grpcio"
             ),
             "sampling": written_config(directory / "sampling", addresses[:endpoints], share=1.0),
+            "tracing-1": written_config(
+                directory / "tracing-1", addresses[:endpoints], share=0.0, tracing=True
+            ),
+            "tracing-100": written_config(
+                directory / "tracing-100", addresses[:endpoints], share=0.0, tracing=True
+            ),
         }
         if other is not None:
             pickers["other"] = written_config(directory / "other", addresses[:endpoints], share=0.0)
@@ -140,6 +162,7 @@ async def running_rig(
                     directory=directory / name,
                     checkout=other if name == "other" else None,
                     profile=profile if name == "ours" else None,
+                    env=_traced(_SHARES[name], collector=ports[-1]) if name in _SHARES else None,
                 )
             )
         sockets = {name: _socket(config) for name, config in pickers.items()}
@@ -175,8 +198,24 @@ async def running_rig(
                 await running["ours"].terminate()
 
 
+def _traced(share: float, *, collector: int) -> dict[str, str]:
+    """Spans go over HTTP to a model server, which takes and forgets them as a collector would."""
+    return {
+        "OTEL_TRACES_SAMPLER": "traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(share),
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector}",
+        "OTEL_BSP_SCHEDULE_DELAY": "200",
+    }
+
+
 def written_config(
-    directory: Path, addresses: Iterable[Address], *, share: float, transport: str = "http2"
+    directory: Path,
+    addresses: Iterable[Address],
+    *,
+    share: float,
+    transport: str = "http2",
+    tracing: bool = False,
 ) -> Config:
     directory.mkdir()
     config = config_in(
@@ -185,6 +224,7 @@ def written_config(
         policyFile=str(directory / "policy.yaml"),
         drainSeconds=0,
         log={"level": "warning"},
+        tracing=tracing,
     )
     write_policy(config, {"sampling": {"share": share}})
     _write_endpoints(Path(config.endpoints_file), addresses)
@@ -194,7 +234,7 @@ def written_config(
 def _forget_transport(path: Path) -> None:
     """A checkout of before knows none."""
     document = yaml.safe_load(path.read_text())
-    del document["listen"]["transport"]
+    del document["listen"]["transport"], document["tracing"]
     path.write_text(yaml.safe_dump(document))
 
 
@@ -211,7 +251,12 @@ def _socket(config: Config) -> Path:
 
 @asynccontextmanager
 async def running_picker(
-    config: Config, *, directory: Path, checkout: Path | None = None, profile: Path | None = None
+    config: Config,
+    *,
+    directory: Path,
+    checkout: Path | None = None,
+    profile: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ManagedProcess]:
     """`epp serve`, of this checkout or another one."""
     profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
@@ -224,7 +269,7 @@ async def running_picker(
         "--config",
         directory / "config.yaml",
     ]
-    async with managed_process("picker", args, directory=directory, cwd=checkout) as process:
+    async with managed_process("picker", args, directory=directory, cwd=checkout, env=env) as process:
         eds = Path(config.envoy.eds_file)
         await process.wait_ready(lambda: _socket(config).exists() and eds.exists())
         yield process

@@ -255,6 +255,23 @@ FLOW_SATURATION: Final = Spec(
     "while flow control is on.",
     ("model",),
 )
+POOL_SERVERS: Final = Spec(
+    "epp_pool_servers", "gauge", "Servers of the base model that requests may go to.", ("model",)
+)
+POOL_UNDONE: Final = Spec(
+    "epp_pool_undone_seconds",
+    "gauge",
+    "Prompt tokens that are not computed yet, divided by what all ready servers of the base model compute in a second. servers: tokens sent to "
+    "servers; every replica tells it of the whole pool. queue: tokens of the requests that flow control holds in this replica.",
+    ("model", "where"),
+)
+POOL_SATURATION: Final = Spec(
+    "epp_pool_saturation",
+    "gauge",
+    "The larger of two: epp_pool_undone_seconds divided by flow.goalSeconds, and the mean share of the KV caches that running requests use. At 1 "
+    "the servers of the base model are too few. For autoscalers; flow control need not be on.",
+    ("model",),
+)
 LOG_LINES_LEFT_OUT: Final = Spec(
     "epp_log_lines_left_out_total",
     "counter",
@@ -537,6 +554,9 @@ STATE: Final = (
         FLOW_DEMOTED,
         FLOW_OLDEST,
         FLOW_SATURATION,
+        POOL_SERVERS,
+        POOL_UNDONE,
+        POOL_SATURATION,
         SOURCE_FAILURES,
         LOG_LINES_LEFT_OUT,
         RECORDED,

@@ -23,6 +23,7 @@ from epp.telemetry import catalog, request_log
 from epp.telemetry.catalog import Spec
 from epp.telemetry.counting import Counts
 from epp.telemetry.decisions import DecisionRing, Refusal
+from epp.telemetry.pool import PoolStatus, pools_of
 from epp.telemetry.state import EndpointStatus, ExactStatus, PickerStatus, SharingStatus, StatusSource
 from epp.types import EndpointName
 
@@ -213,6 +214,7 @@ class _StateCollector(Collector):
         yield _family(catalog.HELD_BODIES, ((), float(status.held_body_bytes)))
         yield _family(catalog.OVERLOAD, ((), status.overload_ratio))
         yield from _flow_families(status.flow)
+        yield from _pool_families(pools_of(status.endpoints, status.flow, goal_s=status.goal_s))
         failures = (((source,), float(count)) for source, count in status.source_failures.items())
         yield _family(catalog.SOURCE_FAILURES, *failures)
         left_out = (((reason,), float(count)) for reason, count in status.log_lines_left_out.items())
@@ -239,6 +241,16 @@ def _flow_families(flows: Sequence[FlowStatus]) -> Iterator[Metric]:
     yield _family(catalog.FLOW_DEMOTED, *(((f.model,), float(f.demoted)) for f in flows))
     yield _family(catalog.FLOW_OLDEST, *(((f.model,), f.oldest_s) for f in flows))
     yield _family(catalog.FLOW_SATURATION, *(((f.model,), f.saturation) for f in flows))
+
+
+def _pool_families(pools: Sequence[PoolStatus]) -> Iterator[Metric]:
+    yield _family(catalog.POOL_SERVERS, *(((pool.model,), float(pool.servers)) for pool in pools))
+    yield _family(
+        catalog.POOL_UNDONE,
+        *(((pool.model, "servers"), pool.undone_s) for pool in pools),
+        *(((pool.model, "queue"), pool.queued_s) for pool in pools),
+    )
+    yield _family(catalog.POOL_SATURATION, *(((pool.model,), pool.saturation) for pool in pools))
 
 
 _PER_ENDPOINT: tuple[tuple[Spec, Callable[[EndpointStatus], float | None]], ...] = (

@@ -132,6 +132,8 @@ class PickerStatus:
     """Of request bodies that wait for the rest of them."""
     overload_ratio: float = 0.0
     """Share of new requests that are routed by load without reading them."""
+    goal_s: float = 2.0
+    """The wait at which the policy takes a pool to be saturated."""
     flow: Sequence[FlowStatus] = ()
     """What flow control holds, by base model; empty where it is off."""
     source_failures: Mapping[str, int] = field(default_factory=dict)

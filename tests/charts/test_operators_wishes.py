@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, containers, of_kind, pod_specs
+from epp.telemetry import catalog
+from tests.charts.rendering import (
+    GATEWAY,
+    MODEL_SERVER,
+    NAMESPACE,
+    Helm,
+    HelmError,
+    containers,
+    of_kind,
+    pod_specs,
+)
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -42,6 +52,31 @@ def test_an_autoscaler_owns_the_replicas_of_model_servers(helm: Helm) -> None:
 def test_an_autoscaler_without_a_metric_is_refused(helm: Helm) -> None:
     with pytest.raises(HelmError, match=r"autoscaling\.metrics: name at least one"):
         helm.render(MODEL_SERVER, {"autoscaling": {"enabled": True}})
+
+
+def test_keda_follows_the_pools_saturation_in_place_of_an_autoscaler_of_its_own(helm: Helm) -> None:
+    scaling = {"enabled": True, "maxReplicas": 6, "keda": {"enabled": True, "prometheus": "http://p:9090"}}
+    objects = helm.render(MODEL_SERVER, {"autoscaling": scaling})
+    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]
+    (scaled,) = [each for each in objects if each["kind"] == "ScaledObject"]
+    (deployment,) = [each for each in objects if each["kind"] == "Deployment"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"], "or helm and KEDA would take turns"
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metricType"] == "Value"
+    assert trigger["metadata"]["threshold"] == "0.7"
+    assert (
+        trigger["metadata"]["query"]
+        == f'max(avg_over_time(epp_pool_saturation{{namespace="{NAMESPACE}"}}[1m]))'
+    )
+    assert "epp_pool_saturation" in {spec.name for spec in catalog.STATE}
+    behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
+
+
+def test_keda_needs_to_know_where_prometheus_is(helm: Helm) -> None:
+    with pytest.raises(HelmError, match=r"autoscaling\.keda\.prometheus"):
+        helm.render(MODEL_SERVER, {"autoscaling": {"enabled": True, "keda": {"enabled": True}}})
 
 
 @pytest.mark.parametrize(
@@ -178,7 +213,11 @@ def test_monitors_take_relabelings(helm: Helm) -> None:
     ends = of_kind(helm.render(GATEWAY, {"monitoring": {"serviceMonitor": monitor}}), "ServiceMonitor")[
         "spec"
     ]["endpoints"]
-    assert all(end["relabelings"] == [rule] and rule in end["metricRelabelings"] for end in ends)
+    assert all(end["relabelings"][-1] == rule and rule in end["metricRelabelings"] for end in ends)
+    drops = {"action": "labeldrop", "regex": "endpoint"}
+    assert [end["port"] for end in ends if drops in end["relabelings"]] == ["metrics"], (
+        "the operator names the port `endpoint`, and the picker's metrics name the model server so"
+    )
     assert len(ends) == 2
     (end,) = of_kind(helm.render(MODEL_SERVER, {"monitoring": {"podMonitor": monitor}}), "PodMonitor")[
         "spec"

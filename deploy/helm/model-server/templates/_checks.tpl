@@ -68,7 +68,10 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- $_ := set $adapters .name true }}
 {{- end }}
 {{- end }}
-{{- if and .Values.autoscaling.enabled (not .Values.autoscaling.metrics) }}
+{{- if and .Values.autoscaling.enabled .Values.autoscaling.keda.enabled (not .Values.autoscaling.keda.prometheus) }}
+{{- fail "autoscaling.keda.prometheus: say where Prometheus answers, such as http://prometheus-operated.monitoring:9090" }}
+{{- end }}
+{{- if and .Values.autoscaling.enabled (not .Values.autoscaling.metrics) (not .Values.autoscaling.keda.enabled) }}
 {{- fail "autoscaling.metrics: name at least one; without it CPU would count, which says nothing of a model server" }}
 {{- end }}
 {{- range $name, $_ := .Values.pools }}

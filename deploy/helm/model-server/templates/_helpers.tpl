@@ -82,3 +82,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "server.word" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . | toString | quote }}{{ else }}{{ . | toString | quote }}{{ end }}
 {{- end }}
+
+{{/* How fast the number of servers changes. A server that starts takes minutes to load its model, and its cache is empty. */}}
+{{- define "server.scaling" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies: [{type: Percent, value: 50, periodSeconds: 60}, {type: Pods, value: 1, periodSeconds: 60}]
+  selectPolicy: Max
+scaleDown:
+  stabilizationWindowSeconds: 600
+  policies: [{type: Pods, value: 1, periodSeconds: 300}]
+{{- end }}

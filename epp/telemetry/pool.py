@@ -1,0 +1,54 @@
+"""What the picker knows of each base model's servers together: the numbers that an autoscaler follows (docs/autoscaling.md). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from epp.gate import FlowStatus
+from epp.telemetry.state import EndpointStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """The ready servers of one base model."""
+
+    model: str
+    servers: int
+    undone_s: float
+    """Prompt tokens that were sent to the servers and are not computed, over what all of them compute in a second."""
+    queued_s: float
+    """The same of the requests that flow control holds in this picker."""
+    kv_usage: float
+    """Mean share of the KV cache in use by running requests; 0 where no server says it."""
+    goal_s: float
+
+    @property
+    def saturation(self) -> float:
+        """1: a new request waits as long as the goal says, or the caches are full of running requests."""
+        return max(self.kv_usage, (self.undone_s + self.queued_s) / self.goal_s)
+
+
+def pools_of(
+    endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
+) -> list[PoolStatus]:
+    """By base model. A model without a ready server that has a rate is left out: nothing is known of its capacity."""
+    by_model: dict[str, list[EndpointStatus]] = {}
+    for endpoint in endpoints:
+        if endpoint.ready and endpoint.prefill_tokens_per_s:
+            by_model.setdefault(endpoint.model, []).append(endpoint)
+    held = {flow.model: sum(flow.tokens.values()) for flow in flows}
+    return [_pool(model, servers, held.get(model, 0), goal_s) for model, servers in by_model.items()]
+
+
+def _pool(model: str, servers: Sequence[EndpointStatus], held_tokens: float, goal_s: float) -> PoolStatus:
+    rate = sum(server.prefill_tokens_per_s or 0.0 for server in servers)
+    usages = [server.kv_usage for server in servers if server.kv_usage is not None]
+    return PoolStatus(
+        model=model,
+        servers=len(servers),
+        undone_s=sum(server.backlog_tokens for server in servers) / rate,
+        queued_s=held_tokens / rate,
+        kv_usage=sum(usages) / len(usages) if usages else 0.0,
+        goal_s=goal_s,
+    )

@@ -1,0 +1,65 @@
+"""The numbers that an autoscaler follows, of all servers of a base model together."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.gate import FlowStatus
+from epp.telemetry.pool import pools_of
+from epp.telemetry.state import EndpointStatus
+from epp.types import EndpointName
+from tests.unit.telemetry.records import HERE
+
+
+def server(
+    name: str,
+    *,
+    backlog: float = 0.0,
+    rate: float = 1000.0,
+    kv: float | None = 0.0,
+    model: str = "m",
+    ready: bool = True,
+) -> EndpointStatus:
+    return EndpointStatus(
+        name=EndpointName(name),
+        address=HERE,
+        model=model,
+        backlog_tokens=backlog,
+        prefill_tokens_per_s=rate,
+        kv_usage=kv,
+        ready=ready,
+    )
+
+
+def held(tokens: int, *, model: str = "m") -> FlowStatus:
+    return FlowStatus(model=model, saturation=0.0, oldest_s=0.0, requests={0: 1}, tokens={0: tokens})
+
+
+def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
+    (pool,) = pools_of([server("a", backlog=3000), server("b", rate=2000)], [held(600)], goal_s=2.0)
+    assert (pool.servers, pool.undone_s, pool.queued_s) == (2, 1.0, 0.2)
+    assert pool.saturation == pytest.approx(0.6)
+
+
+def test_as_much_again_of_servers_halves_the_saturation() -> None:
+    few = [server("a", backlog=4000)]
+    (before,), (after,) = (pools_of(each, [], goal_s=2.0) for each in (few, [*few, server("b")]))
+    assert (before.saturation, after.saturation) == (2.0, 1.0)
+
+
+def test_caches_full_of_running_requests_saturate_too() -> None:
+    (pool,) = pools_of([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], [], goal_s=2.0)
+    assert pool.saturation == pytest.approx(0.8)
+
+
+def test_servers_that_take_no_requests_are_no_capacity_and_models_are_apart() -> None:
+    servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
+    pools = {pool.model: pool for pool in pools_of(servers, [held(100, model="other")], goal_s=1.0)}
+    assert {model: (pool.servers, pool.saturation) for model, pool in pools.items()} == {
+        "m": (1, 0.5),
+        "other": (1, 0.2),
+    }
+
+
+def test_of_a_model_without_a_server_nothing_is_said() -> None:
+    assert pools_of([server("gone", ready=False)], [held(100)], goal_s=1.0) == []
