@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from epp import picker_events
 from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec, load_policy
 from epp.config.prefix import Table
 from epp.decision import Pick, PickRequest
@@ -564,12 +565,10 @@ class _Seen:
     open = 0
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self.open += 1
-
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None: ...
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
     def hear(self, event: PickerEvent) -> None:
-        self.open -= isinstance(event, Ended)
+        self.open += isinstance(event, picker_events.Began) - isinstance(event, Ended)
 
     def protocol_error(self, reason: str) -> None: ...
 
