@@ -15,7 +15,8 @@ COPY epp epp
 # Without its C extension the picker would read long prompts slowly: then the build fails.
 RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext'
 # Bytecode of what the picker imports, and of nothing else: half of the size of the packages would be bytecode.
-RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__")]'
+# Bytecode of all but `epp replay`, whose simulated servers are not in this image.
+RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.replay.")]'
 # The command of the other package, which is not here; and what nobody needs who only runs.
 RUN rm /opt/venv/bin/model-server && pip uninstall --yes setuptools pip
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.harness.cached_builds import (
+    UNFINISHED,
     BuildFailedError,
     built_elsewhere,
     cache_folder,
@@ -129,9 +130,12 @@ def build(*, progress: Callable[[str], None]) -> dict[str, BuiltImage]:
 def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
     """With both bases, and the layers of earlier builds. Called with the lock held."""
     folder = cache_folder() / f"images-engine-{base_key()}"
-    if folder.is_dir() and folder_bytes(folder) > _STORAGE_LIMIT_BYTES:
-        progress("the layers of earlier builds have grown too many: starting anew")
-        shutil.rmtree(folder)
+    _unmount(folder)
+    whole = all((folder / f"{name}.tar").is_file() for name in ("run", "build"))
+    if folder.is_dir() and (not whole or folder_bytes(folder) > _STORAGE_LIMIT_BYTES):
+        progress("the layers of earlier builds have grown too many, or are not whole: starting anew")
+        # Under a temporary name at once, so that nobody takes what is half removed for the engine.
+        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}{UNFINISHED}old")))
     if not folder.is_dir():
         with built_elsewhere(folder) as made:
             for name, packages in (("run", _RUN_PACKAGES), ("build", _BUILD_PACKAGES)):
@@ -141,6 +145,13 @@ def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
     for name in ("run", "build"):
         engine.import_base(folder / f"{name}.tar", _base(name))
     return engine
+
+
+def _unmount(folder: Path) -> None:
+    """What a killed build left mounted, the deepest first: it can be neither counted nor removed."""
+    mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in sorted((place for place in mounted if folder in place.parents), reverse=True):
+        run("umount", "--lazy", place)
 
 
 def _base(name: str) -> str:
