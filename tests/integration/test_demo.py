@@ -134,7 +134,7 @@ def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
     assert 66 <= len(recorded.calls) <= 72, "the demo kills the picker, whose last half second is lost"
     assert recorded.policy is not None
     assert recorded.policy.spec.rule == "least-cost"
-    assert [server.name for server in recorded.servers] == ["s1", "s2"]
+    assert [server.name for server in recorded.servers] == ["server-1", "server-2"]
 
 
 def test_it_stays_up_with_a_curl_line_that_works_and_the_decision_it_led_to(short_tmp: Path) -> None:
