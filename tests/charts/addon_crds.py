@@ -1,4 +1,4 @@
-"""CRDs that the charts use and a bare control plane lacks: Gateway API's HTTPRoute, and the Prometheus operator's.
+"""CRDs that the charts use and a bare control plane lacks: those of Gateway API, Envoy Gateway, Istio and the Prometheus operator.
 
 Read from the Go modules of their projects, at the versions and hashes below, into the user's cache. Called by the fixtures.
 """
@@ -38,7 +38,23 @@ MODULES: Final = (
     Module(
         "sigs.k8s.io/gateway-api@v1.4.0",
         "h1:ZwlNM6zOHq0h3WUX2gfByPs2yAEsy/EenYJB78jpQfQ=",
-        ("config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",),
+        (
+            "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+            "config/crd/standard/gateway.networking.k8s.io_backendtlspolicies.yaml",
+        ),
+    ),
+    Module(
+        "github.com/envoyproxy/gateway@v1.9.1",
+        "h1:vAVp6/AlBXJ1aOhp1mxL7fNEzVEfjADUguUhm2wzxQY=",
+        tuple(
+            f"charts/gateway-helm/charts/crds/crds/generated/gateway.envoyproxy.io_{kind}.yaml"
+            for kind in ("envoyextensionpolicies", "backendtrafficpolicies", "clienttrafficpolicies")
+        ),
+    ),
+    Module(
+        "istio.io/api@v1.28.0",
+        "h1:0fYY9G03CAdFwE/fCkpr0v7kKsy+Hz9OCCjLNBNLbnU=",
+        ("kubernetes/customresourcedefinitions.gen.yaml",),
     ),
     Module(
         "github.com/prometheus-operator/prometheus-operator@v0.85.0",

@@ -100,7 +100,7 @@ VALUE_SETS: Final = (
                 "tls": {"secretName": "picker-tls", "serverName": "picker.example.com"},
                 "httpRoute": {
                     "enabled": True,
-                    "parentRefs": [{"name": "inference", "namespace": "gateways"}],
+                    "parentRefs": [{"name": "inference"}],
                 },
             },
             "sharing": {"enabled": False},
