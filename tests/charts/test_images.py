@@ -131,6 +131,9 @@ async def test_make_push_brings_the_images_to_a_registry(
         f"{{version: 0.1, storage: {{filesystem: {{rootdirectory: {tmp_path / 'store'}}}}}, http: {{addr: '127.0.0.1:{port}'}}}}"
     )
     image = f"localhost/load:{environment.version()}"
+    environment.make_image(
+        "load", engine
+    )  # what was taken out of it long ago may have left the engine's store
     async with managed_process(
         "docker-registry",
         ["docker-registry", "serve", str(tmp_path / "config.yml")],
