@@ -41,12 +41,10 @@ _AFTER: Final = """
 
 - **Python with cold caches.** Replayed alone (`make bench`), a request of 1 KB takes the picker's code 0.17 ms; between Envoy and a client, which
   take the caches in turn, more. Compiling half of it took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
-- **Since the run above** (which was on a quiet machine), whole frames, headers that came before and pieces of
-  a full duplex answer pass without objects. Instructions of a request of 1 KB with all of HTTP/2, in one
-  process without sockets (`bench/bench_streams.py` under valgrind): 1.12 to 0.98 million; with 100 chunks in
-  full duplex 10.8 to 7.1 million. A run of three rounds beside other programs (load 8 on 2 CPUs, so no time
-  to the first byte means anything) gave these multiples of the floor: 1 KB 0.86 with 1 chunk, 0.95 with 100
-  (±0.21), 0.53 with 1,000; 400 KB 1.39; a chunk in full duplex 28 µs, on grpcio 85.
+- **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. That took
+  the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
+  (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex from 10.8
+  to 7.1 million.
 - **A chunk in full duplex** takes 6 µs in our code when chunks follow each other closely. A bare
   `asyncio.Protocol` on uvloop that only sends back what it read takes 5 µs then, and 20 to 22 µs when chunks
   come a millisecond apart, as in the run: waking up and cold caches are most of what a chunk costs.
@@ -56,7 +54,6 @@ _AFTER: Final = """
 - **10 million streams** through the transport with constant answers (`python -m bench.bench_streams
   --thousands 10000 --bare`), a tenth of them aborted: 38 to 41 µs of CPU each, C heap 10.13 MiB and resident
   memory 47.8 MiB at the first million and at the last.
-- **Time to the first byte** was not measured again on a quiet machine.
 - **At 40 KB** the floor costs hardly more than at 1 KB, while ours reads, hashes and records the prompt.
 - **With 100 endpoints** every pick looks at each of them and puts all in order: under 2 µs each when replayed alone.
 - **Load.** The first line names the load of the machine when the run began: where it is far above the number of CPUs, other
