@@ -134,7 +134,7 @@ class AibrixPreble(SimpleRule):
 
 
 class DeepestHolder(SimpleRule):
-    """The least loaded of those that hold most of the prompt; who holds nothing counts as well where nobody holds more."""
+    """The least loaded of the servers that hold most of the prompt. Where no server holds any of it: the least loaded of all."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         deepest = max(depths.values())

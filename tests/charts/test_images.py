@@ -133,7 +133,7 @@ async def test_make_push_brings_the_images_to_a_registry(
     image = f"localhost/load:{environment.version()}"
     environment.make_image(
         "load", engine
-    )  # what was taken out of it long ago may have left the engine's store
+    )  # the engine's store may have been emptied since the image was built
     async with managed_process(
         "docker-registry",
         ["docker-registry", "serve", str(tmp_path / "config.yml")],
