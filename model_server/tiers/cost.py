@@ -50,27 +50,44 @@ class Work:
         return self.layers * max(flops, weights) + disk
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Where the bytes of a prefix are that is to be loaded whole."""
+
+    disk_bytes: int
+    held_bytes: int = 0
+    """In the fast tiers."""
+
+
 class Speeds:
     """What this server does in a second, learnt as it goes. One thread computes and another one loads: each writes its own part."""
 
     def __init__(self) -> None:
         self._compute_s_per_token: float | None = None
-        self._load_s_per_byte: float | None = None
+        self._disk_s_per_byte: float | None = None
+        self._held_s_per_byte: float | None = None
         self._refused = 0
 
     def computed(self, *, tokens: int, seconds: float) -> None:
         if tokens >= _FEW_TOKENS:
             self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
 
-    def loaded(self, *, num_bytes: int, seconds: float) -> None:
-        if num_bytes:
-            self._load_s_per_byte = _learnt(self._load_s_per_byte, seconds / num_bytes)
+    def loaded(self, load: Load, *, seconds: float) -> None:
+        """A load tells the speed of the place from which most of it came; the other place's share of the time is taken off first."""
+        if load.disk_bytes >= load.held_bytes:
+            own_s = seconds - load.held_bytes * (self._held_s_per_byte or 0.0)
+            if load.disk_bytes:
+                self._disk_s_per_byte = _learnt(self._disk_s_per_byte, max(0.0, own_s) / load.disk_bytes)
+        else:
+            own_s = seconds - load.disk_bytes * (self._disk_s_per_byte or 0.0)
+            self._held_s_per_byte = _learnt(self._held_s_per_byte, max(0.0, own_s) / load.held_bytes)
 
-    def loading_pays(self, *, tokens: int, num_bytes: int) -> bool:
+    def loading_pays(self, load: Load, *, tokens: int) -> bool:
         """Loading the prefix is expected to take less time than computing it; unknown speeds are learnt by loading."""
-        if self._compute_s_per_token is None or self._load_s_per_byte is None:
+        load_s = self._load_s(load)
+        if self._compute_s_per_token is None or load_s is None:
             return True
-        if num_bytes * self._load_s_per_byte <= tokens * self._compute_s_per_token:
+        if load_s <= tokens * self._compute_s_per_token:
             self._refused = 0
             return True
         self._refused += 1
@@ -78,6 +95,13 @@ class Speeds:
             self._refused = 0
             return True
         return False
+
+    def _load_s(self, load: Load) -> float | None:
+        """None: it comes from a place whose speed is not known."""
+        known = (load.disk_bytes, self._disk_s_per_byte), (load.held_bytes, self._held_s_per_byte)
+        wanted = [(num_bytes, speed) for num_bytes, speed in known if num_bytes]
+        seconds = [num_bytes * speed for num_bytes, speed in wanted if speed is not None]
+        return sum(seconds) if len(seconds) == len(wanted) else None
 
 
 def _learnt(known: float | None, seen: float) -> float:

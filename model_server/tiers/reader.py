@@ -25,6 +25,7 @@ import torch
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers import importance_files
+from model_server.tiers.cost import Load
 from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import Tell
 from model_server.tiers.foresight import Foresight
@@ -134,6 +135,10 @@ class TieredReader:
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
         """A request's first tokens are computed: what its choices looked at becomes part of the running means."""
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
+
+    def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
+        """Where the bytes are that a whole load from this token on reads."""
+        return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:
         """Pack what mattered into dense chunks, in every node that has been used. Gives how many nodes. Any thread may call it."""
@@ -255,6 +260,20 @@ class TieredReader:
                 self._held[other] = held.to(self.device if now == 0 else _CPU)
             elif other != key or was_held:
                 self._residency.left(other[0])
+
+    def _where(self, parts: Sequence[tuple[Segment, int]], first_token: int) -> Load:
+        layout, start = self.store.layout, 0
+        num_bytes = {True: 0, False: 0}
+        for segment, num_blocks in parts:
+            length = num_blocks * layout.block_tokens
+            wanted, start = range(max(0, first_token - start), length), start + length
+            for layer, order in enumerate(segment.orders if wanted else ()):
+                probe = (segment, layer, PROBE) in self._held
+                num_bytes[probe] += segment.num_tokens * layout.probe_bytes
+                for chunk in order.chunks_of(wanted, chunk_tokens=layout.chunk_tokens):
+                    held = (segment, layer, chunk) in self._held
+                    num_bytes[held] += layout.chunk_bytes(chunk, num_tokens=segment.num_tokens)
+        return Load(disk_bytes=num_bytes[False], held_bytes=num_bytes[True])
 
     def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
         """For each layer, of what each chunk holds, when the segment's first chunk is used: reordering does not start from nothing."""

@@ -207,21 +207,28 @@ class ServedTiers:
             prefix = self.reader.open(hashes, weights=weights)
             if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
                 return None
-            if self.settings.mode == "auto" and not self._loading_pays(prefix, first_block):
-                self._counts.computed_instead += 1
-                return None
-            found = self._open(prefix) if self._selection else self._load(prefix, first_block)
+            if self._selection:
+                return self._open(prefix)
+            if self.settings.mode == "auto":
+                return self._load_if_it_pays(prefix, first_block)
+            return self._load(prefix, first_block)
         except (StoreError, OSError) as error:
             self._failed(prefix, error)
             return None
+
+    def _load_if_it_pays(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix | None:
+        first_token = first_block * self.store.layout.block_tokens
+        load = self.reader.where(prefix, first_token=first_token)
+        if not self.speeds.loading_pays(load, tokens=prefix.num_tokens - first_token):
+            self._counts.computed_instead += 1
+            return None
+        started_s = self._clock()
+        found = self._load(prefix, first_block)
+        self.speeds.loaded(load, seconds=self._clock() - started_s)
         return found
 
-    def _loading_pays(self, prefix: TieredPrefix, first_block: int) -> bool:
-        tokens = prefix.num_tokens - first_block * self.store.layout.block_tokens
-        return self.speeds.loading_pays(tokens=tokens, num_bytes=tokens * self._records.shape.bytes_per_token)
-
     def _load(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix:
-        started_s, size = self._clock(), self.store.layout.block_tokens
+        size = self.store.layout.block_tokens
         tokens = torch.arange(first_block * size, prefix.num_tokens)
         prefix.foresee(tokens)
         content = []
@@ -231,7 +238,6 @@ class ServedTiers:
         self._health.worked()
         self._counts.exact_loads += 1
         size_bytes = len(tokens) * self._records.shape.bytes_per_token
-        self.speeds.loaded(num_bytes=size_bytes, seconds=self._clock() - started_s)
         return LoadedPrefix(first_block, prefix.num_tokens // size, size_bytes, content)
 
     def _open(self, prefix: TieredPrefix) -> OutsidePrefix:

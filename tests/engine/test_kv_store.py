@@ -17,6 +17,7 @@ from model_server.core.scheduler import SchedulerLimits
 from model_server.server.backends import HfSettings
 from model_server.server.kv_events import KvEventLog, decode_batch
 from model_server.server.serve import Server, ServerSettings, listening
+from model_server.tiers.cost import Load
 from model_server.tiers.serving import ServedTiers
 from model_server.tiers.settings import KvStoreSettings
 from tests.engine.test_real_server import Running
@@ -128,7 +129,7 @@ async def test_auto_computes_a_prefix_whose_load_would_take_longer_and_loads_it_
     async with serve(mode="auto") as server:
         first, _ = await server.ask(FIRST)
         await server.ask(SECOND)
-        server.tiers.speeds.loaded(num_bytes=1, seconds=1e9)
+        server.tiers.speeds.loaded(Load(disk_bytes=1), seconds=1e9)
         assert (await server.ask(FIRST))[0] == first
         assert server.tiers.status().exact_loads == 0
         assert await server.metric("vllm:external_prefix_cache_hits_total") == 0

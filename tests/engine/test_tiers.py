@@ -18,6 +18,7 @@ from bench.tiers.samples import Sequencer, documents
 from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
+from model_server.tiers.cost import Load
 from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.layout import TokenOrder
@@ -167,6 +168,22 @@ def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) 
     system.ask(token_ids)
     assert system.store.disk.counts.bytes == read
     assert system.reader.resident_bytes(0) > 0
+
+
+def test_a_prefix_tells_how_much_of_it_is_on_disk_alone_before_it_is_read(make: Any) -> None:
+    system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
+    token_ids = tokens(60, seed=1)
+    system.put(token_ids[:PREFIX])
+    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    whole = system.reader.layout.data_bytes(PREFIX)
+    assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=whole)
+    later = system.reader.where(prefix, first_token=PREFIX // 2)
+    system.ask(token_ids)
+    assert system.store.disk.counts.bytes == whole, "what was told is what was read"
+    assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=0, held_bytes=whole)
+    held = system.reader.where(prefix, first_token=PREFIX // 2)
+    assert held.held_bytes == later.disk_bytes < whole
+    assert system.reader.where(prefix, first_token=PREFIX) == Load(disk_bytes=0)
 
 
 def test_what_every_request_reads_is_fetched_before_it_is_asked_for_and_gives_the_same(make: Any) -> None:

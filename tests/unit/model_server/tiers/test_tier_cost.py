@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_server.tiers.cost import Machine, Speeds, Work
+from model_server.tiers.cost import Load, Machine, Speeds, Work
 
 _SLOW_MOTION = 50
 _MACHINE = Machine(
@@ -79,19 +79,46 @@ def test_a_disk_that_is_slower_than_the_accelerator_makes_recompute_the_fastest(
     assert recompute.seconds(weak) > load.seconds(weak)
 
 
+DISK = Load(disk_bytes=1000)
+HELD = Load(disk_bytes=0, held_bytes=1000)
+
+
 def test_a_server_loads_until_it_knows_both_speeds_and_then_takes_the_faster() -> None:
     speeds = Speeds()
-    prefix = {"tokens": 100, "num_bytes": 1000}
-    assert speeds.loading_pays(**prefix)
-    speeds.loaded(num_bytes=1000, seconds=2.0)
-    assert speeds.loading_pays(**prefix), "how fast it computes is not known"
+    assert speeds.loading_pays(DISK, tokens=100)
+    speeds.loaded(DISK, seconds=2.0)
+    assert speeds.loading_pays(DISK, tokens=100), "how fast it computes is not known"
     speeds.computed(tokens=3, seconds=9.0)
-    assert speeds.loading_pays(**prefix), "so few tokens say nothing"
+    assert speeds.loading_pays(DISK, tokens=100), "so few tokens say nothing"
     speeds.computed(tokens=100, seconds=1.0)
-    assert not speeds.loading_pays(**prefix)
-    assert speeds.loading_pays(tokens=300, num_bytes=1000)
-    tried = [speeds.loading_pays(**prefix) for _ in range(34)]
+    assert not speeds.loading_pays(DISK, tokens=100)
+    assert speeds.loading_pays(DISK, tokens=300)
+    tried = [speeds.loading_pays(DISK, tokens=100) for _ in range(34)]
     assert tried.count(True) == 2, "now and then it looks again"
     for _ in range(20):
-        speeds.loaded(num_bytes=1000, seconds=0.1)
-    assert speeds.loading_pays(**prefix)
+        speeds.loaded(DISK, seconds=0.1)
+    assert speeds.loading_pays(DISK, tokens=100)
+
+
+def test_what_the_fast_tiers_hold_is_loaded_where_the_same_from_disk_is_computed() -> None:
+    speeds = Speeds()
+    speeds.computed(tokens=100, seconds=1.0)
+    speeds.loaded(DISK, seconds=2.0)
+    assert speeds.loading_pays(HELD, tokens=100), "how fast the tiers are is not known"
+    speeds.loaded(HELD, seconds=0.1)
+    for _ in range(5):
+        assert not speeds.loading_pays(DISK, tokens=100)
+        assert speeds.loading_pays(HELD, tokens=100), "the disk's slowness is not theirs"
+    half = Load(disk_bytes=450, held_bytes=550)  # 0.9 s and 0.055 s
+    assert speeds.loading_pays(half, tokens=100)
+    more = Load(disk_bytes=550, held_bytes=450)  # 1.1 s and 0.045 s
+    assert not speeds.loading_pays(more, tokens=100)
+
+
+def test_of_a_mixed_load_the_time_is_that_of_the_place_where_most_of_it_was() -> None:
+    speeds = Speeds()
+    speeds.computed(tokens=100, seconds=1.0)
+    speeds.loaded(HELD, seconds=0.2)
+    speeds.loaded(Load(disk_bytes=500, held_bytes=500), seconds=0.6)  # 0.1 s of them is the tiers'
+    assert speeds.loading_pays(Load(disk_bytes=900), tokens=100)
+    assert not speeds.loading_pays(Load(disk_bytes=1100), tokens=100)
