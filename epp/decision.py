@@ -68,6 +68,25 @@ class WouldPick(Struct, frozen=True):
     """It would have picked the endpoint that was picked."""
 
 
+class Prefill(Struct, frozen=True):
+    """Which server computes the prompt for the one that answers, and why (P/D)."""
+
+    name: EndpointName
+    address: str
+    matched_tokens: int
+    """Of the prompt, in its cache."""
+    uncached_tokens: int
+    """That it has to compute."""
+    transfer_s: float
+    """Predicted time until the other one has what it lacks."""
+    predicted_s: float
+    """Predicted time from the pick until the answering server has the whole prompt."""
+    cost_s: float
+    """What was compared: predicted cost in seconds by the least-cost rule, the transfer included."""
+    instead_of_s: float
+    """What it would have cost to compute the prompt where it is answered."""
+
+
 class Decision(Struct, gc=False):
     """Why a request went where it went. Filled in as its answer comes."""
 
@@ -115,6 +134,8 @@ class Decision(Struct, gc=False):
     """Of the trace that the pick's span belongs to; empty: tracing is off, or the request is not sampled."""
     dry_run: WouldPick | None = None
     """Of the policy that is tried beside, if there is one."""
+    prefill: Prefill | None = None
+    """The prefill endpoint beside the chosen one; None: the chosen one computes the prompt itself."""
 
 
 Outcome = Literal["ended", "aborted", "failed"]
@@ -158,6 +179,10 @@ class Pick(Struct, eq=False, gc=False):
     sampled: bool
     """Ask Envoy for the body of the answer."""
     phase: Phase = Phase.SENT
+    set_headers: tuple[tuple[str, str], ...] = ()
+    """For the chosen server, on the request: which other server computes the prompt."""
+    remove_headers: tuple[str, ...] = ()
+    """From the request: what clients may not tell servers."""
 
     def enter(self, phase: Phase) -> None:
         """The next phase. An assertion fails if it may not follow this one."""

@@ -25,6 +25,7 @@ from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Listener, Moved, PickerEvent, Restarted
+from epp.prefilling import Held, Prefilling
 from epp.prefix_index.hashing import Roots
 from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
@@ -36,9 +37,18 @@ from epp.scheduling.schedule import Choice, Scheduler
 from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.snapshot import Snapshot
 from epp.server_caches import Prompt, ServerCaches
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.types import (
+    PREFILLER,
+    SERVER_HEADERS,
+    Address,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    InferenceRequest,
+)
 
 _NO_SECRET = HashSecret()
+_ALL_BUT_PREFILLER = tuple(name for name in SERVER_HEADERS if name != PREFILLER)
 
 
 class Considered(NamedTuple):
@@ -77,6 +87,7 @@ class Picker:
         self._fleet = Fleet()
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(policy.spec, secret=secret)
+        self._prefilling = Prefilling(self._fleet, self.caches, rng)
         self._apply(policy)
         self._dry_run: DryRun | None = None
 
@@ -290,6 +301,8 @@ class Picker:
             fleet.failures.tried(state, decision.model, now=now)
         ahead_tokens = snapshot.undone_tokens[chosen] + choice.uncached_tokens[chosen]
         decision.predicted_s = float(ahead_tokens / snapshot.rate[chosen])
+        if fleet.disaggregated:
+            return self._commit_disaggregated(considered, state, decision, now=now)
         routed = self._book(
             state,
             decision,
@@ -298,6 +311,35 @@ class Picker:
             now=now,
         )
         self._tell(Began(now, routed, inference))
+        return routed
+
+    def _commit_disaggregated(
+        self, considered: Considered, state: EndpointState, decision: Decision, *, now: float
+    ) -> Pick:
+        """`commit` where some endpoints compute prompts for others."""
+        request, prompt, adapter, snapshot, _, choice = considered
+        found = self._prefilling.choose(
+            request.inference,
+            prompt,
+            choice,
+            snapshot,
+            subset=request.subset,
+            adapter=adapter,
+            spec=self._spec,
+            now=now,
+        )
+        if found is not None:
+            decision.prefill = found[1]
+            decision.predicted_s = found[1].predicted_s
+        routed = self._book(state, decision, prompt=prompt, inference=request.inference, now=now)
+        if found is not None:
+            helper, chosen = found
+            routed.prefill = self._prefilling.book(
+                helper, chosen, prompt, adapter=adapter, spec=self._spec, now=now
+            )
+            routed.set_headers = ((PREFILLER, chosen.address),)
+            routed.remove_headers = _ALL_BUT_PREFILLER
+        self._tell(Began(now, routed, request.inference))
         return routed
 
     def least_wait_s(self, model: str, *, now: float) -> float:
@@ -361,6 +403,8 @@ class Picker:
         self._judge(routed, status, now=now)
         if status >= 400:
             self._forget_prefix(routed)
+        if routed.prefill is not None:
+            self._prefilled(routed, routed.prefill, computed=status < 400, now=now)
         if not routed.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
             routed.state.computed(routed.booking, now=now)
@@ -400,6 +444,8 @@ class Picker:
         if outcome == "failed" and phase is not Phase.DECLINED:
             self._failed(routed, now=now)  # it broke off
         routed.state.release(routed.booking, computed=routed.computed, now=now)
+        if routed.prefill is not None:
+            self._prefilling.release(routed.prefill, computed=False, now=now)
         if routed.computed and routed.prompt.teaches:
             routed.state.window.ended(routed.prompt.size)
         if phase is Phase.SENT:
@@ -417,6 +463,8 @@ class Picker:
             routed.wait.over = True
             routed.decision.outcome = "detached"
             routed.state.detach()
+            if routed.prefill is not None:
+                self._prefilling.detach(routed.prefill)
             self._tell(Ended(now, routed))
 
     # -- parts ---------------------------------------------------------------------------------------------------
@@ -450,7 +498,8 @@ class Picker:
     ) -> RoutedRequest:
         """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
         cached_tokens = decision.matched_tokens
-        booking = self._booked(state, prompt, cached=cached_tokens, adapter=decision.adapter, now=now)
+        known_tokens = cached_tokens if decision.prefill is None else prompt.tokens
+        booking = self._booked(state, prompt, cached=known_tokens, adapter=decision.adapter, now=now)
         recorded = self.caches.record(state, prompt, cached_tokens=cached_tokens, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
@@ -458,6 +507,7 @@ class Picker:
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
+            remove_headers=SERVER_HEADERS if self._fleet.disaggregated else (),
             state=state,
             process=state.process,
             booking=booking,
@@ -491,11 +541,22 @@ class Picker:
         """What an answer's status says of its server. Other errors than these are the client's."""
         failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
         if is_fault(status):
-            self._failed(routed, now=now)
+            # Of two servers the one that computed the prompt is suspected: without it, the next answers tell of the other.
+            suspect = routed.state if routed.prefill is None else routed.prefill.state
+            failures.answered(suspect, failed=True, settings=settings, now=now)
         elif status == 404:
             failures.refused_model(routed.state, model, settings=settings, now=now)
         elif status < 400:
             failures.served_model(routed.state, model, settings=settings, now=now)
+
+    def _prefilled(self, routed: RoutedRequest, held: Held, *, computed: bool, now: float) -> None:
+        """The answer begins, so the prefill endpoint has done its part."""
+        self._prefilling.release(held, computed=computed, now=now)
+        if computed and self._prefilling.holds(held):
+            if routed.chain:
+                self._tell(Grew(now, held.state, routed.chain))
+            if self._fleet.failures.known:
+                self._fleet.failures.answered(held.state, failed=False, settings=self._spec.failures, now=now)
 
     def _mirrored(self, routed: RoutedRequest) -> bool:
         """Whether the table still holds this request's chunks for this very server.
@@ -530,6 +591,8 @@ class Picker:
             cached = int(self.caches.cached_tokens(routed.prompt, block_tokens)[state.slot])
             routed.recorded = self.table.record(state.endpoint.name, routed.chain, now=now)
             routed.prefix_lost = False
+        if routed.prefill is not None:
+            cached = routed.prompt.tokens
         routed.booking = self._booked(
             state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )

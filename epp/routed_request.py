@@ -9,6 +9,7 @@ from epp.decision import Phase, Pick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.failures import Wait
 from epp.endpoints.state import EndpointState
+from epp.prefilling import Held
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
 from epp.types import ChunkHash, InferenceRequest
@@ -29,6 +30,8 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
     """Which process of the server it went to: a restarted one holds nothing of it."""
     wait: Wait
     """For its first byte."""
+    prefill: Held | None = None
+    """What another server computes for it; None: its own server computes the prompt."""
     prefix_lost: bool = False
     """Its server did not compute the prompt: the table forgot it."""
 

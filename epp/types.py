@@ -15,6 +15,20 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
+PREFILLER: Final = "x-prefiller-host-port"
+"""The request header by which an answering server learns who computes the prompt, as llm-d's sidecar reads it."""
+SERVER_HEADERS: Final = (
+    PREFILLER,
+    "x-llm-d-prefiller-host-port",
+    "x-data-parallel-host-port",
+    "x-data-parallel-rank",
+    "x-encoder-hosts-ports",
+    "x-llm-d-encoder-hosts-ports",
+    "x-kv-cache-source-host-port",
+    "x-llm-d-kv-cache-source-host-port",
+)
+"""Request headers that servers and their sidecars obey. A client's are removed: they would make a server call an address of its choice."""
+
 METRICS_PLACE: Final = re.compile(r"(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._~/-]{0,255})?")
 """A place on the server itself: another port, another path, or both."""
 
@@ -53,6 +67,40 @@ class Address:
         return cls(host=str(ip), port=int(port))
 
 
+class Role(enum.StrEnum):
+    """What an endpoint does where prefill and decode are on different servers (P/D)."""
+
+    UNSAID = ""
+    """Its source names no role: it answers requests, and computes only their prompts."""
+    PREFILL = "prefill"
+    """It computes prompts for others, and is never a destination."""
+    DECODE = "decode"
+    """As where nothing is said."""
+    BOTH = "both"
+    """It answers requests, and computes prompts for others too."""
+    ENCODE = "encode"
+    """It encodes media for others: neither of the two."""
+
+    @property
+    def answers(self) -> bool:
+        """Requests may be sent there."""
+        return self not in (Role.PREFILL, Role.ENCODE)
+
+    @property
+    def prefills(self) -> bool:
+        """It may be asked for prompts whose answers come from elsewhere."""
+        return self in (Role.PREFILL, Role.BOTH)
+
+
+ROLES: Final[Mapping[str, Role]] = {
+    **{role.value: role for role in Role},
+    "prefill-decode": Role.BOTH,
+    "encode-prefill": Role.PREFILL,
+    "encode-prefill-decode": Role.BOTH,
+}
+"""By the word for it: ours, and those of llm-d's label."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A model server as its source (file, Kubernetes) describes it."""
@@ -72,6 +120,7 @@ class Endpoint:
     """Where it replays those that were missed; with `kv_events` alone: nowhere."""
     metrics: str = ""
     """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`). What is left out is the serving port, and the policy's path."""
+    role: Role = Role.UNSAID
 
 
 class ApiKind(enum.StrEnum):

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from epp.config.dialects import MOST_DESTINATIONS
+from epp.config.disaggregation import Disaggregation
 from epp.config.flow import Flow
 from epp.config.prefix import Chunks, Table, Tiers
 from epp.config.strict import Ratio, Strict
@@ -357,6 +358,7 @@ class PolicySpec(Strict, frozen=True):
     scrape: Scrape = Scrape()
     sampling: Sampling = Sampling()
     flow: Flow = Flow()
+    disaggregation: Disaggregation = Disaggregation()
 
     def __post_init__(self) -> None:
         if self.chunks.later_size_bytes < self.chunks.size_bytes:

@@ -36,6 +36,10 @@ class Fleet:
         # What the source says of models, kept since every pick asks for it; made anew with each list of endpoints.
         self._declared: frozenset[str] = frozenset()
         """Every adapter that some endpoint declares."""
+        self._no_answers: frozenset[int] = frozenset()
+        """Slots of those that are never a destination."""
+        self._prefilling: list[int] = []
+        """Slots of those that compute prompts for others."""
         self._able: dict[str, list[int]] = {}
         """By base model or declared adapter, the slots of those that serve it."""
         self.failures = Failures()
@@ -93,6 +97,10 @@ class Fleet:
         self._in_slots = list(self._states.values())
         self._columns = Columns(self._in_slots)
         self._able = self._by_model()
+        self._no_answers = frozenset(
+            slot for slot, s in enumerate(self._in_slots) if not s.endpoint.role.answers
+        )
+        self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
     def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
@@ -115,6 +123,8 @@ class Fleet:
         NoEndpointError: there are none.
         """
         slots = self.serving(model) if model else self._columns.roster.everyone
+        if self._no_answers:
+            slots = [slot for slot in slots if slot not in self._no_answers]
         slots = self.healthy(slots, failures_to_eject=failures_to_eject)
         if not slots:
             raise NoEndpointError(
@@ -123,13 +133,30 @@ class Fleet:
             )
         if subset is None:
             return slots
-        allowed_slots = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
-        allowed = [slot for slot in slots if slot in allowed_slots]
+        allowed = self._within(slots, subset)
         if not allowed:
             raise NoEndpointError(
                 "none of the endpoints that the data plane allows is ready", reason="subset_empty"
             )
         return allowed
+
+    @property
+    def disaggregated(self) -> bool:
+        """Some endpoints compute prompts for others."""
+        return bool(self._prefilling)
+
+    def prefillers(
+        self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
+    ) -> Sequence[int]:
+        """Slots of those that may compute a prompt for `model` that another answers; perhaps none."""
+        able = set(self.serving(model)) if model else set(self._columns.roster.everyone)
+        slots = [slot for slot in self._prefilling if slot in able]
+        slots = list(self.healthy(slots, failures_to_eject=failures_to_eject))
+        return slots if subset is None else self._within(slots, subset)
+
+    def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
+        allowed = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
+        return [slot for slot in slots if slot in allowed]
 
     def snapshot(
         self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
@@ -211,6 +238,8 @@ class Fleet:
         assert set(self._by_address.values()) == set(self._states.values())
         assert self._in_slots == list(self._states.values())
         assert self._able == self._by_model()
+        assert all(not self._in_slots[slot].endpoint.role.answers for slot in self._no_answers)
+        assert all(self._in_slots[slot].endpoint.role.prefills for slot in self._prefilling)
         assert self._declared == {a for s in self._states.values() for a in s.endpoint.adapters}
         for name, state in self._states.items():
             assert state.endpoint.name == name

@@ -42,8 +42,9 @@ class EdsFile:
 
 
 def render(endpoints: Iterable[Endpoint]) -> bytes:
-    """The file's text: a discovery response in JSON, addresses sorted and each once."""
-    addresses = sorted({endpoint.address for endpoint in endpoints}, key=lambda a: (a.host, a.port))
+    """The file's text: a discovery response in JSON, addresses sorted and each once; only of those that may be destinations."""
+    answering = {endpoint.address for endpoint in endpoints if endpoint.role.answers}
+    addresses = sorted(answering, key=lambda a: (a.host, a.port))
     resource = {
         "@type": _ASSIGNMENT,
         "cluster_name": MODEL_SERVERS,

@@ -72,6 +72,7 @@ from epp.envoy.names import (
     SUBSET_NAMESPACE,
 )
 from epp.errors import BlockedPathError
+from epp.types import SERVER_HEADERS
 
 if TYPE_CHECKING:
     from epp.config.envoy import Envoy as EnvoyConfig
@@ -168,8 +169,8 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         normalize_path=True,
         merge_slashes=True,
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
-        # Before any filter, so also for requests that bypass the picker: no client may name its server.
-        early_header_mutation_extensions=[_strip_destination()],
+        # Before any filter, so also for requests that bypass the picker: no client may name its server, or whom that one calls.
+        early_header_mutation_extensions=[_strip()],
         # The gateway is an edge: `x-envoy-*` of outside clients (retries, timeouts) are not obeyed ...
         use_remote_address=True,
         # ... but the caller's request id is kept as it is, and told, since decisions are looked up by it.
@@ -193,8 +194,10 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
     )
 
 
-def _strip_destination() -> TypedExtensionConfig:
-    mutation = EarlyHeaderMutation(mutations=[HeaderMutation(remove=DESTINATION)])
+def _strip() -> TypedExtensionConfig:
+    mutation = EarlyHeaderMutation(
+        mutations=[HeaderMutation(remove=name) for name in (DESTINATION, *SERVER_HEADERS)]
+    )
     return TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation", typed_config=AnyMessage.pack(mutation)
     )

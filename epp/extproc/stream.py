@@ -73,7 +73,7 @@ from epp.extproc.reading import (
 )
 from epp.extproc.response import PLAIN, PickerPort, ResponseHalf, StreamSettings
 from epp.extproc.waiting import GatePort, Wait, longest_wait_s
-from epp.types import Address, InferenceRequest
+from epp.types import SERVER_HEADERS, Address, InferenceRequest
 
 
 class _Phase(enum.Enum):
@@ -471,12 +471,13 @@ class HttpStream:
             cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
         if slot is Slot.REQUEST_TRAILERS:
             return Answer(slot, destination=destination, scores=scores, cost=cost)
-        headers = [(DESTINATION, destination)]
+        headers = [(DESTINATION, destination), *pick.set_headers]
         if self._made_id:
             headers.append((REQUEST_ID, self._known_head().request_id))
         return Answer(
             slot,
             set_headers=tuple(headers),
+            remove_headers=pick.remove_headers,
             clear_route_cache=self._settings.clear_route_cache,
             destination=destination,
             scores=scores,
@@ -495,7 +496,7 @@ class HttpStream:
         """Go on without a destination, and without one that the client made up."""
         self._phase = _Phase.PASSED
         if slot is Slot.REQUEST_HEADERS:
-            return (Answer(slot, remove_headers=(DESTINATION,)),)
+            return (Answer(slot, remove_headers=(DESTINATION, *SERVER_HEADERS)),)
         return PLAIN[slot]
 
     # -- the response --------------------------------------------------------------------------------------------

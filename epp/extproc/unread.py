@@ -66,7 +66,7 @@ class Unread:
         except PickError:
             return None  # It is refused in the words of the request's API.
         self._let_go(pick, seconds=self._timer() - started, now=now)
-        return _answer(pick.destinations, settings.clear_route_cache)
+        return _answer(pick.destinations, pick.remove_headers, settings.clear_route_cache)
 
     def _let_go(self, pick: Pick, *, seconds: float, now: float) -> None:
         self._observer.picked(pick, seconds=seconds)
@@ -74,13 +74,19 @@ class Unread:
 
 
 @functools.lru_cache(maxsize=4096)
-def _answer(destinations: tuple[Address, ...], clear_route_cache: bool, /) -> bytes:  # noqa: FBT001 - a key
+def _answer(
+    destinations: tuple[Address, ...],
+    remove_headers: tuple[str, ...],
+    clear_route_cache: bool,  # noqa: FBT001 - a key
+    /,
+) -> bytes:
     """As `stream` answers. A fleet has few fallback lists."""
     named = ",".join(map(str, destinations))
     return encode(
         Answer(
             Slot.REQUEST_HEADERS,
             set_headers=((DESTINATION, named),),
+            remove_headers=remove_headers,
             clear_route_cache=clear_route_cache,
             destination=named,
         )

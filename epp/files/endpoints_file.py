@@ -8,6 +8,7 @@
         labels: {zone: eu-1}
         kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
         kv_replay: tcp://10.0.0.1:5558
+        role: prefill                    # prefill, decode or both, where prompts are computed by other servers (docs/disaggregation.md)
         metrics: ":8002/metrics"         # where its page is elsewhere than at the policy's scrape.path; either part alone will do
 
 Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty file is refused:
@@ -17,14 +18,14 @@ some editors and scripts empty a file before they write it anew. Called by `app`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
-from epp.types import METRICS_PLACE, Address, Endpoint, EndpointName
+from epp.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
@@ -46,6 +47,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""
     metrics: _Place = ""
+    role: Literal["", "prefill", "decode", "both"] = ""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +84,7 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
         kv_events=entry.kv_events,
         kv_replay=entry.kv_replay,
         metrics=entry.metrics,
+        role=ROLES[entry.role],
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from epp.kube.objects import Pod, Pool
-from epp.types import METRICS_PLACE, Address, Endpoint, EndpointName
+from epp.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
 
 AddressFamily = Literal["Primary", "IPv4", "IPv6"]
 _VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
@@ -36,6 +36,7 @@ class _Server:
     model: str
     adapters: frozenset[str]
     metrics: str
+    role: Role
 
 
 class Discovery:
@@ -114,6 +115,7 @@ class Discovery:
             adapters=frozenset(a.strip() for a in annotations.adapters.split(",") if a.strip()),
             # What is no place is passed over: the page is then looked for where those of the others are.
             metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
+            role=ROLES.get(pod.metadata.labels.role, Role.UNSAID),
         )
 
 
@@ -152,6 +154,7 @@ def _endpoint(name: str, server: _Server, port: int) -> Endpoint:
         adapters=server.adapters,
         incarnation=f"{server.uid}/{process}",
         metrics=server.metrics,
+        role=server.role,
     )
 
 

@@ -27,6 +27,13 @@ class PodAnnotations(_Object, frozen=True):
     """Where its metrics page is, as `[:port][/path]`."""
 
 
+class PodLabels(_Object, frozen=True):
+    """Of a pod's labels, those that say what it does."""
+
+    role: str = field(name="llm-d.ai/role", default="")
+    """Prefill, decode or both, in llm-d's words."""
+
+
 class PodMetadata(_Object, frozen=True):
     name: str
     uid: str = ""
@@ -34,6 +41,7 @@ class PodMetadata(_Object, frozen=True):
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
     annotations: PodAnnotations = PodAnnotations()
+    labels: PodLabels = PodLabels()
 
 
 class ContainerPort(_Object, frozen=True):

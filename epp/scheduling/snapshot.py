@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
-Array = TypeVar("Array", Floats, Ints, Hashes)
+Array = TypeVar("Array", Floats, Ints, Hashes, Bools)
 
 _AS_REQUESTS = 10.0
 """A server whose answers all fail looks as busy as if it had so many more requests."""
@@ -30,7 +30,7 @@ _AS_REQUESTS = 10.0
 class Roster:
     """Who has which slot in the fleet. Immutable: each new list of endpoints makes another one."""
 
-    __slots__ = ("addresses", "by_name", "everyone", "models", "names", "names_hashed", "turn")
+    __slots__ = ("addresses", "answers", "by_name", "everyone", "models", "names", "names_hashed", "turn")
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.everyone = range(len(endpoints))
@@ -38,6 +38,8 @@ class Roster:
         self.names: list[EndpointName] = [e.name for e in endpoints]
         self.addresses: list[Address] = [e.address for e in endpoints]
         self.models: list[str] = [e.model for e in endpoints]
+        self.answers: Bools = np.array([e.role.answers for e in endpoints], dtype=np.bool_)
+        """For each slot, whether it may be a destination."""
         self.by_name: list[EndpointName] = sorted(self.names)
         """All names in the order of the alphabet."""
         place = {name: n for n, name in enumerate(self.by_name)}

@@ -64,6 +64,19 @@ PICKS: Final = Spec(
     "comes back.",
     ("endpoint", "reason"),
 )
+PREFILL_PICKS: Final = Spec(
+    "epp_prefill_picks_total",
+    "counter",
+    "Picks in which another endpoint than the chosen one was asked to compute the prompt, by that prefill endpoint. Counting "
+    "restarts when an endpoint leaves and comes back.",
+    ("endpoint",),
+)
+PREFILL_TOKENS: Final = Spec(
+    "epp_prefill_tokens_total",
+    "counter",
+    "Prompt tokens that prefill endpoints were asked to compute in those picks.",
+    ("endpoint",),
+)
 ANSWERS: Final = Spec(
     "epp_answers_total",
     "counter",
@@ -180,6 +193,8 @@ EVENTS: Final = (
         FLOW_WAITED,
         UNREAD_BODIES,
         PICKS,
+        PREFILL_PICKS,
+        PREFILL_TOKENS,
         ANSWERS,
         HEADERS_SECONDS,
         PROMPT_TOKENS,

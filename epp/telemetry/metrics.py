@@ -78,10 +78,14 @@ class Metrics:
         self._sampled_ttft = _histogram(catalog.SAMPLED_TTFT, registry)
         self._mismatches = _counter(catalog.MISMATCHES, registry)
         self._picks: dict[tuple[EndpointName, str], float] = {}
+        self._prefill_picks: dict[tuple[EndpointName], float] = {}
+        self._prefill_tokens: dict[tuple[EndpointName], float] = {}
         self._answers: dict[tuple[EndpointName, str], float] = {}
         self._headers_s: dict[tuple[EndpointName], float] = {}
         by_endpoint: dict[Spec, dict[Any, float]] = {
             catalog.PICKS: self._picks,
+            catalog.PREFILL_PICKS: self._prefill_picks,
+            catalog.PREFILL_TOKENS: self._prefill_tokens,
             catalog.ANSWERS: self._answers,
             catalog.HEADERS_SECONDS: self._headers_s,
         }
@@ -100,6 +104,12 @@ class Metrics:
         self._matched_tokens.value += decision.matched_tokens
         key = (decision.chosen, decision.reason)
         self._picks[key] = self._picks.get(key, 0) + 1
+        if decision.prefill is not None:
+            helper = (decision.prefill.name,)
+            self._prefill_picks[helper] = self._prefill_picks.get(helper, 0) + 1
+            self._prefill_tokens[helper] = (
+                self._prefill_tokens.get(helper, 0) + decision.prefill.uncached_tokens
+            )
         if decision.waited_s:
             self._flow_waited.observe(decision.waited_s)
         if decision.unread:

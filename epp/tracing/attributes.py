@@ -49,6 +49,7 @@ def attributes_of(decision: Decision) -> Attributes:
         ("prefix_gateway.served_by", decision.served_by or None),
         ("prefix_gateway.headers_seconds", decision.headers_s),
         ("prefix_gateway.first_token_seconds", decision.ttft_s),
+        ("prefix_gateway.prefill_endpoint", decision.prefill.name if decision.prefill else None),
         ("error.type", error_of(decision) or None),
     ):
         if value is not None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.envoy.eds import EdsFile, render
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import Address, Endpoint, EndpointName, Role
 
 
 def endpoint(text: str, *, name: str = "") -> Endpoint:
@@ -114,3 +114,9 @@ def test_a_write_that_fails_leaves_no_rubbish(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         EdsFile(path).write([])
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_endpoints_that_never_answer_are_kept_from_envoy() -> None:
+    """It goes round robin over what the file says, when the picker is away."""
+    helper = Endpoint(EndpointName("p"), Address("10.0.0.2", 8000), role=Role.PREFILL)
+    assert addresses_in(render([endpoint("10.0.0.1:8000"), helper])) == [("10.0.0.1", 8000)]

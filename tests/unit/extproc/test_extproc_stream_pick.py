@@ -130,7 +130,7 @@ def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes
         *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]),
     )
     first = next(a for a in actions if isinstance(a, Answer))
-    assert first.remove_headers == (KEY,) or first.set_headers[0][0] == KEY
+    assert KEY in first.remove_headers or first.set_headers[0][0] == KEY
     assert "6.6.6.6" not in repr(actions)
 
 

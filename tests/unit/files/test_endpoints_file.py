@@ -6,7 +6,7 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.files.endpoints_file import load_endpoints
-from epp.types import Address
+from epp.types import Address, Role
 
 
 def test_every_field_is_read() -> None:
@@ -121,3 +121,11 @@ def test_the_place_of_the_metrics_page_is_on_the_server_itself(said: str, fine: 
     else:
         with pytest.raises(ConfigError, match=r"metrics"):
             load_endpoints(text, source="f")
+
+
+def test_the_file_tells_roles_and_refuses_others() -> None:
+    text = "endpoints: [{{name: a, address: '10.0.0.1:8000', role: {}}}]"
+    assert load_endpoints(text.format("prefill"), source="f")[0].role is Role.PREFILL
+    assert load_endpoints(text.format("both"), source="f")[0].role is Role.BOTH
+    with pytest.raises(ConfigError, match=r"endpoints\[0\].role"):
+        load_endpoints(text.format("judge"), source="f")

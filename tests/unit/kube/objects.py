@@ -23,6 +23,7 @@ def pod(
     annotations: Mapping[str, str] | None = None,
     parts: Mapping[str, bool] | None = None,
     gates: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
 ) -> Pod:
     """A pod; `ports` and `restarts` by container, which is one, `vllm`, unless they say otherwise.
 
@@ -36,7 +37,7 @@ def pod(
             "uid": uid or f"uid-of-{name}",
             "resourceVersion": "1",
             "creationTimestamp": created,
-            "labels": {"app": "vllm"},
+            "labels": {"app": "vllm", **(labels or {})},
             "annotations": {"unrelated": "x" * 50, **(annotations or {})},
         },
         "spec": {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from epp.kube.discovery import AddressFamily, Discovery, label_selector, pool_ports
-from epp.types import Address
+from epp.types import Address, Role
 from tests.unit.kube.objects import pod, pool
 
 
@@ -157,6 +157,32 @@ def test_an_annotation_tells_where_the_metrics_page_is_on_the_pod_itself(said: s
         pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})
     ).endpoints()
     assert endpoint.metrics == used
+
+
+@pytest.mark.parametrize(
+    ("said", "role"),
+    [
+        ("prefill", Role.PREFILL),
+        ("decode", Role.DECODE),
+        ("both", Role.BOTH),
+        ("prefill-decode", Role.BOTH),
+        ("encode-prefill", Role.PREFILL),
+        ("encode-prefill-decode", Role.BOTH),
+        ("encode", Role.ENCODE),
+        ("a-word-of-tomorrow", Role.UNSAID),
+    ],
+)
+def test_llm_ds_label_tells_the_role(said: str, role: Role) -> None:
+    (endpoint,) = discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": said})).endpoints()
+    assert endpoint.role is role
+
+
+def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    assert [e.role for e in found.endpoints()] == [Role.UNSAID]
+    found.put(pod("a", "10.0.0.1", labels={"llm-d.ai/role": "prefill"}))
+    assert found.changed
+    assert [e.role for e in found.endpoints()] == [Role.PREFILL]
 
 
 def test_a_list_replaces_what_was_known() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.decision import Observer
+from epp.decision import Observer, Prefill
 from epp.errors import BadRequestError, NoEndpointError
 from epp.telemetry import catalog
 from epp.telemetry.decisions import DecisionRing, Refusal
@@ -275,3 +275,21 @@ def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
         assert served[name].documentation == spec.help
         assert f"| `{name}` | {spec.kind} | " in page
     assert page.count("\n| `epp_") == len(specs)
+
+
+def test_prompts_computed_elsewhere_are_counted_by_who_computes_them(shown: Shown) -> None:
+    told = decision()
+    told.prefill = Prefill(
+        name=EndpointName("a"),
+        address="10.0.0.9:8000",
+        matched_tokens=100,
+        uncached_tokens=900,
+        transfer_s=0.02,
+        predicted_s=0.3,
+        cost_s=0.3,
+        instead_of_s=0.5,
+    )
+    shown.metrics.picked(pick(told), seconds=0.001)
+    shown.metrics.picked(pick(decision()), seconds=0.001)
+    assert shown.value("epp_prefill_picks_total", "a") == 1
+    assert shown.value("epp_prefill_tokens_total", "a") == 900

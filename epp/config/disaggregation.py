@@ -1,0 +1,47 @@
+"""The `disaggregation` part of the policy: prompts computed by one server and answered by another. Part of `epp.config.policy`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from epp.config.strict import Strict
+
+
+class Disaggregation(Strict, frozen=True):
+    """Prefill and decode on different servers (P/D). It takes effect where endpoints have the role `prefill` or `both`."""
+
+    min_uncached_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="A prompt with fewer uncached tokens on the chosen endpoint is computed there. Above that the smaller cost decides.",
+        ),
+    ] = 256
+    kv_bytes_per_token: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=10**9,
+            description="Size of the KV cache of one token, in bytes: 2 x layers x KV heads x head size x bytes of a number. "
+            "The default is that of an 8B model with 32 layers, 8 KV heads of 128, and 16 bits.",
+        ),
+    ] = 131_072.0
+    transfer_bytes_per_second: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=10**15,
+            description="Rate at which KV cache goes from the prefill endpoint to the one that answers. The default is 80 Gbit/s.",
+        ),
+    ] = 1e10
+    overhead_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="What a second server costs each time, whatever the length of the prompt: one more request, and the setup of the transfer.",
+        ),
+    ] = 0.01

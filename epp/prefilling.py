@@ -1,0 +1,141 @@
+"""Prompts that one server computes for another that answers (P/D): who is asked, and what is booked there until the answer begins.
+
+The answering server is chosen by the rule, as ever; this is asked afterwards, and only where some endpoint has a role that prefills.
+Synchronous, as all of the picker, which owns it and is its only caller. What is booked is given back exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from msgspec import Struct
+
+from epp.config.policy import PolicySpec
+from epp.decision import Prefill
+from epp.endpoints.backlog import Booking
+from epp.endpoints.fleet import Fleet
+from epp.endpoints.state import EndpointState
+from epp.prefix_index.table import PrefixTable, Recorded
+from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
+from epp.scheduling.schedule import Choice, Request
+from epp.scheduling.snapshot import Snapshot
+from epp.server_caches import Prompt, ServerCaches
+from epp.types import Address, ApiKind, InferenceRequest
+
+_KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})
+"""APIs whose answers are written token by token after the prompt."""
+
+
+class Held(Struct, eq=False, gc=False):
+    """What a prefill endpoint has to do for one request."""
+
+    state: EndpointState
+    process: int
+    booking: Booking
+    recorded: Recorded | None
+    table: PrefixTable
+    over: bool = False
+
+
+class Prefilling:
+    """See the module's docstring."""
+
+    def __init__(self, fleet: Fleet, caches: ServerCaches, rng: random.Random) -> None:
+        self._fleet = fleet
+        self._caches = caches
+        self._rng = rng
+
+    def choose(
+        self,
+        inference: InferenceRequest,
+        prompt: Prompt,
+        choice: Choice,
+        answering: Snapshot,
+        *,
+        subset: AbstractSet[Address] | None,
+        adapter: str,
+        spec: PolicySpec,
+        now: float,
+    ) -> tuple[EndpointState, Prefill] | None:
+        """The server that should compute the prompt for the first of `choice`. None: it computes the prompt itself."""
+        fleet = self._fleet
+        if inference.kind not in _KINDS:
+            return None
+        here = answering.slots[choice.places[0]]
+        slots = [
+            slot
+            for slot in fleet.prefillers(
+                inference.model, subset=subset, failures_to_eject=spec.scrape.failures_to_eject
+            )
+            if slot != here
+        ]
+        if not slots:
+            return None
+        seen = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
+        cached = seen.of(self._caches.cached_tokens(prompt, fleet.columns.block_tokens))
+        asked = Request(prompt_tokens=prompt.tokens, cached_tokens=cached)
+        found = computed_elsewhere(choice, answering, asked, seen, spec=spec, rng=self._rng)
+        if found is None:
+            return None
+        state = fleet.in_slot(seen.slots[found.place])
+        if found.trial:
+            fleet.failures.tried(state, inference.model, now=now)
+        return state, _record(found, seen, matched=int(cached[found.place]))
+
+    def book(
+        self,
+        state: EndpointState,
+        chosen: Prefill,
+        prompt: Prompt,
+        *,
+        adapter: str,
+        spec: PolicySpec,
+        now: float,
+    ) -> Held:
+        """The server has the prompt to compute from now on, and is believed to hold it."""
+        booking = Booking(tokens=prompt.tokens - chosen.matched_tokens, booked_at=now)
+        state.book(booking, now=now)
+        if adapter:
+            booking.loads = state.use_adapter(adapter, spec=spec, now=now)
+        recorded = self._caches.record(state, prompt, cached_tokens=chosen.matched_tokens, now=now)
+        return Held(state, state.process, booking, recorded, self._caches.table)
+
+    def release(self, held: Held, *, computed: bool, now: float) -> None:
+        """The answer began, or will not. computed: the prefill endpoint did its part, as far as anybody knows."""
+        if held.over:
+            return
+        held.over = True
+        held.state.release(held.booking, computed=computed, now=now)
+        if not computed and held.recorded is not None and self._mirrored(held):
+            held.table.undo(held.recorded)
+
+    def detach(self, held: Held) -> None:
+        """Nobody will say when the answer begins: scrapes count the prompt from here on, and its booking drains."""
+        if not held.over:
+            held.over = True
+            held.state.detach()
+
+    def holds(self, held: Held) -> bool:
+        """The prefill endpoint computed the prompt, as far as is known, and its cache is still the one that it was."""
+        return held.over and self._mirrored(held)
+
+    def _mirrored(self, held: Held) -> bool:
+        """Whether the table still holds what was recorded for this very server."""
+        same = self._fleet.get(held.state.endpoint.name) is held.state and held.state.process == held.process
+        return same and held.table is self._caches.table
+
+
+def _record(found: Elsewhere, seen: Snapshot, *, matched: int) -> Prefill:
+    ahead_tokens = float(seen.undone_tokens[found.place]) + found.uncached_tokens
+    return Prefill(
+        name=seen.name(found.place),
+        address=str(seen.address(found.place)),
+        matched_tokens=matched,
+        uncached_tokens=found.uncached_tokens,
+        transfer_s=found.transfer_s,
+        predicted_s=ahead_tokens / float(seen.rate[found.place]) + found.transfer_s,
+        cost_s=found.cost_s,
+        instead_of_s=found.instead_of_s,
+    )

@@ -1,0 +1,102 @@
+"""Whether a prompt is computed where it is answered, or by a prefill endpoint that then hands over its KV cache (P/D).
+
+Both are priced by the least-cost rule's own expression, in seconds. The prefill endpoint's price has the transfer on top: the tokens that
+the answering endpoint lacks, times the bytes of a token, over the bandwidth. A prefill-only endpoint writes no answers, so a prompt stalls
+none there. Pure; called by `prefilling` after the rule has chosen who answers.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from epp.config.disaggregation import Disaggregation
+from epp.config.policy import PolicySpec
+from epp.scheduling.rules import cost_s, fewest, loading_s
+from epp.scheduling.schedule import Choice, Request, any_of, over_limits, uncached_tokens
+from epp.scheduling.snapshot import Floats, Snapshot
+
+
+class Elsewhere(NamedTuple):
+    """The prefill endpoint that is worth it."""
+
+    place: int
+    """In the snapshot of prefill endpoints."""
+    uncached_tokens: int
+    transfer_s: float
+    cost_s: float
+    instead_of_s: float
+    trial: bool
+    """Its answers fail; it is asked to find out whether they still do."""
+
+
+def transfer_s(tokens: float, settings: Disaggregation) -> float:
+    """From the decision until the other endpoint has the KV cache of so many tokens, their computation left out."""
+    return (
+        settings.overhead_seconds + tokens * settings.kv_bytes_per_token / settings.transfer_bytes_per_second
+    )
+
+
+def computed_elsewhere(
+    choice: Choice,
+    answering: Snapshot,
+    request: Request,
+    prefilling: Snapshot,
+    *,
+    spec: PolicySpec,
+    rng: random.Random,
+) -> Elsewhere | None:
+    """Who should compute the prompt for the first of `choice`, a place in `answering`. None: it should do so itself.
+
+    request: as prefill endpoints see it, a cached part for each place in `prefilling`.
+    """
+    chosen = choice.places[0]
+    lacking = float(choice.uncached_tokens[chosen])
+    if lacking < spec.disaggregation.min_uncached_tokens:
+        return None
+    here_s = cost_s(
+        float(answering.undone_tokens[chosen]),
+        lacking,
+        float(answering.in_flight[chosen]),
+        float(answering.rate[chosen]),
+        None,
+        weight=spec.cost.uncached_token_weight,
+        stall=spec.cost.stalled_request_weight,
+        running_tokens=0.0,  # one more answer is written there in either case
+    )
+    moving_s = transfer_s(lacking, spec.disaggregation)
+    uncached = uncached_tokens(request, spec.gain)
+    there_s = _prices_s(uncached, prefilling, spec) + moving_s
+    left_out = over_limits(spec.load, prefilling)
+    if prefilling.failing is not None:
+        left_out["failing"] = prefilling.failing
+    if left_out:
+        there_s = np.where(any_of(left_out), np.inf, there_s)
+    place, trial = fewest(there_s, rng)[0], False
+    if prefilling.trials:
+        place, trial = prefilling.trials[0], True
+        there_s = _prices_s(uncached, prefilling, spec) + moving_s
+    price_s = float(there_s[place])
+    if price_s >= here_s:
+        return None
+    return Elsewhere(place, int(uncached[place]), moving_s, price_s, here_s, trial)
+
+
+def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:
+    """Of computing the prompt at each prefill endpoint. Requests in flight are other prompts, unless it writes answers too."""
+    answers = np.where(prefilling.of(prefilling.roster.answers), prefilling.in_flight, 0.0)
+    price_s = cost_s(
+        prefilling.undone_tokens + spec.cost.running_request_tokens * prefilling.in_flight,
+        uncached,
+        answers,
+        prefilling.rate,
+        loading_s(prefilling, load_s=spec.lora.load_seconds),
+        weight=spec.cost.uncached_token_weight,
+        stall=spec.cost.stalled_request_weight,
+        running_tokens=0.0,
+    )
+    if prefilling.failure_share is not None:
+        price_s = price_s + spec.failures.cost_seconds * prefilling.failure_share
+    return price_s

@@ -1,0 +1,266 @@
+"""Prompts that one server computes for another that answers (P/D): who is asked, what is booked, and what the request carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from epp.config.disaggregation import Disaggregation
+from epp.config.policy import PolicySpec
+from epp.decision import Pick, PickRequest
+from epp.errors import NoEndpointError
+from epp.picker import Picker
+from epp.picker_events import Grew, PickerEvent
+from epp.types import (
+    PREFILLER,
+    SERVER_HEADERS,
+    Address,
+    ApiKind,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    Role,
+)
+from tests.unit.picker_questions import (
+    ADDRESSES,
+    A,
+    B,
+    C,
+    a_picker,
+    ask,
+    held_bytes,
+    in_flight,
+    text,
+    undone,
+)
+
+LONG = 80_000
+"""Bytes: 20,000 tokens, 2.5 s of prefill at the rate that nobody has learned yet. Their KV cache takes 0.27 s to move."""
+SHORT = 800
+
+
+def fleet(roles: Mapping[str, Role]) -> list[Endpoint]:
+    return [Endpoint(EndpointName(name), ADDRESSES[name], role=role) for name, role in roles.items()]
+
+
+def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
+    """Two that answer, and two that only compute prompts."""
+    roles = {"a": Role.DECODE, "b": Role.UNSAID, "c": Role.PREFILL, "d": Role.PREFILL}
+    return a_picker(spec, on=fleet(roles))
+
+
+def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
+    """So many answers are being written there, which a prefill would stall."""
+    page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
+    picker.observe(EndpointName(name), page, now=now)
+
+
+def a_long_one(picker: Picker, name: str = "p", *, now: float = 1.0, stream: bool = True) -> Pick:
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=now)
+    return picker.pick(ask(text(name, LONG), stream=stream), now=now)
+
+
+def test_a_long_prompt_is_computed_by_a_prefill_endpoint_that_the_request_names() -> None:
+    pick = a_long_one(split())
+    chosen = pick.decision.prefill
+    assert chosen is not None
+    assert chosen.name in ("c", "d")
+    assert pick.set_headers == ((PREFILLER, str(ADDRESSES[chosen.name])),)
+    assert set(pick.remove_headers) == set(SERVER_HEADERS) - {PREFILLER}
+    assert pick.decision.chosen in ("a", "b")
+    assert chosen.uncached_tokens == 20_000
+    assert chosen.cost_s < chosen.instead_of_s
+    assert chosen.transfer_s == pytest.approx(0.01 + 20_000 * 131_072 / 1e10)
+    assert pick.decision.predicted_s == pytest.approx(20_000 / 8000 + chosen.transfer_s)
+
+
+def test_a_short_prompt_is_computed_where_it_is_answered_and_the_clients_own_header_goes() -> None:
+    picker = split()
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=1.0)
+    pick = picker.pick(ask(text("p", SHORT)), now=1.0)
+    assert pick.decision.prefill is None
+    assert pick.set_headers == ()
+    assert set(pick.remove_headers) == set(SERVER_HEADERS)
+
+
+def test_an_idle_endpoint_computes_a_long_prompt_itself_since_moving_it_costs_more_than_it_gains() -> None:
+    pick = split().pick(ask(text("p", LONG)), now=1.0)
+    assert pick.decision.prefill is None
+
+
+def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
+    slow = PolicySpec(disaggregation=Disaggregation(transfer_bytes_per_second=1e8))  # 26 s for this prompt
+    assert a_long_one(split(slow)).decision.prefill is None
+
+
+def test_what_the_answering_endpoint_holds_already_is_not_moved_for() -> None:
+    picker = split()
+    first = a_long_one(picker)
+    picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
+    again = a_long_one(picker, now=2.0)
+    assert again.decision.chosen == first.decision.chosen
+    assert again.decision.matched_tokens > 19_000
+    assert again.decision.prefill is None
+
+
+def test_the_prompt_is_booked_at_the_prefill_endpoint_alone_and_held_by_both() -> None:
+    picker = split()
+    pick = a_long_one(picker)
+    helper = pick.decision.prefill
+    assert helper is not None
+    assert undone(picker, helper.name, now=1.0) == 20_000
+    assert undone(picker, pick.decision.chosen, now=1.0) == 0
+    assert in_flight(picker) == {helper.name: 1, pick.decision.chosen: 1}
+    assert held_bytes(picker, helper.name) == held_bytes(picker, pick.decision.chosen) > 0
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
+    assert in_flight(picker) == {pick.decision.chosen: 1}
+    assert undone(picker, helper.name, now=4.0) == 0
+    picker.end(pick, outcome="ended", now=5.0)
+    assert in_flight(picker) == {}
+    assert held_bytes(picker, helper.name) > 0
+    picker.check_integrity()
+
+
+def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
+    picker = split()
+    first = a_long_one(picker)
+    assert first.decision.prefill is not None
+    picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=2.0)
+    grown = ask(text("p", LONG) + text("and more", LONG))
+    later = picker.pick(grown, now=2.0).decision.prefill
+    assert later is not None
+    assert later.name == first.decision.prefill.name
+    assert later.matched_tokens > 19_000
+
+
+@pytest.mark.parametrize("status", [500, 503, 404])
+def test_an_error_leaves_nothing_behind_at_either(status: int) -> None:
+    picker = split()
+    pick = a_long_one(picker)
+    picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert len(picker.table) == 0
+    picker.check_integrity()
+
+
+@pytest.mark.parametrize("outcome", ["aborted", "failed"])
+def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either(outcome: str) -> None:
+    picker = split()
+    pick = a_long_one(picker)
+    picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
+    assert in_flight(picker) == {}
+    assert len(picker.table) == 0
+
+
+def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> None:
+    picker = split()
+    pick = a_long_one(picker)
+    picker.detach(pick, now=1.0)
+    assert in_flight(picker) == {}
+    assert pick.decision.prefill is not None
+    assert undone(picker, pick.decision.prefill.name, now=1.0) == 20_000
+    assert held_bytes(picker, pick.decision.prefill.name) > 0
+
+
+def test_a_fault_is_laid_to_the_prefill_endpoint_until_answers_without_it_tell_more() -> None:
+    picker = split()
+    for n in range(6):
+        pick = a_long_one(picker, f"p{n}", now=1.0 + n)
+        helper = pick.decision.prefill
+        picker.on_response_headers(
+            pick, status=500 if helper else 200, served=pick.destinations[0], now=1.0 + n
+        )
+        picker.end(pick, outcome="ended", now=1.0 + n)
+    for name in "ab":
+        state = picker.fleet.get(EndpointName(name))
+        assert state is not None
+        assert picker.fleet.failures.share(state, now=7.0) == 0
+
+
+def test_another_endpoint_that_serves_it_is_booked_no_prompt_either() -> None:
+    picker = split()
+    pick = a_long_one(picker)
+    other = pick.destinations[1]
+    picker.on_response_headers(pick, status=200, served=other, now=2.0)
+    names = {address: name for name, address in ADDRESSES.items()}
+    assert in_flight(picker) == {names[other]: 1}
+    assert undone(picker, names[other], now=2.0) == 0
+
+
+def test_a_prefill_endpoint_is_never_a_destination() -> None:
+    picker = split()
+    seen: set[Address] = set()
+    for n in range(40):
+        seen.update(picker.pick(ask(text(f"p{n}", SHORT)), now=1.0).destinations)
+        seen.update(picker.pick(PickRequest("h", ask().inference, hurried=True), now=1.0).destinations)
+    assert seen == {A, B}
+
+
+def test_where_only_prefill_endpoints_are_left_nobody_answers() -> None:
+    picker = a_picker(on=fleet({"c": Role.PREFILL, "d": Role.ENCODE}))
+    with pytest.raises(NoEndpointError):
+        picker.pick(ask(text("p")), now=1.0)
+
+
+def test_the_data_planes_subset_holds_for_prefill_endpoints_too() -> None:
+    picker = split()
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=1.0)
+    for n in range(8):
+        pick = picker.pick(ask(text(f"p{n}", LONG), subset=frozenset({A, B, C})), now=1.0)
+        if pick.decision.prefill is not None:
+            assert pick.decision.prefill.name == "c"
+    pick = picker.pick(ask(text("p", LONG), subset=frozenset({A, B})), now=1.0)
+    assert pick.decision.prefill is None
+
+
+def test_an_endpoint_with_both_roles_answers_and_helps_but_never_itself() -> None:
+    picker = a_picker(on=fleet({"a": Role.BOTH, "b": Role.BOTH}))
+    busy(picker, "a", running=8, now=1.0)
+    busy(picker, "b", running=8, now=1.0)
+    for n in range(10):
+        decision = picker.pick(ask(text(f"p{n}", LONG)), now=1.0).decision
+        assert decision.prefill is None or decision.prefill.name != decision.chosen
+
+
+def test_other_apis_than_generation_are_left_alone() -> None:
+    picker = split()
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=1.0)
+    pick = picker.pick(ask(text("p", LONG), kind=ApiKind.EMBEDDINGS), now=1.0)
+    assert pick.decision.prefill is None
+
+
+def test_a_prefill_endpoint_whose_scrapes_fail_is_not_asked() -> None:
+    picker = a_picker(on=fleet({"a": Role.DECODE, "c": Role.PREFILL}))
+    for _ in range(3):
+        picker.observe(EndpointName("c"), None, now=0.5)
+    busy(picker, "a", running=8, now=1.0)
+    assert picker.pick(ask(text("p", LONG)), now=1.0).decision.prefill is None
+
+
+def test_other_pickers_hear_that_the_prefill_endpoint_holds_the_prompt() -> None:
+    picker = split()
+    heard: list[PickerEvent] = []
+    picker.subscribe(heard.append)
+    pick = a_long_one(picker)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
+    (grew,) = [event for event in heard if isinstance(event, Grew)]
+    assert pick.decision.prefill is not None
+    assert grew.server.endpoint.name == pick.decision.prefill.name
+    assert len(grew.chain) > 70
+
+
+def test_without_roles_a_pick_carries_no_headers_and_asks_nobody_for_help() -> None:
+    picker = a_picker()
+    for name in "abcd":
+        busy(picker, name, running=8, now=1.0)
+    pick = picker.pick(ask(text("p", LONG)), now=1.0)
+    assert pick.decision.prefill is None
+    assert (pick.set_headers, pick.remove_headers) == ((), ())
