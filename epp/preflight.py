@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy, PolicySpec
 from epp.config.settings import Config
 from epp.errors import ConfigError
@@ -38,6 +39,10 @@ def inspect(config: Config) -> list[str]:
 
 def contradictions(config: Config, policy: Policy) -> list[str]:
     """Remarks on a policy that asks for what the gateway does not do."""
+    return [*_of_destinations(config, policy), *_of_waits(config, policy)]
+
+
+def _of_destinations(config: Config, policy: Policy) -> list[str]:
     most, caller = policy.spec.max_destinations, config.caller
     if caller.reads_list and most == 1:
         return [
@@ -46,6 +51,32 @@ def contradictions(config: Config, policy: Policy) -> list[str]:
     if not caller.reads_list and most not in (1, PolicySpec().max_destinations):
         return [f"maxDestinations is {most}, but {_named(config)} gets one destination; it counts as 1"]
     return []
+
+
+def _of_waits(config: Config, policy: Policy) -> list[str]:
+    """Where the gateway does not wait as long as the policy lets requests wait."""
+    flow, caller, name = policy.spec.flow, config.caller, _named(config)
+    if flow.mode == "Direct" or caller.timeouts == "none":
+        return []
+    if not caller.shows_path:
+        return [f"flow.mode: {name} does not wait for the body of a request, so no request waits"]
+    longest_s = max(flow.ttl_seconds, *flow.ttl_by_priority.values(), 0.0)
+    bound_s = WAIT_SHARE * (config.asks_for_s or config.gives_s)
+    if longest_s <= bound_s:
+        return []
+    fixed = caller.timeouts == "fixed" and not config.asks_for_s
+    field = "messageTimeoutSeconds" if fixed else "maxMessageTimeoutSeconds"
+    if not bound_s:
+        remark = (
+            f"flow.mode: {name} is not known to wait, so no request with a buffered body waits; set envoy.{field} to the "
+            "max_message_timeout of its ext_proc filter"
+        )
+    else:
+        remark = (
+            f"flow.ttlSeconds: requests may wait for {longest_s:g} s, but with {name} a request with a buffered body is refused "
+            f"after {bound_s:g} s, nine tenths of envoy.{field}; raise this, or lower flow.ttlSeconds and flow.ttlByPriority"
+        )
+    return [remark]
 
 
 def _of_dialect(config: Config) -> list[str]:

@@ -12,6 +12,16 @@ from msgspec import Struct
 
 DialectName = Literal["auto", "envoy", "envoy-gateway", "istio", "ai-gateway", "agentgateway", "nginx", "gke"]
 
+Timeouts = Literal["extendable", "fixed", "none", "unknown"]
+"""How long a gateway waits for a pick.
+
+`extendable`: the picker asks for more time, up to `envoy.maxMessageTimeoutSeconds`. `fixed`: `envoy.messageTimeoutSeconds`, and no more.
+`none`: as long as it takes, since bodies come in full duplex. `unknown`: as for buffered bodies, with a time-out that the picker does not know.
+"""
+
+WAIT_SHARE: Final = 0.9
+"""Of the time that a gateway waits for a pick, what a request may spend in the queue of flow control."""
+
 MOST_DESTINATIONS: Final = 8
 """The most that a policy may ask for."""
 
@@ -28,6 +38,8 @@ class Dialect(Struct, frozen=True):
     """The ext_proc stream lives as long as the HTTP request. False: it ends once the gateway has the pick."""
     own_config: bool = False
     """The gateway may be the Envoy of `epp envoy-config`."""
+    timeouts: Timeouts = "unknown"
+    """What bounds the time that the gateway waits for a pick."""
     by_pool: bool = True
     """The gateway finds the picker through an InferencePool, which names one port."""
 
@@ -40,13 +52,13 @@ UNKNOWN: Final = Dialect(reads_list=False)
 """What is safe with every gateway."""
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "envoy": Dialect(reads_list=True, own_config=True, by_pool=False),
-    "envoy-gateway": Dialect(reads_list=True, by_pool=False),
-    "istio": Dialect(reads_list=True),
-    "ai-gateway": Dialect(reads_list=False, fails_closed=True),
-    "agentgateway": Dialect(reads_list=False),
+    "envoy": Dialect(reads_list=True, own_config=True, by_pool=False, timeouts="extendable"),
+    "envoy-gateway": Dialect(reads_list=True, by_pool=False, timeouts="fixed"),
+    "istio": Dialect(reads_list=True, timeouts="none"),
+    "ai-gateway": Dialect(reads_list=False, fails_closed=True, timeouts="none"),
+    "agentgateway": Dialect(reads_list=False, timeouts="none"),
     "nginx": Dialect(reads_list=False, shows_path=False, shows_answers=False),
-    "gke": Dialect(reads_list=True),
+    "gke": Dialect(reads_list=True, timeouts="none"),
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
 from epp.config.strict import Strict
 from epp.config.tls import Tls
+
+_OWN_MAX_MESSAGE_TIMEOUT_S: Final = 60.0
 
 
 class EnvoyTracing(Strict, frozen=True):
@@ -68,14 +70,13 @@ class Envoy(Strict, frozen=True):
         float, Meta(gt=0, le=60, description="Longest time that Envoy waits for an answer of the picker.")
     ] = 1.0
     max_message_timeout_seconds: Annotated[
-        float,
+        Annotated[float, Meta(ge=0, le=3600)] | None,
         Meta(
-            ge=0,
-            le=3600,
-            description="The longest that the picker may ask Envoy to wait for it: bounds how long flow control holds a request whose "
-            "body is buffered (docs/flow-control.md). 0: no such request is held. Set it to what another data plane allows.",
+            description="The longest that the picker may ask the gateway to wait for it: bounds how long flow control holds a request whose "
+            "body is buffered (docs/flow-control.md). null: 60 with the Envoy of `epp envoy-config`, 0 with any other gateway. 0: the picker "
+            "does not ask. Set it to what another gateway allows.",
         ),
-    ] = 60.0
+    ] = None
     stream_idle_timeout_seconds: Annotated[
         float,
         Meta(ge=0, le=86400, description="Envoy ends a stream that is silent for this long. 0 means never."),
@@ -125,3 +126,12 @@ class Envoy(Strict, frozen=True):
     tls: Tls | None = None
     access_log: bool = True
     tracing: EnvoyTracing | None = None
+
+    @property
+    def own_max_message_timeout_s(self) -> float:
+        """What the bootstrap of `epp envoy-config` allows the picker to ask for."""
+        return (
+            _OWN_MAX_MESSAGE_TIMEOUT_S
+            if self.max_message_timeout_seconds is None
+            else self.max_message_timeout_seconds
+        )

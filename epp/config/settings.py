@@ -288,6 +288,18 @@ class Config(Strict, frozen=True):
         return dialect_of(self.dialect, own_envoy=bool(self.envoy.eds_file))
 
     @property
+    def asks_for_s(self) -> float:
+        """The time that the picker may ask its gateway for, while a request with a buffered body waits. 0: it does not ask."""
+        if self.caller.timeouts == "extendable":
+            return self.envoy.own_max_message_timeout_s
+        return self.envoy.max_message_timeout_seconds or 0.0
+
+    @property
+    def gives_s(self) -> float:
+        """The time that the gateway waits for the pick of a buffered body without being asked, as far as this is known."""
+        return self.envoy.message_timeout_seconds if self.caller.timeouts == "fixed" else 0.0
+
+    @property
     def holds_streams(self) -> bool:
         """`hold_streams`, or what fits the dialect."""
         return not self.caller.fails_closed if self.hold_streams is None else self.hold_streams

@@ -225,7 +225,7 @@ def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
         # Default 200 ms: a busy picker would be bypassed. A hung one costs each request this long.
         message_timeout=timedelta(seconds=envoy.message_timeout_seconds),
         # The picker asks for more time when flow control holds a request. Without this Envoy does not obey.
-        max_message_timeout=timedelta(seconds=envoy.max_message_timeout_seconds),
+        max_message_timeout=timedelta(seconds=envoy.own_max_message_timeout_s),
         metadata_options=MetadataOptions(
             forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]),
             # Metadata from the picker is dropped unless its namespace is listed.

@@ -72,7 +72,9 @@ class StreamSettings:
     mode_override: bool = True
     """The data plane may be asked to stream a sampled answer."""
     longest_delay_s: float = 0.0
-    """The longest that the data plane can be asked to wait for the answer to a buffered body. 0: it cannot, so none waits."""
+    """The longest that the data plane can be asked to wait for the answer to a buffered body. 0: it cannot be asked."""
+    given_delay_s: float = 0.0
+    """How long the data plane waits for the answer to a buffered body without being asked. 0: unknown, so no request relies on it."""
     clear_route_cache: bool = True
     """Let the data plane choose the route again, now that the destination header is there."""
     blocked: BlockedPaths = _NOTHING_BLOCKED

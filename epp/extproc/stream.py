@@ -397,6 +397,7 @@ class HttpStream:
                     self._known_head().claim,
                     self._on_decided,
                     longest_s=longest_s,
+                    asks=self._settings.longest_delay_s > 0,
                     echoed=self._modes.request_body.echoed,
                     now=now,
                 )

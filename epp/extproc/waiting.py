@@ -1,7 +1,8 @@
 """A request between its body and its pick, while flow control holds it: the part of `stream` that can be answered later.
 
 Owns the ticket and what is to be answered after the pick. A request waits only where the data plane bears it: with full duplex
-nothing is due until the answer to the headers; with BUFFERED the data plane is asked for more time, once. In the other
+nothing is due until the answer to the headers; with BUFFERED the data plane is asked for more time, once, or the
+request waits within the time-out of the data plane. In the other
 modes no request waits, for the data plane would pass it by, or stop reading.
 
 Memory: a waiting request keeps its canonical prompt, and with full duplex the body that is to be sent on.
@@ -13,14 +14,12 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
 
+from epp.config.dialects import WAIT_SHARE
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
 from epp.extproc.events import Action, Delay, Modes, Slot
 from epp.extproc.response import StreamSettings
 from epp.gate import Claim, Ticket
-
-_MARGIN = 0.9
-"""Of the time that the data plane waits for an answer, what a request may spend in a queue."""
 
 
 class GatePort(Protocol):
@@ -50,7 +49,7 @@ def longest_wait_s(slot: Slot, request: PickRequest, *, modes: Modes, settings: 
         return 0.0
     if modes.request_body.echoed:
         return inf
-    return settings.longest_delay_s if slot is Slot.REQUEST_BODY else 0.0
+    return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
 
 
 class Wait:
@@ -82,19 +81,23 @@ class Wait:
         decided: Callable[[Pick | PickError, float], None],
         *,
         longest_s: float,
+        asks: bool,
         echoed: bool,
         now: float,
     ) -> Pick | Sequence[Action]:
-        """A pick at once; or it waits, with what the data plane is told of that. PickError: refused."""
+        """A pick at once; or it waits, with what the data plane is told of that. PickError: refused.
+
+        asks: the data plane is asked to wait for `longest_s`, which it would not do by itself.
+        """
         assert self._gate is not None
         size_bytes = request.inference.held_bytes + (request.body_bytes if echoed else 0)
         offered = self._gate.offer(
-            request, claim, decided, size_bytes=size_bytes, longest_s=_MARGIN * longest_s, now=now
+            request, claim, decided, size_bytes=size_bytes, longest_s=WAIT_SHARE * longest_s, now=now
         )
         if isinstance(offered, Pick):
             return offered
         self._ticket, self.slot = offered, slot
-        return () if longest_s == inf else (Delay(longest_s),)
+        return (Delay(longest_s),) if asks and longest_s < inf else ()
 
     def decided(self) -> Sequence[Action]:
         """It waits no more; what is answered after the pick."""

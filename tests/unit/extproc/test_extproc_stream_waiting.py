@@ -48,9 +48,9 @@ HOLDS = [BUFFERED, PARTIAL, DUPLEX, GRPC]
 class Held:
     """Three servers that are busy for long, and a gate in front of them."""
 
-    def __init__(self, *, longest_delay_s: float = 10.0, **flow: object) -> None:
+    def __init__(self, *, longest_delay_s: float = 10.0, given_delay_s: float = 0.0, **flow: object) -> None:
         spec = Flow(mode="Hold", **flow)  # type: ignore[arg-type]  # any field of it
-        settings = StreamSettings(longest_delay_s=longest_delay_s)
+        settings = StreamSettings(longest_delay_s=longest_delay_s, given_delay_s=given_delay_s)
         self.bench = Bench(settings=settings, flow=spec, cost=Cost(prefill_tokens_per_second=1.0))
         self.gate = Gate(self.bench.picker)
         self.later: list[Action] = []
@@ -180,6 +180,16 @@ def test_a_buffered_request_is_refused_before_the_data_plane_loses_patience() ->
     held = Held(longest_delay_s=10.0, ttl_seconds=3000.0)
     held.waits(BUFFERED)
     held.gate.pump(now=10.5)
+    assert isinstance(held.later[0], Refuse)
+
+
+def test_a_gateway_with_a_fixed_time_out_is_not_asked_and_its_request_is_refused_within_it() -> None:
+    held = Held(longest_delay_s=0.0, given_delay_s=10.0, ttl_seconds=3000.0)
+    _, answered = held.waits(BUFFERED)
+    assert answered == ()
+    held.gate.pump(now=9.5)
+    assert held.later == []
+    held.gate.pump(now=10.1)
     assert isinstance(held.later[0], Refuse)
 
 

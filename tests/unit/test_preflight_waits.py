@@ -1,0 +1,65 @@
+"""What `epp check` says of a gateway that does not wait as long as the policy lets requests wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from epp.config.dialects import WAIT_SHARE
+from epp.config.envoy import Envoy
+from epp.config.flow import Flow
+from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.settings import Config
+from epp.preflight import contradictions
+
+OWN = {"eds_file": "/run/eds.json"}
+
+
+def remarks(dialect: Any, *, envoy: dict[str, Any] | None = None, **flow: Any) -> list[str]:
+    config = Config(endpoints_file="endpoints.yaml", dialect=dialect, envoy=Envoy(**(envoy or {})))
+    spec = PolicySpec(max_destinations=2, flow=Flow(**flow))
+    policy = replace(DEFAULT_POLICY, spec=spec)
+    return [remark for remark in contradictions(config, policy) if remark.startswith("flow.")]
+
+
+def test_our_own_envoy_waits_for_the_default_policy() -> None:
+    assert remarks("auto", envoy=OWN, mode="Hold") == []
+
+
+def test_a_wait_beyond_what_our_own_envoy_is_asked_for_is_named_with_its_bound() -> None:
+    (said,) = remarks("envoy", envoy=OWN, mode="Hold", ttl_by_priority={"-10": 600})
+    assert (
+        f"wait for 600 s, but with envoy a request with a buffered body is refused after {60 * WAIT_SHARE:g} s"
+        in said
+    )
+    assert "envoy.maxMessageTimeoutSeconds" in said
+
+
+def test_envoy_gateway_is_not_asked_for_time_and_its_own_time_out_is_the_bound() -> None:
+    (said,) = remarks("envoy-gateway", mode="Hold")
+    assert "refused after 0.9 s, nine tenths of envoy.messageTimeoutSeconds" in said
+    assert remarks("envoy-gateway", envoy={"message_timeout_seconds": 40.0}, mode="Hold") == []
+    config = Config(endpoints_file="endpoints.yaml", dialect="envoy-gateway")
+    assert (config.asks_for_s, config.gives_s) == (0.0, 1.0)
+
+
+def test_an_unknown_gateway_is_not_relied_on_until_its_time_out_is_named() -> None:
+    (said,) = remarks("auto", mode="Hold")
+    assert "no request with a buffered body waits" in said
+    assert remarks("auto", envoy={"max_message_timeout_seconds": 60.0}, mode="Hold") == []
+
+
+def test_a_gateway_that_does_not_wait_for_bodies_holds_nothing() -> None:
+    (said,) = remarks("nginx", mode="Hold")
+    assert "no request waits" in said
+
+
+@pytest.mark.parametrize("dialect", ["istio", "ai-gateway", "agentgateway", "gke"])
+def test_nothing_is_due_in_full_duplex(dialect: str) -> None:
+    assert remarks(dialect, mode="Hold", ttl_seconds=3600.0) == []
+
+
+def test_a_policy_that_holds_nothing_needs_no_time() -> None:
+    assert remarks("nginx", ttl_seconds=3600.0) == []
