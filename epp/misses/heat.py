@@ -11,6 +11,8 @@ from epp.types import ChunkHash, EndpointName
 _CHUNKS: Final = 8
 """Requests that share so many chunks are one group; shorter prompts are groups by all that they have."""
 _MOST: Final = 512
+_KEPT: Final = 384
+"""So many of the hottest stay when there are too many: to look for the coldest at each new group would take longer than a pick."""
 _HALF_EVERY_S: Final = 60.0
 _MOST_SERVERS: Final = 64
 _LEAST: Final = 0.5
@@ -48,7 +50,7 @@ class Heat:
         group = self._groups.get(head[-1])
         if group is None:
             if len(self._groups) >= _MOST:
-                del self._groups[min(self._groups, key=lambda name: self._groups[name].requests)]
+                self._drop_coldest()
             group = self._groups[head[-1]] = Group(head)
         group.requests += 1
         group.prompt_tokens += prompt_tokens
@@ -58,6 +60,12 @@ class Heat:
 
     def hottest(self, count: int) -> list[Group]:
         return sorted(self._groups.values(), key=lambda group: -group.requests)[:count]
+
+    def _drop_coldest(self) -> None:
+        """Of equals the newer ones stay."""
+        hottest_first = sorted(reversed(self._groups), key=lambda name: -self._groups[name].requests)
+        for name in hottest_first[_KEPT:]:
+            del self._groups[name]
 
     def _halve(self, now: float) -> None:
         self._halved_at = now

@@ -12,6 +12,7 @@ from epp.config.prefix import Table
 from epp.misses.command import table
 from epp.misses.explaining import Explaining
 from epp.misses.finding import Misses
+from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
@@ -180,3 +181,18 @@ def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
     probe.subscribe(events.append)
     served(probe, prompt, now=0.0)
     return list(events[0].request.chain)
+
+
+def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
+    heat = Heat()
+    for n in range(2000):
+        for name in (0, n + 1):
+            heat.note(
+                [ChunkHash(name)], EndpointName("a"), prompt_tokens=10, matched_tokens=0, now=n / 1000
+            )
+        heat.check_integrity()
+    groups = heat.hottest(1000)
+    assert (groups[0].chain, groups[0].requests) == ([0], 2000)
+    assert groups[1].requests == 1
+    assert 2000 in [group.chain[0] for group in groups], "the newest one was dropped"
+    assert 384 <= len(groups) <= 512
