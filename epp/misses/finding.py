@@ -142,14 +142,15 @@ class Misses:
             return
         shared_bytes = self._shared_bytes(probes, chain) if not first else 0
         late = self._holder_now(request, first)
+        if late is None and not shared_bytes and self._seen.none_of(unknown):
+            self._miss(bucket, NEW, whole)
+            return
         one_in, followed = self._seen.one_in, self._seen.get
         parts: dict[tuple[Cause, EndpointName | None], float] = {}
-        covered = end_bytes(first)
-        for n in range(first, len(chain)):
-            chunk, begin, covered = chain[n], covered, end_bytes(n + 1)
+        for n, chunk in enumerate(unknown, first):
             if chunk & (one_in - 1):
                 continue
-            sent = followed(chunk)
+            begin, covered, sent = end_bytes(n), end_bytes(n + 1), followed(chunk)
             if sent is None and late is None:
                 part: tuple[Cause, EndpointName | None] = (
                     OTHER_ROOT if covered <= shared_bytes else NEW,

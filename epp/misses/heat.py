@@ -63,8 +63,8 @@ class Heat:
 
     def _drop_coldest(self) -> None:
         """Of equals the newer ones stay."""
-        hottest_first = sorted(reversed(self._groups), key=lambda name: -self._groups[name].requests)
-        for name in hottest_first[_KEPT:]:
+        newest_first = reversed(self._groups)
+        for name in sorted(newest_first, key=lambda name: -self._groups[name].requests)[_KEPT:]:
             del self._groups[name]
 
     def _halve(self, now: float) -> None:

@@ -48,11 +48,17 @@ class Seen:
     def get(self, chunk: ChunkHash) -> Sent | None:
         return self._sent.get(chunk)
 
+    def none_of(self, chunks: Iterable[ChunkHash]) -> bool:
+        """Whether none of these was ever sent anywhere, as far as the sample tells."""
+        return self._sent.keys().isdisjoint(chunks)
+
     def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
         """These were sent there now."""
-        for chunk in self.sampled(chunks):
-            self._sent.pop(chunk, None)  # to the end of the order
-            self._sent[chunk] = sent
+        chosen = self.sampled(chunks)
+        if not self._sent.keys().isdisjoint(chosen):
+            for chunk in chosen:
+                self._sent.pop(chunk, None)  # to the end of the order
+        self._sent.update(dict.fromkeys(chosen, sent))
         while len(self._sent) > self._most:
             self._shrink(now=sent.at)
 

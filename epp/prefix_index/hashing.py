@@ -8,7 +8,7 @@ versions start from different roots. Every replica of the picker must compute th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import cast
 
@@ -29,17 +29,15 @@ class ChunkSchedule:
     chunk_bytes: int = 256
     later_chunk_bytes: int = 1024
     later_from_bytes: int = 16384
+    early_chunks: int = field(init=False, repr=False, compare=False)
+    """How many chunks have the first size; the last of them may reach past `later_from_bytes`."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1 or self.later_chunk_bytes < 1:
             raise ValueError(f"a chunk has at least one byte: {self}")
         if self.later_from_bytes < 0:
             raise ValueError(f"later chunks begin at a position in the prompt: {self}")
-
-    @property
-    def early_chunks(self) -> int:
-        """How many chunks have the first size; the last of them may reach past `later_from_bytes`."""
-        return -(-self.later_from_bytes // self.chunk_bytes)
+        object.__setattr__(self, "early_chunks", -(-self.later_from_bytes // self.chunk_bytes))
 
     def chunks_in(self, n_bytes: int) -> int:
         """Full chunks in a prompt's first `n_bytes`."""
@@ -50,7 +48,9 @@ class ChunkSchedule:
 
     def end_bytes(self, k: int) -> int:
         """Bytes covered by the first `k` chunks."""
-        early = min(k, self.early_chunks)
+        early = self.early_chunks
+        if k <= early:
+            return k * self.chunk_bytes
         return early * self.chunk_bytes + (k - early) * self.later_chunk_bytes
 
 
@@ -97,17 +97,17 @@ def _framed(*parts: bytes) -> bytes:
 
 def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
     """The hashes of the prompt's full chunks, each seeded with the one before it, the first with `seed`."""
-    chain: list[int] = []
-    append, view = chain.append, memoryview(prompt)  # a slice of bytes would copy
     size, last = schedule.chunk_bytes, schedule.end_bytes(schedule.chunks_in(len(prompt)))
     early_end = min(schedule.early_chunks * size, last)
-    for start in range(0, early_end, size):
-        seed = xxh3_64_intdigest(view[start : start + size], seed)
-        append(seed)
-    size = schedule.later_chunk_bytes
-    for start in range(early_end, last, size):
-        seed = xxh3_64_intdigest(view[start : start + size], seed)
-        append(seed)
+    chain = [
+        seed := xxh3_64_intdigest(prompt[start : start + size], seed) for start in range(0, early_end, size)
+    ]
+    if early_end < last:
+        size, view = schedule.later_chunk_bytes, memoryview(prompt)  # a slice of bytes copies
+        chain += [
+            seed := xxh3_64_intdigest(view[start : start + size], seed)
+            for start in range(early_end, last, size)
+        ]
     return cast("list[ChunkHash]", chain)
 
 

@@ -13,7 +13,21 @@ typedef unsigned char byte;
 
 #define EACH(b) (0x0101010101010101ULL * (b))
 
-/* How many of the next 8 bytes, from the first on, are ASCII that stands for itself: no control character, quote or backslash. */
+/* How many of the next BLOCK bytes, from the first on, are ASCII that stands for itself: no control character, quote or backslash. */
+#ifdef __SSE2__
+#define BLOCK 16
+static inline int
+count_plain(const byte *at)
+{
+    __m128i v = _mm_loadu_si128((const __m128i *)at);
+    /* As signed numbers, bytes over 0x7F are less than a space too. */
+    __m128i odd = _mm_or_si128(_mm_cmplt_epi8(v, _mm_set1_epi8(0x20)),
+                               _mm_or_si128(_mm_cmpeq_epi8(v, _mm_set1_epi8('"')), _mm_cmpeq_epi8(v, _mm_set1_epi8('\\'))));
+    int found = _mm_movemask_epi8(odd);
+    return found == 0 ? BLOCK : __builtin_ctz((unsigned int)found);
+}
+#else
+#define BLOCK 8
 static inline int
 count_plain(const byte *at)
 {
@@ -29,6 +43,7 @@ count_plain(const byte *at)
     odd = (w | (w - EACH(0x20)) | (quote - EACH(1)) | (slash - EACH(1))) & EACH(0x80);
     return odd == 0 ? 8 : __builtin_ctzll(odd) / 8;
 }
+#endif
 
 /* The first quote or backslash from here on, or the end. */
 static inline const byte *
@@ -154,12 +169,12 @@ static byte *
 unescape(const byte *at, const byte *end, byte *out)
 {
     while (at < end) {
-        while (end - at >= 8) {
+        while (end - at >= BLOCK) {
             int n = count_plain(at);
-            memcpy(out, at, 8); /* What is beyond n is written again; `out` has as much room as there is to read. */
+            memcpy(out, at, BLOCK); /* What is beyond n is written again; `out` has as much room as there is to read. */
             at += n;
             out += n;
-            if (n < 8)
+            if (n < BLOCK)
                 break;
         }
         if (at == end)

@@ -187,9 +187,7 @@ def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
     heat = Heat()
     for n in range(2000):
         for name in (0, n + 1):
-            heat.note(
-                [ChunkHash(name)], EndpointName("a"), prompt_tokens=10, matched_tokens=0, now=n / 1000
-            )
+            heat.note([ChunkHash(name)], EndpointName("a"), prompt_tokens=10, matched_tokens=0, now=n / 1000)
         heat.check_integrity()
     groups = heat.hottest(1000)
     assert (groups[0].chain, groups[0].requests) == ([0], 2000)
