@@ -99,6 +99,7 @@ BLOCKED_PATHS: Final = (
     "/is_paused",
     "/is_scaling_elastic_ep",
     "/is_sleeping",
+    "/kv_blocks",
     "/kv_event_sources",
     "/load",
     "/metrics",

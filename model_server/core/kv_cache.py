@@ -189,6 +189,23 @@ class KVCacheManager:
         self._cache_full_blocks(request, num_tokens=num_tokens)
         return True
 
+    def take_in(self, request: Request, *, end_block: int) -> int:
+        """Full blocks of a prompt came from another server: cache those up to `end_block` that have room, with nobody holding them.
+
+        The number of blocks from the start on that are cached now.
+        """
+        known = list(self.get_computed(request).blocks)
+        end_block = min(end_block, len(request.block_hashes))
+        self.pool.hold(known)
+        new = self.pool.take(min(max(0, end_block - len(known)), self.pool.num_free))
+        end = len(known) + len(new)
+        for index, block in enumerate(new, start=len(known)):
+            self._cache(request, block, index)
+        if new:
+            self.observer.stored(request, first=len(known), end=end)
+        self.pool.release([*known, *new])
+        return end
+
     def computed(self, request: Request) -> None:
         """`request.num_computed_tokens` has grown. Full blocks are cached before that; others need to know."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
+from model_server.server.remote_prefill import KvTransferSettings
 from model_server.tiers.settings import FEW_CHUNKS, KvStoreSettings
 
 
@@ -17,6 +18,11 @@ def add_groups(run: argparse.ArgumentParser) -> None:
     _add_kv_store(store)
     _add_mode(store)
     _add_approximation(store)
+    _add_kv_transfer(
+        run.add_argument_group(
+            "prefill and decode apart", "with --runner cost: prompts computed by other servers"
+        )
+    )
     _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
 
 
@@ -45,6 +51,37 @@ def kv_events(args: argparse.Namespace) -> KvEventSettings | None:
         replay_endpoint=args.kv_events_replay_endpoint,
         topic=args.kv_events_topic,
         buffer_batches=args.kv_events_buffer,
+    )
+
+
+def kv_transfer(args: argparse.Namespace) -> KvTransferSettings | None:
+    if not args.kv_transfer:
+        return None
+    return KvTransferSettings(
+        bytes_per_token=args.kv_transfer_bytes_per_token, bytes_per_second=args.kv_transfer_rate
+    )
+
+
+def _add_kv_transfer(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-transfer",
+        action="store_true",
+        help="obey x-prefiller-host-port: have a prompt computed there and take its blocks over; hand blocks over to others. "
+        "Only behind a gateway that removes this header from clients' requests",
+    )
+    group.add_argument(
+        "--kv-transfer-bytes-per-token",
+        type=float,
+        default=131_072.0,
+        metavar="BYTES",
+        help="KV of one token (default %(default)s)",
+    )
+    group.add_argument(
+        "--kv-transfer-rate",
+        type=float,
+        default=1e10,
+        metavar="BYTES",
+        help="bytes a second that a transfer takes (default %(default)s)",
     )
 
 

@@ -45,6 +45,7 @@ def settings(args: argparse.Namespace) -> ServerSettings:
         cache=cache.options(args),
         kv_events=beyond.kv_events(args),
         kv_store=beyond.kv_store(args),
+        kv_transfer=beyond.kv_transfer(args),
         max_waiting=args.max_queue,
         stream_interval=args.stream_interval,
         drain_timeout_s=args.drain_timeout_s,

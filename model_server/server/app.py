@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -33,6 +34,7 @@ from model_server.server.openai import (
     UnloadAdapterBody,
     read_body,
 )
+from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked, RemotePrefill
 from model_server.server.replies import DONE, Delta, Reply, error_event
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -64,8 +66,13 @@ class Api:
         max_body_bytes: int,
         runtime_lora: bool,
         kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
+        remote_prefill: RemotePrefill | None = None,
     ) -> None:
-        """`runtime_lora`: clients may load and unload adapters; otherwise those paths are not there, as in vLLM."""
+        """`runtime_lora`: clients may load and unload adapters; otherwise those paths are not there, as in vLLM.
+
+        `remote_prefill`: other servers may compute prompts for this one, and this one for them.
+        """
+        self._remote_prefill = remote_prefill
         self._runtime_lora = runtime_lora
         self._engine = engine
         self._driver = driver
@@ -96,6 +103,8 @@ class Api:
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/ping", self._health)
         app.router.add_get("/version", self._version)
+        if self._remote_prefill is not None:
+            app.router.add_post(BLOCKS_PATH, self._kv_blocks)
         app.router.add_get("/kv_event_sources", self._list_kv_event_sources)
         app.router.add_get("/metrics", self._metrics_page)
         app.on_cleanup.append(self._stop_reading)
@@ -130,6 +139,9 @@ class Api:
             created=int(self._wall_clock()),
             answers_each=job.answers_each,
         )
+        prefiller = http.headers.get(HEADER, "")
+        if prefiller and self._remote_prefill is not None:
+            await self._remote_prefill.fetch(prefiller, http.path, await http.read(), requests)
         mailbox = Mailbox()
         self._driver.submit(requests, mailbox, stream=job.stream, stops=job.stops)
         try:
@@ -187,6 +199,15 @@ class Api:
             )
             for prompt, seed, sampling in zip(job.prompts, job.seeds, job.samplings, strict=True)
         ]
+
+    async def _kv_blocks(self, http: web.Request) -> web.Response:
+        assert self._remote_prefill is not None, "the path is there with the flag only"
+        try:
+            asked = msgspec.json.decode(await http.read(), type=BlocksAsked)
+            held = self._remote_prefill.held(asked)
+        except ValueError as error:
+            raise ApiError("The body is not a list of hashes in hexadecimal.", param="hashes") from error
+        return web.json_response({"held": held.held})
 
     async def _list_models(self, _: web.Request) -> web.Response:
         names = self._models.names

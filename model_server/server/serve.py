@@ -39,6 +39,7 @@ from model_server.server.kv_publisher import KvEventSettings, KvPublisher, open_
 from model_server.server.metrics import Metrics
 from model_server.server.models import DEFAULT_MAX_ADAPTERS, ServedModels
 from model_server.server.openai import RequestReader
+from model_server.server.remote_prefill import KvTransferSettings, RemotePrefill
 from model_server.server.sampling import SamplingReader
 from model_server.server.staging import Staging
 from model_server.tiers.settings import KvStoreSettings
@@ -78,6 +79,8 @@ class ServerSettings:
     prompt_cache_entries: int = 0
     kv_events: KvEventSettings | None = None
     kv_store: KvStoreSettings | None = None
+    kv_transfer: KvTransferSettings | None = None
+    """Prompts may be computed by another server that a request's header names, and for others. None: they may not."""
 
     def __post_init__(self) -> None:
         if self.prompt_cache_entries < 0:
@@ -88,6 +91,8 @@ class ServerSettings:
             )
         if self.kv_store is not None:
             self._check_kv_store()
+        if self.kv_transfer is not None:
+            self._check_kv_transfer()
         if self.kv_events is None:
             return
         if not self.enable_prefix_caching:
@@ -105,6 +110,15 @@ class ServerSettings:
             max_len_tokens=self.max_model_len_tokens,
             block_size_tokens=self.block_size_tokens,
         )
+
+    def _check_kv_transfer(self) -> None:
+        real_kv = isinstance(self.backend, HfSettings)
+        if real_kv:
+            raise ValueError("--kv-transfer moves the blocks of a made-up model only: give --runner cost")
+        if not self.enable_prefix_caching:
+            raise ValueError("--kv-transfer puts blocks into the prefix cache, which is switched off")
+        if self.cache.partial_blocks:
+            raise ValueError("--kv-transfer moves full blocks only, and --partial-blocks are found too")
 
     def _check_kv_store(self) -> None:
         made_up_kv = isinstance(self.backend, CostSettings)
@@ -183,6 +197,11 @@ class Server:
             max_body_bytes=settings.max_body_bytes,
             runtime_lora=settings.allow_runtime_lora_updating,
             kv_event_sources=self._kv_event_sources,
+            remote_prefill=(
+                RemotePrefill(self.engine, settings.kv_transfer, sleep=asyncio.sleep)
+                if settings.kv_transfer is not None
+                else None
+            ),
         )
 
     def _kv_event_sources(self) -> dict[str, dict[str, Any]]:

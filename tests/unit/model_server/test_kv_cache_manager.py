@@ -221,3 +221,34 @@ def test_check_integrity_sees_a_leaked_reference() -> None:
     manager.pool.hold(manager.table(request.request_id))
     with pytest.raises(AssertionError):
         manager.check_integrity()
+
+
+def test_blocks_that_another_server_computed_are_found_as_our_own_are() -> None:
+    manager = manager_of(10)
+    prompt = request_of(62)
+    assert manager.take_in(prompt, end_block=3) == 3
+    manager.check_integrity()
+    assert manager.pool.num_free == 10  # nobody holds them
+    assert admit(manager, request_of(62)) == 48
+
+
+def test_blocks_from_another_server_take_only_the_room_that_is_free() -> None:
+    manager = manager_of(4)
+    admit(manager, request_of(30, first=1000))  # two blocks are held
+    prompt = request_of(80)
+    assert manager.take_in(prompt, end_block=4) == 2
+    manager.check_integrity()
+    assert (
+        manager.take_in(prompt, end_block=4) == 2
+    )  # what is there of the prompt is not pushed out by its own end
+    manager.check_integrity()
+
+
+def test_blocks_from_another_server_join_those_that_are_here_already() -> None:
+    manager = manager_of(10)
+    first = request_of(33)
+    admit(manager, first)
+    manager.free(first)
+    assert manager.take_in(request_of(62), end_block=3) == 3
+    manager.check_integrity()
+    assert manager.pool.num_unused == 3

@@ -131,6 +131,20 @@ def test_a_kv_store_that_makes_no_sense_is_refused(flags: tuple[str, ...], says:
         settings("--runner", "hf", "--kv-store", "/var/kv", *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--runner", "hf"), "--runner cost"),
+        (("--no-prefix-caching",), "switched off"),
+        (("--partial-blocks",), "full blocks only"),
+        (("--kv-transfer-rate", "0"), "must be positive"),
+    ],
+)
+def test_a_kv_transfer_that_makes_no_sense_is_refused(flags: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        settings("--kv-transfer", *flags)
+
+
 def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
     found = settings("--kv-cache-max-concurrency", "3", "--max-model-len", "1000", "--block-size", "64")
     assert found.wanted_blocks == 47  # 3,000 tokens
