@@ -157,6 +157,9 @@ class Phase(enum.StrEnum):
     DETACHED = "detached"
     """The stream was let go on purpose while the answer runs on."""
 
+    # As the string that it is, in C: the enum's own is a Python call for each lookup in `FOLLOWS`.
+    __hash__ = str.__hash__
+
 
 OVER: Final = frozenset({Phase.ENDED, Phase.ABORTED, Phase.FAILED, Phase.DETACHED})
 """Nothing is booked for the request any more."""

@@ -48,6 +48,11 @@ from epp.types import (
 )
 
 _NO_SECRET = HashSecret()
+_ENDS: Mapping[Outcome, Phase] = {
+    "ended": Phase.ENDED,
+    "aborted": Phase.ABORTED,
+    "failed": Phase.FAILED,
+}
 _ALL_BUT_PREFILLER = tuple(name for name in SERVER_HEADERS if name != PREFILLER)
 
 
@@ -438,7 +443,7 @@ class Picker:
         if routed.over:
             return
         phase = routed.phase
-        routed.enter(Phase(outcome))
+        routed.enter(_ENDS[outcome])
         routed.decision.outcome = outcome
         routed.wait.over = True
         if outcome == "failed" and phase is not Phase.DECLINED:

@@ -126,8 +126,10 @@ class Backlog:
         self._drained = min(self._drained, float(self._total))
 
     def _advance(self, now: float, rate: float) -> None:
-        self._drained = min(float(self._total), self._drained + rate * max(0.0, now - self._at))
-        self._at = max(self._at, now)
+        if now > self._at:
+            drained = self._drained + rate * (now - self._at)
+            self._drained = drained if drained < self._total else float(self._total)
+            self._at = now
 
     def _take(self, tokens: float) -> None:
         left = int(tokens)

@@ -223,8 +223,10 @@ class Fleet:
         return [slot for slot in everyone if models[slot] in bases] if bases else everyone
 
     def _followed(self) -> Columns:
-        self._columns.follow()
-        return self._columns
+        columns = self._columns
+        if columns.changed:
+            columns.follow()
+        return columns
 
     def _by_model(self) -> dict[str, list[int]]:
         able: dict[str, list[int]] = {}

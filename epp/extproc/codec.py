@@ -338,9 +338,10 @@ def _length(size: int) -> bytes:
 
 def _repeats(answer: Answer) -> bool:
     """It names servers at most. Scores, costs, ids and explanations hardly come twice, and clients can ask for them."""
+    headers = answer.set_headers
     if answer.scores or answer.cost is not None or len(answer.destination) > _KEPT_BYTES:
         return False
-    return all(name == DESTINATION for name, _ in answer.set_headers)
+    return not headers or (len(headers) == 1 and headers[0][0] == DESTINATION)
 
 
 def _encode_answer(answer: Answer) -> bytes:

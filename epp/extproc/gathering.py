@@ -30,7 +30,7 @@ class Body:
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
         self._buffer: bytes | memoryview | bytearray = b""
-        self._end = JsonEnd()
+        self._end: JsonEnd | None = None
         self.pieces = 0
         """Since the last `take`."""
         self.size_bytes = 0
@@ -52,6 +52,8 @@ class Body:
 
     def looks_whole(self, piece: bytes | memoryview) -> bool:
         """Whatever followed could not matter, by its JSON. Call it with each piece, once, in order."""
+        if self._end is None:
+            self._end = JsonEnd()
         return self._end.feed(bytes(piece))
 
     def take(self) -> bytes | memoryview:
@@ -61,8 +63,9 @@ class Body:
         return memoryview(buffer) if isinstance(buffer, bytearray) else buffer
 
     def drop(self) -> None:
-        self._room.held_bytes -= len(self._buffer)
-        self._buffer = b""
+        if self._buffer:
+            self._room.held_bytes -= len(self._buffer)
+            self._buffer = b""
         self.pieces = 0
 
     def __len__(self) -> int:

@@ -101,6 +101,11 @@ class Connection:
         """The peer knows that we leave, and nothing is open any more."""
         return self._left_for_good and not self._streams
 
+    @property
+    def ends(self) -> bool:
+        """It is to be closed: it is over or drained."""
+        return bool(self._over) or (self._left_for_good and not self._streams)
+
     def is_open(self, stream_id: int) -> bool:
         """Whether an answer on it can still reach the peer."""
         return stream_id in self._streams

@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
@@ -73,8 +73,10 @@ class Call:
         return self._peer.connection.is_open(self._stream_id)
 
     def send(self, message: bytes) -> None:
-        self._peer.connection.send(self._stream_id, message)
-        self._peer.flush_soon()
+        peer = self._peer
+        peer.connection.send(self._stream_id, message)
+        if not peer.in_turn:
+            peer.flush_soon()
 
     def end(self, status: int = OK, details: str = "") -> None:
         self._peer.end(self._stream_id, status, details)
@@ -109,7 +111,8 @@ class Peer(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._handlers: dict[int, Handler] = {}
-        self._in_turn = False
+        self.in_turn = False
+        """What is answered now is written at the end of the turn."""
         self._flush_asked = False
         self._again: asyncio.Handle | None = None
         self._unread_since: float | None = None
@@ -140,7 +143,7 @@ class Peer(asyncio.Protocol):
         if self._again is not None:
             self._again.cancel()
         now = self._server.now()
-        self._in_turn = True
+        self.in_turn = True
         self._handle(self.connection.close(now=now), now=now)
         for stream_id in list(self._handlers):
             self._gone(stream_id, now=now)
@@ -170,9 +173,9 @@ class Peer(asyncio.Protocol):
     def close(self) -> None:
         """At once, all calls with it."""
         now = self._server.now()
-        self._in_turn = True
+        self.in_turn = True
         self._handle(self.connection.close(now=now), now=now)
-        self._in_turn = False
+        self.in_turn = False
         self.flush()
 
     def abort(self) -> None:
@@ -186,14 +189,14 @@ class Peer(asyncio.Protocol):
         elif self._closing_since is not None and now - self._closing_since > _CLOSING_S:
             self.abort()
         else:
-            self._in_turn = True
+            self.in_turn = True
             self._handle(self.connection.tick(now=now), now=now)
-            self._in_turn = False
+            self.in_turn = False
             self.flush()
 
     def flush_soon(self) -> None:
         """Write what a handler answered outside of the peer's turn."""
-        if not self._in_turn and not self._flush_asked:
+        if not self.in_turn and not self._flush_asked:
             self._flush_asked = True
             asyncio.get_running_loop().call_soon(self.flush)
 
@@ -202,10 +205,11 @@ class Peer(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        data = self.connection.data_to_send()
+        connection = self.connection
+        data = connection.data_to_send()
         if data and not transport.is_closing():
             transport.write(data)
-        if (self.connection.over or self.connection.drained) and self._closing_since is None:
+        if connection.ends and self._closing_since is None:
             self._closing_since = self._server.now()
             self._say_goodbye(transport)
 
@@ -225,7 +229,7 @@ class Peer(asyncio.Protocol):
 
     def _turn(self, data: bytes) -> None:
         server, connection = self._server, self.connection
-        self._in_turn = True
+        self.in_turn = True
         now = started = server.now()
         events = connection.receive(data, now=now, limit=_TURN_FRAMES)
         self._handle(events, now=now)
@@ -237,7 +241,7 @@ class Peer(asyncio.Protocol):
                 self._later()
                 break
             self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
-        self._in_turn = False
+        self.in_turn = False
         self.flush()
         server.after_writing()
         now = server.now()
@@ -264,17 +268,28 @@ class Peer(asyncio.Protocol):
             if type(event) is Message:
                 handler = self._handlers.get(event.stream_id)
                 if handler is not None:
-                    self._guarded(event.stream_id, handler.message, event.data, now=now)
-            elif type(event) is Opened:
-                self._open(event)
-            elif type(event) is HalfClosed:
-                handler = self._handlers.get(event.stream_id)
-                if handler is not None:
-                    self._guarded(event.stream_id, handler.half_closed, now=now)
-            elif type(event) is Gone:
-                self._gone(event.stream_id, now=now)
-            elif type(event) is Fault:
-                self._server.fault(event.reason)
+                    try:
+                        handler.message(event.data, now=now)
+                    except Exception:  # noqa: BLE001 - whatever it is, the others go on
+                        self._broken(event.stream_id, now=now)
+            else:
+                self._change(event, now=now)
+
+    def _change(self, event: Event, *, now: float) -> None:
+        """All but messages."""
+        if type(event) is Opened:
+            self._open(event)
+        elif type(event) is HalfClosed:
+            handler = self._handlers.get(event.stream_id)
+            if handler is not None:
+                try:
+                    handler.half_closed(now=now)
+                except Exception:  # noqa: BLE001 - as above
+                    self._broken(event.stream_id, now=now)
+        elif type(event) is Gone:
+            self._gone(event.stream_id, now=now)
+        elif type(event) is Fault:
+            self._server.fault(event.reason)
 
     def _open(self, event: Opened) -> None:
         service = self._server.services.get(event.request.path)
@@ -284,16 +299,13 @@ class Peer(asyncio.Protocol):
             return
         self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
 
-    def _guarded(self, stream_id: int, call: Callable[..., None], *args: Any, now: float) -> None:
-        """A bug in one call ends that call alone."""
-        try:
-            call(*args, now=now)
-        except Exception:  # noqa: BLE001 - whatever it is, the others go on
-            _log.exception("a call failed")
-            handler = self._handlers.pop(stream_id, None)
-            self.end(stream_id, UNKNOWN, "the service failed")
-            if handler is not None:
-                handler.gone(now=now, broken=True)
+    def _broken(self, stream_id: int, *, now: float) -> None:
+        """A bug in one call ends that call alone. Called while its exception is handled."""
+        _log.exception("a call failed")
+        handler = self._handlers.pop(stream_id, None)
+        self.end(stream_id, UNKNOWN, "the service failed")
+        if handler is not None:
+            handler.gone(now=now, broken=True)
 
     def _gone(self, stream_id: int, *, now: float) -> None:
         handler = self._handlers.pop(stream_id, None)

@@ -13,6 +13,7 @@ from epp.http2.frames import HEAD_BYTES, Code, Flag, Kind, unpack_head
 from epp.http2.limits import Limits
 
 _NUMBER: Final = 0x7FFFFFFF
+_DATA, _PADDED, _END_STREAM = Kind.DATA, Flag.PADDED, Flag.END_STREAM
 
 
 class FrameError(Exception):
@@ -88,7 +89,7 @@ class FrameReader:
         if not self._preface_seen and not self._preface():
             return
         data, at = self._data, self._at
-        end = len(data)
+        end, most, sink = len(data), self._limits.max_frame_bytes, self._sink
         while limit > 0:
             if self._in_data or self._padding:
                 at = self._go_on(data, at, end)
@@ -96,6 +97,21 @@ class FrameReader:
                     break
             if end - at < HEAD_BYTES:
                 break
+            high, low, kind, flags, number = unpack_head(data, at)
+            size: int = high << 8 | low
+            after = at + HEAD_BYTES + size
+            if (
+                kind == _DATA
+                and after <= end
+                and size <= most
+                and not flags & _PADDED
+                and self._block is None
+                and self.hello_seen
+            ):  # A whole DATA frame, as nearly every frame is.
+                sink.data(number & _NUMBER, data, at + HEAD_BYTES, after, ends=flags & _END_STREAM != 0)
+                at = after
+                limit -= 1
+                continue
             after = self._next(data, at, end)
             if after < 0:
                 break
@@ -127,10 +143,6 @@ class FrameReader:
             raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
         at += HEAD_BYTES
         if kind == Kind.DATA:
-            stop = at + size
-            if stop <= end and not flags & Flag.PADDED:
-                self._sink.data(number, data, at, stop, ends=bool(flags & Flag.END_STREAM))
-                return stop
             return self._data_head(data, at, end, size=size, flags=flags, number=number)
         if kind > Kind.CONTINUATION:
             self._sink.unknown_frame()

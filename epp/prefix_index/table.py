@@ -271,7 +271,8 @@ class PrefixTable:
         mirror.append(use)
         for run in runs:
             mirror.assign(run, use)
-        self._forest.mend(runs)
+        if len(runs) > 1:
+            self._forest.mend(runs)
         return use
 
     def _advance(self, now: float) -> float:

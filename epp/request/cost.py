@@ -34,7 +34,7 @@ _ITEM_NS: Final = 150
 """Of each string in them, and of a number where a part should be."""
 _ESCAPE_NS: Final = 10
 
-_SMALL_BYTES: Final = 4096
+SMALL_BYTES: Final = 4096
 """A body of this size cannot cost more than every request may."""
 _MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 """Counting stops here; a body with so many is too costly whatever else is in it."""
@@ -75,7 +75,7 @@ _MOST_MODEL_BYTES: Final = 8192
 
 def weigh(body: bytes | memoryview) -> Weight:
     """One pass, of a tenth of a nanosecond for each byte of text and three for each byte of anything else."""
-    if len(body) <= _SMALL_BYTES:
+    if len(body) <= SMALL_BYTES:
         return Weight(size_bytes=len(body), units=0)
     if not jsontext.COMPILED:
         return _weighed_without_c(body)

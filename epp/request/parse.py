@@ -36,7 +36,7 @@ from epp.request.api_fields import (
     Telling,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
-from epp.request.cost import Weight, weigh
+from epp.request.cost import SMALL_BYTES, Weight, weigh
 from epp.request.jsontext import first_byte, plain_text, text_bytes
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts
@@ -64,9 +64,10 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
         return InferenceRequest(kind=ApiKind.OTHER)
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
-    weight = weigh(body)
-    if weight.too_costly:
-        return _unread(path, body, weight, why=COSTLY)
+    if len(body) > SMALL_BYTES:
+        weight = weigh(body)
+        if weight.too_costly:
+            return _unread(path, body, weight, why=COSTLY)
     if not path:
         return _parse_pathless(body)
     parse = _api(path)[1]
@@ -88,6 +89,9 @@ def _unread(path: str, body: Body, weight: Weight, *, why: str) -> InferenceRequ
 
 
 def _api(path: str) -> tuple[ApiKind, Callable[[Body], InferenceRequest] | None]:
+    known = _AT_PATH.get(path)
+    if known is not None:
+        return known
     plain = path.partition("?")[0].rstrip("/")
     return next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
 
@@ -257,6 +261,8 @@ _APIS: tuple[tuple[str, ApiKind, Callable[[Body], InferenceRequest]], ...] = (
     ("/v1/responses", ApiKind.RESPONSES, _parse_responses),
     ("/v1/embeddings", ApiKind.EMBEDDINGS, _parse_embeddings),
 )
+_AT_PATH: Final = {path: (kind, parse) for path, kind, parse in _APIS}
+"""Nearly every path."""
 _OTHER: Final = (ApiKind.OTHER, None)
 
 
