@@ -27,15 +27,15 @@ from epp.process import tune
 
 _REQUEST_HEADERS: Final = 0x12
 _RESPONSE_HEADERS: Final = 0x1A
-_REQUEST_BODY: Final = 0x22
+REQUEST_BODY: Final = 0x22
 _RESPONSE_BODY: Final = 0x2A
-_PLAIN: Final = {
+PLAIN: Final = {
     _REQUEST_HEADERS: encode(Answer(Slot.REQUEST_HEADERS)),
     _RESPONSE_HEADERS: encode(Answer(Slot.RESPONSE_HEADERS)),
     0x32: encode(Answer(Slot.REQUEST_TRAILERS)),
     0x3A: encode(Answer(Slot.RESPONSE_TRAILERS)),
 }
-_ANSWER_TAG: Final = {_REQUEST_BODY: b"\x1a", _RESPONSE_BODY: b"\x22"}
+_ANSWER_TAG: Final = {REQUEST_BODY: b"\x1a", _RESPONSE_BODY: b"\x22"}
 
 _END_OF_STREAM: Final = b"\x10\x01"
 
@@ -45,15 +45,15 @@ _FULL_DUPLEX: Final = bytes((0x5A, 4, 0x08, 4, 0x10, 4))
 Call = Callable[[Any, Any], Awaitable[None]]
 
 
-def _destination(slot: Slot, address: str) -> bytes:
+def destination(slot: Slot, address: str) -> bytes:
     answer = Answer(slot, set_headers=((DESTINATION, address),), clear_route_cache=True, destination=address)
     return encode(answer)
 
 
 def handler(addresses: Sequence[str]) -> Call:
     """The Process method."""
-    on_body = itertools.cycle([_destination(Slot.REQUEST_BODY, a) for a in addresses])
-    on_headers = itertools.cycle([_destination(Slot.REQUEST_HEADERS, a) for a in addresses])
+    on_body = itertools.cycle([destination(Slot.REQUEST_BODY, a) for a in addresses])
+    on_headers = itertools.cycle([destination(Slot.REQUEST_HEADERS, a) for a in addresses])
 
     async def process(_: Any, context: Any) -> None:
         first = await context.read()
@@ -62,9 +62,9 @@ def handler(addresses: Sequence[str]) -> Call:
         if first.endswith(_FULL_DUPLEX):
             await _duplex(context, next(on_headers))
             return
-        await context.write(_PLAIN[_REQUEST_HEADERS])
+        await context.write(PLAIN[_REQUEST_HEADERS])
         while (data := await context.read()) is not grpc.aio.EOF:
-            await context.write(next(on_body) if data[0] == _REQUEST_BODY else _PLAIN[data[0]])
+            await context.write(next(on_body) if data[0] == REQUEST_BODY else PLAIN[data[0]])
 
     return process
 
@@ -73,10 +73,10 @@ async def _duplex(context: Any, picked: bytes) -> None:
     held: list[bytes] | None = []
     while (data := await context.read()) is not grpc.aio.EOF:
         if data[0] not in _ANSWER_TAG:
-            await context.write(_PLAIN[data[0]])
+            await context.write(PLAIN[data[0]])
             continue
         echo, is_end = _echo(data)
-        if data[0] == _REQUEST_BODY and held is not None:
+        if data[0] == REQUEST_BODY and held is not None:
             held.append(echo)
             if is_end:
                 for message in (picked, *held):

@@ -1,10 +1,12 @@
 """A picker with too much to do, behind a real Envoy: how long requests wait for it, and how many it still reads.
 
-    python -m bench.dataplane.overload [--rate 600] [--seconds 8] [--core 0.125] [--kb 1.5] [--transport grpcio]
+    python -m bench.dataplane.overload [--load 2] [--seconds 8] [--core 0.25] [--slow evenly,quota] [--of constant,http2,grpcio]
 
-The picker is held to a part of a core by a cgroup with periods of 10 ms, which takes root. First its capacity is found: requests a
-second with as many in flight as keep it busy, all of them read. Then requests come at an even rate, whether answered or not. Times are those to
-the first byte of the answer, with Envoy and the model server in them.
+The picker is held to a part of a core (bench/dataplane/slowing.py), which takes root. First its capacity is found: requests a
+second with as many in flight as keep it busy, all of them read. Then `load` times as many come at an even rate, whether
+answered or not. Times are those to
+the first byte of the answer, with Envoy and the model server in them. `constant` is the floor: a server in the picker's place that answers with
+constants. Last come as many requests as the picker can carry, to see that it is back.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,46 +28,19 @@ import uvloop
 
 from bench.dataplane.load import Client, Connection, Prompts
 from bench.dataplane.rig import running_picker, written_config
+from bench.dataplane.slowing import apart, by_quota, evenly
 from epp.config.settings import Config
 from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.ports import free_ports
-from tests.harness.processes import connects, managed_process
+from tests.harness.processes import ManagedProcess, connects, managed_process
 
 _ENDPOINTS: Final = 4
-_PERIOD_US: Final = 10_000
 _CONNECTIONS: Final = 400
+_MOST: Final = 1000
+"""Requests a second; with more, the client and Envoy are what is slow."""
 _LATE_S: Final = 0.1
-
-
-@contextlib.contextmanager
-def held_to(core: float, pid: int) -> Iterator[None]:
-    """Let a process use so much of a core, in every 10 ms."""
-    quota_us, old = int(core * _PERIOD_US), Path("/sys/fs/cgroup/cpu").is_dir()
-    group = _own_group(old=old) / f"picker-{pid}"
-    group.mkdir()
-    try:
-        if old:
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-        else:
-            (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
-        (group / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            (group.parent / "cgroup.procs").write_text(str(pid))
-        with contextlib.suppress(OSError):
-            group.rmdir()
-
-
-def _own_group(*, old: bool) -> Path:
-    """The cgroup that this process is in; old: of the first version."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if ("cpu" in controllers.split(",")) if old else not controllers:
-            return Path("/sys/fs/cgroup/cpu" if old else "/sys/fs/cgroup") / path.lstrip("/")
-    raise FileNotFoundError("no cgroup limits the CPU of this process")
+SLOWED: Final = {"evenly": evenly, "quota": by_quota}
 
 
 async def at_rate(port: int, prompts: Prompts, *, rate: float, seconds: float) -> list[float]:
@@ -102,34 +78,79 @@ async def _counter(config: Config, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace) -> None:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    capacity: float
+    """Requests a second, all of them read."""
+    took_s: Sequence[float]
+    read: float
+    passed_by: int
+    afterwards: float
+    """Of the requests within the picker's capacity that came afterwards, the share that was read."""
+
+    def text(self, *, seconds: float) -> str:
+        cuts = statistics.quantiles(self.took_s, n=100)
+        late = sum(t > _LATE_S for t in self.took_s)
+        return (
+            f"reads {self.capacity:4.0f} a second; ms p50 {cuts[49] * 1000:4.0f}, p90 {cuts[89] * 1000:4.0f}, p99 {cuts[98] * 1000:4.0f},"
+            f" at most {max(self.took_s) * 1000:4.0f}; {late} of {len(self.took_s)} over 100 ms; read {self.read:.0f},"
+            f" {self.read / (self.capacity * seconds):.2f} of what it could; passed it by {self.passed_by}; afterwards {self.afterwards:.2f} read"
+        )
+
+
+async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, *, counted: bool) -> Trial:
+    """counted: the server has metrics that say what was not read."""
     port = int(config.envoy.listen.rpartition(":")[2])
     prompts = Prompts(size_bytes=int(args.kb * 1000), chunks=1, kind="cold", seed=1)
     client = Client(port)
     found = await client.burst(prompts, in_flight=3, seconds=3.0)
     client.close()
     capacity = found.requests / found.seconds
+    rate = min(args.load * capacity, _MOST)
     await asyncio.sleep(2)
-    unread, bypassed = "epp_unread_bodies_total{", "ext_proc.failure_mode_allowed"
-    before = await _counter(config, unread), await _bypassed(envoy, bypassed)
-    took = await at_rate(port, prompts, rate=args.rate, seconds=args.seconds)
-    unread_now, bypassed_now = await _counter(config, unread), await _bypassed(envoy, bypassed)
-    cuts = statistics.quantiles(took, n=100)
-    passed = bypassed_now - before[1]
-    read = len(took) - (unread_now - before[0]) - passed
-    print(
-        f"{args.transport}: {args.core} of a core reads {capacity:.0f} requests of {args.kb} KB a second; {args.rate:.0f} a second for"
-        f" {args.seconds:.0f} s: ms p50 {cuts[49] * 1000:.0f}, p90 {cuts[89] * 1000:.0f}, p99 {cuts[98] * 1000:.0f},"
-        f" at most {max(took) * 1000:.0f}; {sum(t > _LATE_S for t in took)} of {len(took)} over 100 ms; read {read:.0f},"
-        f" {read / (capacity * args.seconds):.2f} of what it could; passed it by {passed:.0f}"
+
+    async def unread() -> float:
+        return await _counter(config, "epp_unread_bodies_total{") if counted else 0.0
+
+    unread_before, passed_before = await unread(), await _bypassed(envoy)
+    took = await at_rate(port, prompts, rate=rate, seconds=args.seconds)
+    passed, left_out = await _bypassed(envoy) - passed_before, await unread() - unread_before
+    await asyncio.sleep(1)
+    unread_before = await unread()
+    calm = await at_rate(port, prompts, rate=0.7 * capacity, seconds=3.0)
+    left_out_later = await unread() - unread_before
+    return Trial(
+        capacity=capacity,
+        took_s=took,
+        read=len(took) - left_out - passed,
+        passed_by=passed,
+        afterwards=1 - left_out_later / len(calm),
     )
 
 
-async def _bypassed(envoy: EnvoyProcess, name: str) -> int:
-    return sum(value for key, value in (await envoy.stats("http.")).items() if key.endswith(name))
+async def _bypassed(envoy: EnvoyProcess) -> int:
+    stats = await envoy.stats("http.")
+    return sum(value for key, value in stats.items() if key.endswith("ext_proc.failure_mode_allowed"))
 
 
-async def _main(args: argparse.Namespace) -> None:
+@contextlib.asynccontextmanager
+async def _running(
+    name: str, config: Config, addresses: Sequence[Address], *, directory: Path
+) -> AsyncIterator[ManagedProcess]:
+    """`epp serve`, or the floor in its place."""
+    path = Path(config.listen.address.removeprefix("unix:"))
+    path.unlink(missing_ok=True)
+    if name != "constant":
+        async with running_picker(config, directory=directory) as process:
+            yield process
+        return
+    command = [sys.executable, "-m", "bench.dataplane.constant", config.listen.address, *map(str, addresses)]
+    async with managed_process(name, command, directory=directory) as process:
+        await process.wait_ready(path.exists)
+        yield process
+
+
+async def _behind_envoy(name: str, slow: str, args: argparse.Namespace) -> Trial:
     with tempfile.TemporaryDirectory(prefix="overload-") as made:
         directory, ports = Path(made), free_ports(_ENDPOINTS)
         addresses: Sequence[Address] = [Address("127.0.0.1", port) for port in ports]
@@ -137,26 +158,43 @@ async def _main(args: argparse.Namespace) -> None:
         async with managed_process("upstream", command, directory=directory) as upstream:
             await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
             own = directory / "ours"
-            config = written_config(own, addresses, share=0.0, transport=args.transport)
+            transport = "http2" if name == "constant" else name
+            config = written_config(own, addresses, share=0.0, transport=transport)
+            if name == "constant":
+                async with _running("http2", config, addresses, directory=own):
+                    pass  # It leaves the files that Envoy reads.
             async with (
-                running_picker(config, directory=own) as picker,
+                _running(name, config, addresses, directory=own) as server,
                 running_envoy(config, directory=directory) as envoy,
             ):
                 await envoy.wait_endpoints({str(a) for a in addresses})
-                with held_to(args.core, picker.pid):
-                    await _trial(config, envoy, args)
+                with SLOWED[slow](args.core, server.pid):
+                    return await _trial(config, envoy, args, counted=name != "constant")
+
+
+async def _main(args: argparse.Namespace) -> None:
+    print(
+        f"{args.core} of a core; requests of {args.kb} KB, {args.load} times what is read, for {args.seconds:.0f} s"
+    )
+    for slow in args.slow.split(","):
+        for name in args.of.split(","):
+            trial = await _behind_envoy(name, slow, args)
+            print(f"{slow:7} {name:9} {trial.text(seconds=args.seconds)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rate", type=float, default=600)
+    parser.add_argument("--load", type=float, default=2.0)
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--core", type=float, default=0.125)
+    parser.add_argument("--core", type=float, default=0.25)
     parser.add_argument("--kb", type=float, default=1.5)
-    parser.add_argument("--transport", choices=("http2", "grpcio"), default="http2")
-    uvloop.run(_main(parser.parse_args()))
+    parser.add_argument("--slow", default="evenly,quota")
+    parser.add_argument("--of", default="constant,http2,grpcio")
+    arguments = parser.parse_args()
+    apart()
+    uvloop.run(_main(arguments))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The ext_proc service and the health service on grpc.aio: the second transport, where `listen.transport` asks for it.
 
 Messages reach the handler as raw bytes, so that what is not needed is not decoded. A stream is read and answered in its own
-handler. It costs two to three times the CPU of `over_http2`, and is here to compare with and to fall back on.
+handler. It costs two to three times the CPU of `over_http2`, and is here to compare with and to fall back on. It has no `overload`:
+calls that wait do so inside gRPC, where their age cannot be seen.
 """
 
 from __future__ import annotations
@@ -128,8 +129,7 @@ class GrpcioTransport:
 
         streams = self._streams
         trace = _trace(context) if streams.settings.traced else ""
-        unread = streams.overload.skips(now=streams.clock())
-        conversation = streams.open(let_go, deliver, trace=trace, unread=unread)
+        conversation = streams.open(let_go, deliver, trace=trace)
         broken = False
         try:
             await self._converse(conversation, context, reading)

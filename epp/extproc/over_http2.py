@@ -47,7 +47,6 @@ class Http2Transport:
             clock=streams.clock,
             on_fault=streams.observer.protocol_error,
             after_writing=streams.tidy,
-            on_turn=streams.overload.turn,
         )
 
     async def start(self) -> int:
@@ -88,8 +87,11 @@ class _Process(Handler):
         call, conversation = self._call, self._conversation or self._begin(data, now=now)
         if conversation is None:
             return
-        if not conversation.picked and not call.is_open:
-            return  # The data plane has given up waiting: a pick would be for nobody.
+        if not conversation.picked:
+            if not call.is_open:
+                return  # The data plane has given up waiting: a pick would be for nobody.
+            if self._streams.overload.gives_up(waited_s=call.waited_s(), now=now):
+                conversation.stream.hurry()
         try:
             for answer in conversation.receive(data, now=now):
                 call.send(answer)
@@ -116,7 +118,7 @@ class _Process(Handler):
         call, streams = self._call, self._streams
         if not call.is_open:
             return None
-        unread = streams.overload.skips(now=now)
+        unread = streams.overload.skips(waited_s=call.waited_s(), now=now)
         if unread and (answer := streams.answer_unread(data, now=now)) is not None:
             call.send(answer)
             call.end(OK)

@@ -146,6 +146,11 @@ class HttpStream:
         self._response = ResponseHalf(picker, observer, settings=settings)
         self._closed = False
 
+    def hurry(self) -> None:
+        """There is no time to read the body after all: as `unread`. Changes nothing once the request is picked."""
+        if self._pick is None:
+            self._hurry, self.hold = True, False
+
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
         """Take one event. StreamProtocolError: the stream makes no sense any more; close it."""
         if self._closed:

@@ -43,9 +43,6 @@ ALL: Final = 2**31
 _LATELY: Final = 1_000
 _ARE_YOU_THERE: Final = b"quiet..."
 _DRAINING: Final = b"draining"
-_PROBE: Final = b"how late"
-_PROBE_PAUSE_S: Final = 0.02
-"""From one measurement of the wait to the next."""
 _FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
 _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 
@@ -71,9 +68,6 @@ class Connection:
         self._into_size = 0
         self._into_ends = False
         self._asked_at: float | None = None
-        self._probed_at: float | None = None
-        self._probe_due = now
-        self._waited_s: float | None = None
         self._leaving = False
         self._left_for_good = False
         self._over = ""
@@ -132,18 +126,6 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._table.end(stream, status, details)
-
-    def probe(self, *, now: float) -> None:
-        """Measure how long what the peer sends waits before it is read: by a PING, whose answer stands in the same queue."""
-        if self._probed_at is None and now >= self._probe_due and not self._over:
-            self._probed_at, self._probe_due = now, now + _PROBE_PAUSE_S
-            self._sender.control(frames.frame(Kind.PING, _PROBE))
-
-    def waited_s(self, *, now: float) -> float | None:
-        """The last measured wait, or the unfinished one where that is longer already; None: nothing was measured lately."""
-        if self._probed_at is not None:
-            return max(self._waited_s or 0.0, now - self._probed_at)
-        return self._waited_s if now < self._probe_due + _PROBE_PAUSE_S else None
 
     def leave(self, *, now: float) -> None:
         """First step: ask the peer to open no more streams. The second follows by itself, when what it sent before has come."""
@@ -419,8 +401,6 @@ class Connection:
         self._table.too_many("ping_flood")
         if not flags & Flag.ACK:
             self._sender.control(frames.frame(Kind.PING, payload, flags=Flag.ACK))
-        elif payload == _PROBE and self._probed_at is not None:
-            self._waited_s, self._probed_at = self._table.now - self._probed_at, None
         elif payload == _DRAINING and self._leaving and not self._left_for_good:
             # Second step: streams that the peer opens from now on are refused.
             self._left_for_good = True

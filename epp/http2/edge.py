@@ -12,12 +12,14 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
 from epp.http2.headers import Request
+from epp.http2.lateness import Lateness
 from epp.http2.limits import HeldBytes, Limits
 from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
 
@@ -26,8 +28,6 @@ _log = logging.getLogger(__name__)
 _TURN_S: Final = 0.002
 _TURN_FRAMES: Final = 16
 """Handled between two looks at the clock."""
-_MANY_EVENTS: Final = 8
-"""In one read: more may be waiting behind them, so how long they waited is measured."""
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _UNREAD_S: Final = 30.0
@@ -72,6 +72,10 @@ class Call:
         """Whether an answer can still reach the caller."""
         return self._peer.connection.is_open(self._stream_id)
 
+    def waited_s(self) -> float:
+        """How long what is being handled has waited for this process, at the most."""
+        return self._peer.waited_s()
+
     def send(self, message: bytes) -> None:
         peer = self._peer
         peer.connection.send(self._stream_id, message)
@@ -85,10 +89,6 @@ class Call:
 Service = Callable[[Call], Handler]
 
 
-class OnTurn(Protocol):
-    def __call__(self, *, worked_s: float, waited_s: float | None, now: float) -> None: ...
-
-
 class Surroundings(Protocol):
     """What a peer needs of its server."""
 
@@ -96,12 +96,11 @@ class Surroundings(Protocol):
     limits: Limits
     held: HeldBytes
     peers: set[Peer]
+    lateness: Lateness
 
     def now(self) -> float: ...
     def fault(self, reason: str) -> None: ...
     def after_writing(self) -> None: ...
-
-    on_turn: OnTurn
 
 
 class Peer(asyncio.Protocol):
@@ -117,6 +116,11 @@ class Peer(asyncio.Protocol):
         self._again: asyncio.Handle | None = None
         self._unread_since: float | None = None
         self._closing_since: float | None = None
+        self._resumed = -2
+        """`looks` of the server's lateness when reading went on after a pause of ours."""
+        self._read_at = 0.0
+        self._came_after = 0.0
+        """What is being handled was not there before this moment."""
         self.connection = Connection(server.limits, server.held, now=server.now())
 
     # -- asyncio's calls -----------------------------------------------------------------------------------------------
@@ -133,6 +137,9 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
+        now = self._server.now()
+        self._came_after = self._server.lateness.read(before=self._read_at, resumed=self._resumed, now=now)
+        self._read_at = now
         self._turn(data)
 
     def eof_received(self) -> bool:
@@ -164,6 +171,10 @@ class Peer(asyncio.Protocol):
         self._handlers.pop(stream_id, None)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
+
+    def waited_s(self) -> float:
+        """How long what is being handled has waited since it came, at the most."""
+        return self._server.now() - self._came_after
 
     def leave(self) -> None:
         """Ask the peer to open no more calls."""
@@ -233,8 +244,6 @@ class Peer(asyncio.Protocol):
         now = started = server.now()
         events = connection.receive(data, now=now, limit=_TURN_FRAMES)
         self._handle(events, now=now)
-        if len(events) >= _MANY_EVENTS or connection.pending:
-            connection.probe(now=now)
         while connection.pending:
             now = server.now()
             if now - started > _TURN_S or self._unread_since is not None:
@@ -244,8 +253,7 @@ class Peer(asyncio.Protocol):
         self.in_turn = False
         self.flush()
         server.after_writing()
-        now = server.now()
-        server.on_turn(worked_s=now - started, waited_s=connection.waited_s(now=now), now=now)
+        server.lateness.worked()
 
     def _later(self) -> None:
         """The rest of what came waits until others have had their turn, and nothing more is read until then."""
@@ -259,8 +267,10 @@ class Peer(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self.connection.pending:
+            self._server.lateness.goes_on()
             self._turn(b"")
         if not self.connection.pending and self._unread_since is None and not self._transport.is_closing():
+            self._resumed = self._server.lateness.looks
             self._transport.resume_reading()
 
     def _handle(self, events: list[Event], *, now: float) -> None:
@@ -326,12 +336,8 @@ class Http2Server:
         clock: Callable[[], float],
         on_fault: Callable[[str], None],
         after_writing: Callable[[], None],
-        on_turn: OnTurn,
     ) -> None:
-        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write.
-
-        `on_turn` hears how long a turn took, and how long its peer's messages had waited before, where that is known.
-        """
+        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write."""
         self.services = services
         self.limits = limits
         self.held = HeldBytes(max_held_bytes)
@@ -340,7 +346,9 @@ class Http2Server:
         self.now = clock
         self.fault = on_fault
         self.after_writing = after_writing
-        self.on_turn = on_turn
+        self.lateness = Lateness(
+            clock, time.thread_time, lambda look: asyncio.get_running_loop().call_soon(look)
+        )
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._arriving: set[asyncio.Task[None]] = set()

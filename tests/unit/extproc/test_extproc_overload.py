@@ -1,8 +1,9 @@
-"""The picker's own overload: which share of the requests is read, against a queue in simulated time."""
+"""The picker's own overload: which requests are read, against a queue in simulated time."""
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+import random
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,119 +11,120 @@ import pytest
 
 from epp.extproc.overload import TARGET_S, Overload
 
-HEAD_S, BODY_S, SKIPPED_S = 100e-6, 300e-6, 100e-6
+HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 100e-6
+HURRIED_BODY_S = 80e-6
 CAPACITY = 1 / (HEAD_S + BODY_S)
 """Requests that can be read in a second."""
-TURN_S = 0.002
-PROBE_PAUSE_S = 0.02
 TO_THE_PROXY_AND_BACK_S = 0.0005
 
 
 @dataclass
 class Queue:
-    """A picker behind one connection: messages and the answers to its PINGs wait in one line."""
+    """A picker that is `slowness` times as slow as it should be: messages wait in one line, and requests come by chance."""
 
+    slowness: float = 1.0
     overload: Overload = field(default_factory=Overload)
-    line: deque[tuple[float, Literal["head", "body", "ping"], float]] = field(default_factory=deque)
-    """When it was sent, what, and when its request came."""
+    line: list[tuple[float, int, Literal["head", "body"], float]] = field(default_factory=list)
+    """When it was sent, its number, what, and when its request came."""
     now: float = 0.0
-    probed_at: float | None = None
-    waited_s: float | None = None
-    probe_due: float = 0.0
+    sent: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """When an answer with a pick was given, and how long its request had waited for this process in all."""
+    """When an answer with a pick was given, and how long its request had taken here in all."""
     read: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    """When something else holds the process for 50 ms."""
 
-    def run(self, *, rate: float, seconds: float) -> None:
-        start, arrived = self.now, 0
-        while self.now < start + seconds:
-            due = int((self.now - start) * rate)
-            while arrived < due:
-                at = start + arrived / rate
-                self._send(at, "head", at)
-                arrived += 1
-            if not self.line or self.line[0][0] > self.now:
-                self.now += 0.0001
-                continue
-            self._turn()
+    def send(self, at: float, what: Literal["head", "body"], came: float) -> None:
+        self.sent += 1
+        heapq.heappush(self.line, (at, self.sent, what, came))
 
-    def _send(self, at: float, what: Literal["head", "body", "ping"], came: float) -> None:
-        self.line.append((at, what, came))
-        if len(self.line) > 1 and self.line[-2][0] > at:
-            self.line = deque(sorted(self.line, key=lambda m: m[0]))
+    def run(self, *, load: float, seconds: float) -> None:
+        rng, at = random.Random(1), self.now
+        while load and at < self.now + seconds:
+            self.send(at, "head", at)
+            at += rng.expovariate(load * CAPACITY / self.slowness)
+        while self.line:
+            self._message(*heapq.heappop(self.line))
 
-    def _turn(self) -> None:
-        started = self.now
-        while self.line and self.line[0][0] <= self.now < started + TURN_S:
-            at, what, came = self.line.popleft()
-            if what == "ping":
-                self.waited_s, self.probed_at = self.now - at, None
-            elif what == "head" and self.overload.skips(now=self.now):
-                self.now += SKIPPED_S
-                self.waits.append((self.now, self.now - came))
-            elif what == "head":
-                self.now += HEAD_S
-                self._send(self.now + TO_THE_PROXY_AND_BACK_S, "body", came)
-            else:
-                self.now += BODY_S
-                self.read.append(self.now)
-                self.waits.append((self.now, self.now - came))
-        if self.probed_at is None and self.now >= self.probe_due:
-            self.probed_at, self.probe_due = self.now, self.now + PROBE_PAUSE_S
-            self._send(self.now + TO_THE_PROXY_AND_BACK_S, "ping", self.now)
-        waited = self.waited_s
-        if self.probed_at is not None:
-            waited = max(self.waited_s or 0.0, self.now - self.probed_at)
-        self.overload.turn(worked_s=self.now - started, waited_s=waited, now=self.now)
+    def _message(self, at: float, _: int, what: Literal["head", "body"], came: float) -> None:
+        self.now = max(self.now, at)
+        if self.pauses and self.pauses[0] <= self.now:
+            self.now += 0.05
+            del self.pauses[0]
+        waited_s = self.now - at
+        if what == "head":
+            unread = self.overload.skips(waited_s=waited_s, now=self.now)
+            self.now += self.slowness * (UNREAD_S if unread else HEAD_S)
+            if not unread:
+                self.send(self.now + TO_THE_PROXY_AND_BACK_S, "body", came)
+                return
+        elif self.overload.gives_up(waited_s=waited_s, now=self.now):
+            self.now += self.slowness * HURRIED_BODY_S
+        else:
+            self.now += self.slowness * BODY_S
+            self.read.append(self.now)
+        self.waits.append((self.now, self.now - came))
 
 
-def test_below_its_capacity_every_request_is_read() -> None:
-    queue = Queue()
-    queue.run(rate=0.8 * CAPACITY, seconds=3.0)
+@pytest.mark.parametrize("slowness", [1, 4])
+def test_below_its_capacity_every_request_is_read(slowness: float) -> None:
+    queue = Queue(slowness)
+    queue.run(load=0.8, seconds=4.0)
     assert len(queue.read) == len(queue.waits)
 
 
+@pytest.mark.parametrize("slowness", [1, 4, 8])
 @pytest.mark.parametrize("load", [1.5, 2.0])
-def test_at_twice_the_load_nobody_waits_long_and_half_of_what_could_be_read_is_read(load: float) -> None:
-    queue = Queue()
-    queue.run(rate=load * CAPACITY, seconds=6.0)
-    settled = [(at, wait) for at, wait in queue.waits if at > 1.0]
-    assert max(wait for _, wait in settled) < 0.1
-    seconds = queue.now - 1.0
-    assert sum(at > 1.0 for at in queue.read) > 0.5 * CAPACITY * seconds
+def test_at_twice_the_load_nobody_waits_long_and_half_of_what_could_be_read_is_read(
+    load: float, slowness: float
+) -> None:
+    queue = Queue(slowness)
+    queue.run(load=load, seconds=6.0)
+    assert max(wait for _, wait in queue.waits) < 0.06
+    assert len(queue.read) > 0.5 * CAPACITY / slowness * queue.now
+
+
+def test_pauses_of_50_ms_at_twice_the_load_make_nobody_wait_for_over_100() -> None:
+    queue = Queue(4.0, pauses=[0.5, 1.0, 2.0, 2.25, 3.0])
+    queue.run(load=2.0, seconds=4.0)
+    assert not queue.pauses
+    assert max(wait for _, wait in queue.waits) < 0.1
+    assert len(queue.read) > 0.4 * CAPACITY / 4.0 * queue.now
 
 
 def test_it_is_over_with_the_load() -> None:
     queue = Queue()
-    queue.run(rate=2 * CAPACITY, seconds=3.0)
-    queue.run(rate=0.5 * CAPACITY, seconds=3.0)
-    before = queue.now - 1.0
+    queue.run(load=2.0, seconds=3.0)
+    assert 0.4 < queue.overload.share(now=queue.now) < 0.9
+    queue.run(load=0.5, seconds=3.0)
+    before = queue.now - 2.0
     read, answered = sum(at > before for at in queue.read), sum(at > before for at, _ in queue.waits)
     assert read == answered > 0
+    assert queue.overload.share(now=queue.now) == 0.0
 
 
 def test_a_burst_out_of_nothing_is_worked_off_in_time() -> None:
     queue = Queue()
     for _ in range(600):
-        queue._send(0.0, "head", 0.0)
-    queue.run(rate=0.0, seconds=1.0)
+        queue.send(0.0, "head", 0.0)
+    queue.run(load=0.0, seconds=0.0)
     assert len(queue.waits) == 600
-    assert max(wait for _, wait in queue.waits) < 0.25
+    assert max(wait for _, wait in queue.waits) < 0.15
 
 
-def test_a_data_plane_that_is_late_itself_changes_nothing() -> None:
+def test_a_queue_that_is_gone_at_once_changes_nothing() -> None:
     overload = Overload()
     for n in range(100):
-        overload.turn(worked_s=0.001, waited_s=1.0, now=n * 0.02)
-    assert not overload.skips(now=2.0)
+        at = n * 0.05
+        assert not overload.skips(waited_s=0.03, now=at)
+        assert not overload.skips(waited_s=0.03, now=at + 0.01)
+        assert not overload.skips(waited_s=0.0, now=at + 0.015)
+        assert not overload.gives_up(waited_s=1.0, now=at + 0.02)
 
 
-def test_the_share_is_kept_evenly() -> None:
+def test_in_an_overload_it_is_the_wait_of_each_request_that_decides() -> None:
     overload = Overload()
-    now = 0.0
-    while overload.share(now=now) < 0.3:
-        now += 0.01
-        overload.turn(worked_s=0.01, waited_s=TARGET_S * 1.01, now=now)
-    skipped = [overload.skips(now=now) for _ in range(100)]
-    assert 28 <= sum(skipped) <= 45
-    assert max(len(run) for run in "".join("x" if s else " " for s in skipped).split()) <= 2
+    assert not overload.skips(waited_s=1.0, now=0.0)
+    assert overload.skips(waited_s=1.0, now=0.1)
+    assert not overload.skips(waited_s=TARGET_S, now=0.1)
+    assert overload.skips(waited_s=1.01 * TARGET_S, now=0.1)

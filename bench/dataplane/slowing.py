@@ -1,0 +1,100 @@
+"""Two ways to make a process slow, both for root.
+
+`evenly`: a competitor of higher priority on the same core takes all but a share of each millisecond, so that the process runs as on a
+slower machine. `by_quota`: a cgroup's quota, as a pod's CPU limit. The kernel looks at quotas at its timer ticks: with 250 of them a second,
+an eighth of a core in periods of 10 ms comes as 4 ms of running and up to 44 ms of standing still. Nothing in the process can
+answer meanwhile, so a quota shows the kernel's pauses beside the process's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_QUOTA_PERIOD_US: Final = 10_000
+_PERIOD_S: Final = 0.001
+
+
+def apart() -> None:
+    """Run this process, and all that it starts, ahead of others and off the last core: a busy machine then changes little."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus - {max(cpus)})
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+@contextlib.contextmanager
+def evenly(core: float, pid: int) -> Iterator[None]:
+    """Pin a process to the last core, and leave it this share of each millisecond there, whatever else runs on the machine.
+
+    It stays so until it ends.
+    """
+    cpu = (os.cpu_count() or 1) - 1
+    _run(pid, cpu, os.SCHED_RR, priority=1)
+    command = [sys.executable, "-m", "bench.dataplane.slowing", str(cpu), str(core)]
+    with subprocess.Popen(command) as competitor:
+        try:
+            yield
+        finally:
+            competitor.kill()
+
+
+@contextlib.contextmanager
+def by_quota(core: float, pid: int) -> Iterator[None]:
+    """Let a process use so much of a core in every 10 ms."""
+    quota_us, old = int(core * _QUOTA_PERIOD_US), Path("/sys/fs/cgroup/cpu").is_dir()
+    group = _own_group(old=old) / f"picker-{pid}"
+    group.mkdir()
+    try:
+        if old:
+            (group / "cpu.cfs_period_us").write_text(str(_QUOTA_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us} {_QUOTA_PERIOD_US}")
+        _run(pid, (os.cpu_count() or 1) - 1, os.SCHED_OTHER, priority=0)
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(str(pid))
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+def _own_group(*, old: bool) -> Path:
+    """The cgroup that this process is in; old: of the first version."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if ("cpu" in controllers.split(",")) if old else not controllers:
+            return Path("/sys/fs/cgroup/cpu" if old else "/sys/fs/cgroup") / path.lstrip("/")
+    raise FileNotFoundError("no cgroup limits the CPU of this process")
+
+
+def _run(pid: int, cpu: int, policy: int, *, priority: int) -> None:
+    """All threads of a process, on this core."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), {cpu})
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
+
+
+def _compete(cpu: int, left: float) -> None:
+    """The competitor: for ever."""
+    os.sched_setaffinity(0, {cpu})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
+    clock = time.perf_counter
+    due = clock()
+    while True:
+        due = max(due + _PERIOD_S, clock())
+        while clock() < due - left * _PERIOD_S:
+            pass
+        time.sleep(max(left * _PERIOD_S / 2, due - clock()))
+
+
+if __name__ == "__main__":
+    _compete(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,73 @@
+"""How long bytes have waited for this process before they are read: known from when the loop last looked for any.
+
+The loop asks the kernel once in each iteration which connections have bytes. What one of them has now came after the look before, or, where
+the edge had stopped reading, after its last read. That holds as long as the process is busy. Where it was not, the loop was waiting, and
+the bytes came just now. It was busy if the CPU time that the thread has used since the look, times how slowly its CPU time passes
+(a quota or other processes may take the rest), is most of the time since. Pure; owned by the server, for all its connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+_SURELY_BUSY_S: Final = 0.002
+"""From a look until bytes came: with less, it does not matter whether the loop waited."""
+_MOST: Final = 0.5
+_KEEP: Final = 0.9
+"""Of what was measured before, after one more turn."""
+
+
+class Lateness:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+        soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """soon: calls a function in the loop's next iteration, before it looks for bytes. cpu_clock: of the loop's thread."""
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._soon = soon
+        self.looks = 0
+        """How often the loop has looked since it began."""
+        self._asked = False
+        self._looked_at = self._before = clock()
+        self._cpu_at_look = cpu_clock()
+        self._turn_began = self._cpu_at_turn = 0.0
+        self._wall_s = self._cpu_s = 0.0
+        """Of the latest turns."""
+
+    def read(self, *, before: float, resumed: int, now: float) -> float:
+        """Bytes of a connection were read. The moment after which they came.
+
+        before: when the connection was read last; resumed: `looks` when the edge began to read it again after a pause.
+        """
+        cpu = self._cpu_clock()
+        self._turn_began, self._cpu_at_turn = now, cpu
+        since_s = now - self._looked_at
+        if (
+            since_s > _SURELY_BUSY_S
+            and (cpu - self._cpu_at_look) * self._wall_s < _MOST * since_s * self._cpu_s
+        ):
+            self._before = self._looked_at = now
+            self._cpu_at_look = cpu
+            return now
+        return before if self.looks - resumed <= 1 else max(before, self._before)
+
+    def goes_on(self) -> None:
+        """A turn begins with bytes that were read before."""
+        self._turn_began, self._cpu_at_turn = self._clock(), self._cpu_clock()
+
+    def worked(self) -> None:
+        """What was read has been handled for now. Whatever came meanwhile has waited."""
+        self._wall_s = _KEEP * self._wall_s + self._clock() - self._turn_began
+        self._cpu_s = _KEEP * self._cpu_s + self._cpu_clock() - self._cpu_at_turn
+        if not self._asked:
+            self._asked = True
+            self._soon(self._look)
+
+    def _look(self) -> None:
+        self._asked = False
+        self.looks += 1
+        self._before, self._looked_at, self._cpu_at_look = self._looked_at, self._clock(), self._cpu_clock()

@@ -1,0 +1,101 @@
+"""How long bytes have waited: a loop in simulated time that looks, reads and works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from epp.http2.lateness import Lateness
+
+NEVER = -2
+
+
+@dataclass
+class Loop:
+    """`slowness`: how much of the wall's time passes for each second of the thread's CPU."""
+
+    slowness: float = 1.0
+    now: float = 10.0
+    cpu: float = 1.0
+    asked: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lateness = Lateness(lambda: self.now, lambda: self.cpu, self.asked.append)
+
+    def works(self, seconds: float) -> None:
+        self.now += seconds
+        self.cpu += seconds / self.slowness
+
+    def looks(self) -> None:
+        """Its next iteration begins."""
+        asked, self.asked[:] = list(self.asked), []
+        for each in asked:
+            each()
+
+    def turn(self, *, before: float, seconds: float, resumed: int = NEVER) -> float:
+        """Read what is there and handle it; how long it had waited at the most when that began."""
+        came_after = self.lateness.read(before=before, resumed=resumed, now=self.now)
+        waited = self.now - came_after
+        self.works(seconds)
+        self.lateness.worked()
+        return waited
+
+
+@pytest.mark.parametrize("slowness", [1.0, 8.0])
+def test_what_came_while_the_loop_worked_has_waited_since_the_read_before(slowness: float) -> None:
+    loop, read_at = Loop(slowness), 0.0
+    waits = []
+    for _ in range(5):
+        before, read_at = read_at, loop.now
+        waits.append(loop.turn(before=before, seconds=0.03))
+        loop.looks()
+    assert waits[0] == 0.0
+    assert waits[1:] == pytest.approx([0.03] * 4)
+
+
+@pytest.mark.parametrize("slowness", [1.0, 8.0])
+def test_what_comes_to_an_idle_loop_has_not_waited(slowness: float) -> None:
+    loop, read_at = Loop(slowness), 0.0
+    for _ in range(5):
+        before, read_at = read_at, loop.now
+        assert loop.turn(before=before, seconds=0.003) == 0.0
+        loop.looks()
+        loop.now += 0.5
+
+
+def test_other_work_between_look_and_read_counts_as_work() -> None:
+    loop, read_at = Loop(slowness=4.0), 0.0
+    for _ in range(3):
+        before, read_at = read_at, loop.now
+        waited = loop.turn(before=before, seconds=0.01)
+        loop.looks()
+        loop.works(0.04)  # A page of metrics, say.
+    assert waited == pytest.approx(0.05)
+
+
+def test_a_connection_that_was_quiet_while_others_kept_the_loop_busy_has_waited_one_iteration() -> None:
+    loop, read_at = Loop(), 0.0
+    for _ in range(50):
+        before, read_at = read_at, loop.now
+        loop.turn(before=before, seconds=0.02)
+        loop.looks()
+    assert loop.turn(before=10.0, seconds=0.02) == pytest.approx(0.02)
+
+
+def test_a_connection_whose_reading_was_paused_has_waited_since_its_last_read() -> None:
+    loop = Loop()
+    first = loop.now
+    loop.turn(before=0.0, seconds=0.01)
+    for _ in range(20):
+        loop.looks()
+        loop.lateness.goes_on()
+        loop.works(0.01)
+        loop.lateness.worked()
+    resumed = loop.lateness.looks
+    loop.looks()
+    assert loop.turn(before=first, seconds=0.01, resumed=resumed) == pytest.approx(0.21)
+    loop.looks()
+    loop.looks()
+    assert loop.turn(before=first, seconds=0.01, resumed=resumed) == pytest.approx(0.01)
