@@ -11,7 +11,7 @@ Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from typing import Final
@@ -26,6 +26,7 @@ from epp.flow.queues import OTHERS, Load
 from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.shares import OTHER
+from epp.flow.status import FlowStatus, WaitingTenant
 from epp.picker import Considered, Picker
 from epp.server_caches import Prompt
 
@@ -57,35 +58,6 @@ class Claim:
 
 
 NO_CLAIM: Final = Claim()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingTenant:
-    """What waits of one tenant at one priority."""
-
-    priority: int
-    tenant: str
-    demoted: bool
-    requests: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowStatus:
-    """For people and metrics: what waits, for one base model."""
-
-    model: str
-    saturation: float
-    oldest_s: float
-    requests: Mapping[int, int]
-    """By priority."""
-    tokens: Mapping[int, int]
-    tenants: Sequence[WaitingTenant] = ()
-    """Those of whom the most tokens wait."""
-    let_go_tokens: Mapping[str, int] = field(default_factory=dict)
-    """By tenant, since the start; of the first ones by name."""
-    demoted: int = 0
-    """Requests since the start."""
 
 
 class Ticket:

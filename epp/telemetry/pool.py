@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from epp.gate import FlowStatus
+from epp.flow.status import FlowStatus
+from epp.metric import gauge
 from epp.telemetry.state import EndpointStatus
 
 
@@ -14,7 +16,7 @@ class PoolStatus:
     """The ready servers of one base model."""
 
     model: str
-    servers: int
+    servers: Annotated[int, gauge("epp_pool_servers", "Servers of the base model that requests may go to.")]
     undone_s: float
     """Prompt tokens that were sent to the servers and are not computed, over what all of them compute in a second."""
     queued_s: float
@@ -24,7 +26,32 @@ class PoolStatus:
     goal_s: float
 
     @property
-    def saturation(self) -> float:
+    def waiting_s(
+        self,
+    ) -> Annotated[
+        Mapping[str, float],
+        gauge(
+            "epp_pool_undone_seconds",
+            "Prompt tokens that are not computed yet, divided by what all ready servers of the base model "
+            "compute in a second. servers: tokens sent to servers; every replica tells it of the whole "
+            "pool. queue: tokens of the requests that flow control holds in this replica.",
+            "where",
+        ),
+    ]:
+        return {"servers": self.undone_s, "queue": self.queued_s}
+
+    @property
+    def saturation(
+        self,
+    ) -> Annotated[
+        float,
+        gauge(
+            "epp_pool_saturation",
+            "The larger of two: epp_pool_undone_seconds divided by flow.goalSeconds, and the mean share "
+            "of the KV caches that running requests use. At 1 the servers of the base model are too few. "
+            "For autoscalers; flow control need not be on.",
+        ),
+    ]:
         """1: a new request waits as long as the goal says, or the caches are full of running requests."""
         return max(self.kv_usage, (self.undone_s + self.queued_s) / self.goal_s)
 

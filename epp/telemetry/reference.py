@@ -1,12 +1,12 @@
-"""The metrics reference page, made from the same list that registers the metrics."""
+"""The metrics reference page, made from the declarations that Prometheus's pages are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-from epp.telemetry import catalog
-from epp.telemetry.catalog import Spec
+from epp.metric import Metric
+from epp.telemetry.catalog import GROUPS
 
 _INTRO: Final = """\
 # Metrics
@@ -18,18 +18,13 @@ Beside these stand `process_*`: CPU seconds, memory, open files and start time o
 
 def metrics_reference() -> str:
     """The page, in Markdown."""
-    return "\n".join(
-        [
-            _INTRO,
-            *_section("Counted as things happen", catalog.EVENTS),
-            *_section("State, read when Prometheus asks", catalog.STATE),
-        ]
-    )
+    sections = (_section(group.title, (metric for _, metric in group.metrics())) for group in GROUPS)
+    return "\n".join([_INTRO, *(line for section in sections for line in section)])
 
 
-def _section(title: str, specs: Iterable[Spec]) -> list[str]:
+def _section(title: str, metrics: Iterable[Metric]) -> list[str]:
     rows = [
-        f"| `{spec.name}` | {spec.kind} | {', '.join(f'`{label}`' for label in spec.labels) or '-'} | {spec.help} |"
-        for spec in specs
+        f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels) or '-'} | {m.help} |"
+        for m in metrics
     ]
     return [f"## {title}\n", "| name | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""]

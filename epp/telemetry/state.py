@@ -1,15 +1,19 @@
 """What the picker's state looks like to people and to Prometheus: plain values, made anew for each look.
 
-The composition root fills these from the picker and the scraper; `metrics` and `admin` show them. None everywhere
-means that the server does not say, or that nothing fresh is known.
+`state_report` fills these from the picker and the scraper; the admin pages show them, and a field with a metric beside it is also
+read when Prometheus asks. None everywhere means that the server does not say, or that nothing fresh is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from epp.gate import FlowStatus
+from epp.flow.status import FlowStatus
+from epp.metric import counter, gauge
+from epp.telemetry.exact_status import ExactStatus
+from epp.telemetry.sharing_status import SharingStatus
 from epp.types import Address, EndpointName
 
 
@@ -22,100 +26,134 @@ class EndpointStatus:
     model: str = ""
     adapters: tuple[str, ...] = ()
     """Believed to be loaded there."""
-    ready: bool = True
-    """Among the candidates, for other requests than trials."""
-    in_flight: int = 0
-    """Requests that this picker has open there."""
-    peers_in_flight: int = 0
-    """Requests that other pickers say they have open there."""
-    backlog_tokens: float = 0.0
-    """Prompt tokens sent there and not yet computed, as far as this picker knows."""
-    prefill_tokens_per_s: float | None = None
-    running: int | None = None
-    waiting: int | None = None
-    kv_usage: float | None = None
-    prefix_queries_tokens: float | None = None
-    prefix_hits_tokens: float | None = None
-    """The server's own counters: what it looked up in its prefix cache, and what it found."""
-    predicted_tokens: int = 0
-    """Prompt tokens sent there in the belief that it held them."""
-    capacity_tokens: int | None = None
-    cache_size_ratio: float = 1.0
-    """Learned: what its cache really keeps, over what is stated or assumed."""
-    bytes_per_token: float | None = None
-    """Learned, of its model."""
-    table_entries: int = 0
-    table_bytes: int = 0
-    """Prompt text that its cache is believed to hold."""
-    table_capacity_bytes: int = 0
-    table_evictions: int = 0
-    scrape_age_s: float | None = None
-    """None: it has never answered."""
+    ready: Annotated[bool, gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.")] = True
+    in_flight: Annotated[
+        int, gauge("epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint.")
+    ] = 0
+    peers_in_flight: Annotated[
+        int,
+        gauge(
+            "epp_endpoint_peers_in_flight", "Requests that other pickers report in flight on the endpoint."
+        ),
+    ] = 0
+    backlog_tokens: Annotated[
+        float,
+        gauge(
+            "epp_endpoint_backlog_tokens",
+            "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
+        ),
+    ] = 0.0
+    prefill_tokens_per_s: Annotated[
+        float | None,
+        gauge(
+            "epp_endpoint_prefill_tokens_per_second",
+            "Prefill rate of the endpoint, learned from its own timing metrics.",
+        ),
+    ] = None
+    running: Annotated[
+        int | None, gauge("epp_endpoint_running", "Requests running on the endpoint, from its metrics.")
+    ] = None
+    waiting: Annotated[
+        int | None,
+        gauge("epp_endpoint_waiting", "Requests waiting in the queue of the endpoint, from its metrics."),
+    ] = None
+    kv_usage: Annotated[
+        float | None,
+        gauge(
+            "epp_endpoint_kv_usage_ratio", "Share of the KV cache in use on the endpoint, from its metrics."
+        ),
+    ] = None
+    prefix_queries_tokens: Annotated[
+        float | None,
+        counter(
+            "epp_endpoint_prefix_queries_tokens_total",
+            "Prompt tokens that the server looked up in its prefix cache, from its metrics.",
+        ),
+    ] = None
+    prefix_hits_tokens: Annotated[
+        float | None,
+        counter(
+            "epp_endpoint_prefix_hits_tokens_total",
+            "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
+            "epp_endpoint_prefix_queries_tokens_total this is the real hit rate; epp_matched_tokens_total "
+            "/ epp_prompt_tokens_total is the predicted one.",
+        ),
+    ] = None
+    predicted_tokens: Annotated[
+        int,
+        counter(
+            "epp_endpoint_predicted_tokens_total",
+            "Prompt tokens sent to the endpoint that the picker expected in its cache. Compare with "
+            "epp_endpoint_prefix_hits_tokens_total, which also counts requests of other pickers.",
+        ),
+    ] = 0
+    capacity_tokens: Annotated[
+        int | None,
+        gauge("epp_endpoint_capacity_tokens", "Size of the KV cache of the endpoint, from its metrics."),
+    ] = None
+    cache_size_ratio: Annotated[
+        float,
+        gauge(
+            "epp_endpoint_cache_size_ratio",
+            "Cache size that the picker has learned, divided by the size that the metrics state or the "
+            "policy assumes. Learned for each model.",
+        ),
+    ] = 1.0
+    bytes_per_token: Annotated[
+        float | None,
+        gauge("epp_endpoint_bytes_per_token", "Bytes of prompt text for one token, learned for each model."),
+    ] = None
+    table_entries: Annotated[
+        int, gauge("epp_table_entries", "Entries of the prefix table for the endpoint.")
+    ] = 0
+    table_bytes: Annotated[
+        int,
+        gauge(
+            "epp_table_bytes", "Bytes of prompt text that the picker expects in the cache of the endpoint."
+        ),
+    ] = 0
+    table_capacity_bytes: Annotated[
+        int, gauge("epp_table_capacity_bytes", "Upper bound of epp_table_bytes.")
+    ] = 0
+    table_evictions: Annotated[
+        int, counter("epp_table_evictions_total", "Table entries of the endpoint that were evicted.")
+    ] = 0
+    scrape_age_s: Annotated[
+        float | None,
+        gauge(
+            "epp_endpoint_scrape_age_seconds",
+            "Age of the last successful scrape of the endpoint. Absent before the first one.",
+        ),
+    ] = None
     scrape_error: str = ""
-    failure_share: float = 0.0
-    """Of its recent answers, those that failed."""
+    failure_share: Annotated[
+        float,
+        gauge(
+            "epp_endpoint_failure_share",
+            "Share of the endpoint's recent answers that failed, by a moving average: 5xx, 429, and "
+            "connections that broke before the answer. 1 for an endpoint whose requests hang.",
+        ),
+    ] = 0.0
     left_out: str = ""
-    """Why it gets only trial requests; empty: it does not fail."""
+    """Why it gets only trial requests. Empty: it does not fail."""
 
+    @property
+    def scrape_ok(
+        self,
+    ) -> Annotated[bool, gauge("epp_endpoint_scrape_ok", "1 if the last scrape of the endpoint succeeded.")]:
+        return self.scrape_age_s is not None and not self.scrape_error
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharingStatus:
-    """What this picker tells others and hears from them. Totals since it started, but for the first three."""
-
-    connected: bool
-    peers: int
-    """Other pickers that are alive."""
-    waiting_bytes: int
-    said_batches: int
-    said_bytes: int
-    said_events: int
-    dropped_events: int
-    read_bytes: int
-    heard_events: int
-    skipped: Mapping[str, int]
-    """Events that were heard and left out, by reason."""
-    gaps: int
-    """Times at which batches of another picker were missing."""
-    errors: Mapping[str, int]
-    """Failed calls to the link, by reason."""
-    tables: Mapping[str, int]
-    """Whole tables, stored or loaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactModelStatus:
-    """What exact mode makes of one base model's prompts."""
-
-    state: str
-    """waiting, checking, on or off."""
-    reason: str
-    prompts: Mapping[str, int]
-    """By what became of them: mapped; and of those, matched or missed; or why they were not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactServerStatus:
-    """What exact mode knows of one server."""
-
-    state: str
-    """following, partly or off."""
-    reason: str
-    blocks: int
-    chunks: int
-    events: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactStatus:
-    """What the servers' own events say. Totals since the picker started, but for blocks and chunks."""
-
-    models: Mapping[str, ExactModelStatus]
-    servers: Mapping[EndpointName, ExactServerStatus]
-    dropped_prompts: int
-    gaps: Mapping[str, int]
-    """Times at which messages were missing: found, and of those lost for good."""
-    malformed: int
-    corrections: Mapping[str, int]
+    @property
+    def is_left_out(
+        self,
+    ) -> Annotated[
+        bool,
+        gauge(
+            "epp_endpoint_left_out",
+            "1 while the endpoint gets only trial requests, because its answers fail or do not come.",
+        ),
+    ]:
+        return bool(self.left_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,31 +161,86 @@ class PickerStatus:
     """The whole picker now."""
 
     endpoints: tuple[EndpointStatus, ...] = ()
-    table_entries: int = 0
-    """Entries over all endpoints, each shared chunk counted once for each endpoint that holds it."""
+    table_entries: Annotated[
+        int, gauge("epp_table_size_entries", "Entries of the prefix table for all endpoints.")
+    ] = 0
+    """Each shared chunk counts once for each endpoint that holds it."""
     policy: str = ""
     rule: str = ""
-    draining: bool = False
-    held_body_bytes: int = 0
-    """Of request bodies that wait for the rest of them."""
-    overload_ratio: float = 0.0
-    """Share of new requests that are routed by load without reading them."""
+    draining: Annotated[bool, gauge("epp_draining", "1 while the picker drains after SIGTERM.")] = False
+    held_body_bytes: Annotated[
+        int,
+        gauge(
+            "epp_held_body_bytes",
+            "Bytes of request bodies that wait for the rest of them, in one worker. "
+            "`streams.maxHeldBodyBytes` bounds it.",
+        ),
+    ] = 0
+    overload_ratio: Annotated[
+        float,
+        gauge(
+            "epp_overload_ratio",
+            "Share of new requests that are routed by load without reading them, because the picker "
+            "itself has too much to do.",
+        ),
+    ] = 0.0
     goal_s: float = 2.0
     """The wait at which the policy takes a pool to be saturated."""
     flow: Sequence[FlowStatus] = ()
     """What flow control holds, by base model; empty where it is off."""
-    source_failures: Mapping[str, int] = field(default_factory=dict)
-    """How often each source of news failed and was started again."""
-    log_lines_left_out: Mapping[str, int] = field(default_factory=dict)
-    """By reason."""
-    recorded: Mapping[str, int] = field(default_factory=dict)
-    """Requests by what became of their lines in the recording; empty: nothing is recorded."""
-    spans: Mapping[str, int] = field(default_factory=dict)
-    """Of traces, by what became of them; empty: tracing is off."""
+    source_failures: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_source_failures_total",
+            "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, "
+            "sharing, exact, explain, page, recording, housekeeping, readiness. The loop was started "
+            "again after a pause. The log says why it failed.",
+            "source",
+        ),
+    ] = field(default_factory=dict)
+    log_lines_left_out: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_log_lines_left_out_total",
+            "Log lines that were not written, by reason: dropped (nobody read standard error fast "
+            "enough), repeated (one place in the code logged more than 100 lines in 10 s; one line says "
+            "how many).",
+            "reason",
+        ),
+    ] = field(default_factory=dict)
+    recorded: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_recorded_requests_total",
+            "Requests of which the recording should have a line, by result: written, dropped (the disk "
+            "was too slow), failed (the disk refused it). Only with `recording`.",
+            "result",
+        ),
+    ] = field(default_factory=dict)
+    spans: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_trace_spans_total",
+            "Spans of sampled picks, by what became of them: sent, failed (the collector did not take "
+            "them) or dropped (too many were waiting for the collector). Only with tracing.",
+            "result",
+        ),
+    ] = field(default_factory=dict)
     sharing: SharingStatus | None = None
     """None: it shares with nobody."""
     exact: ExactStatus | None = None
     """None: the table is approximate."""
+
+    @property
+    def policy_info(
+        self,
+    ) -> Annotated[
+        Mapping[tuple[str, str], int],
+        gauge(
+            "epp_policy_info", "Always 1. The labels name the policy and the rule in use.", "policy", "rule"
+        ),
+    ]:
+        return {(self.policy, self.rule): 1}
 
 
 StatusSource = Callable[[], PickerStatus]

@@ -41,7 +41,7 @@ _GROUPING: Final = re.compile(r"\b(?:by|without|on)\s*\(([^)]*)\)")
 def known() -> dict[str, set[str]]:
     """Metric of the picker, as Prometheus stores it -> its labels."""
     found: dict[str, set[str]] = {name: set() for name in PROCESS}
-    for spec in (each for each in vars(catalog).values() if isinstance(each, catalog.Spec)):
+    for spec in catalog.METRICS:
         names = (
             [f"{spec.name}_{end}" for end in ("bucket", "sum", "count")]
             if spec.kind == "histogram"

@@ -69,7 +69,7 @@ def test_keda_follows_the_pools_saturation_in_place_of_an_autoscaler_of_its_own(
         trigger["metadata"]["query"]
         == f'max(avg_over_time(epp_pool_saturation{{namespace="{NAMESPACE}"}}[1m]))'
     )
-    assert "epp_pool_saturation" in {spec.name for spec in catalog.STATE}
+    assert "epp_pool_saturation" in {spec.name for spec in catalog.METRICS}
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
 

@@ -12,7 +12,7 @@ from typing import Any
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.decision import Candidate, Decision, WouldPick
-from epp.gate import FlowStatus, WaitingTenant
+from epp.flow.status import FlowStatus, WaitingTenant
 from epp.misses.causes import CAUSES
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board

@@ -22,8 +22,9 @@ import pytest
 from aiohttp import web
 
 from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.exact_status import ExactModelStatus
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import EndpointStatus, ExactModelStatus, PickerStatus
+from epp.telemetry.state import EndpointStatus, PickerStatus
 from epp.types import EndpointName
 from tests.charts.rendering import GATEWAY, NAMESPACE, Helm, of_kind
 from tests.harness.gateway import Gateway, running_gateway, write_endpoints, write_policy

@@ -100,7 +100,7 @@ def words_of(line: str) -> list[str]:
 
 def metrics() -> set[str]:
     found: set[str] = set()
-    for spec in (each for each in vars(catalog).values() if isinstance(each, catalog.Spec)):
+    for spec in catalog.METRICS:
         found |= {spec.name, *(f"{spec.name}_{end}" for end in ("bucket", "sum", "count"))}
     return found
 

@@ -9,18 +9,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epp.decision import Observer, Prefill
 from epp.errors import BadRequestError, NoEndpointError
+from epp.flow.status import FlowStatus
 from epp.telemetry import catalog
 from epp.telemetry.decisions import DecisionRing, Refusal
+from epp.telemetry.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.reference import metrics_reference
-from epp.telemetry.state import (
-    EndpointStatus,
-    ExactModelStatus,
-    ExactServerStatus,
-    ExactStatus,
-    PickerStatus,
-    SharingStatus,
-)
+from epp.telemetry.sharing_status import SharingStatus
+from epp.telemetry.state import EndpointStatus, PickerStatus
 from epp.types import EndpointName
 from tests.unit.telemetry.records import HERE, answered, decision, ended, pick
 
@@ -263,7 +259,11 @@ def test_two_pickers_in_one_process_do_not_share_counts() -> None:
 
 def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
     page = metrics_reference()
-    specs = {spec.name: spec for spec in (*catalog.EVENTS, *catalog.STATE)}
+    shown.metrics.picked(pick(), seconds=0.0)
+    fast = EndpointStatus(name=EndpointName("a"), address=HERE, prefill_tokens_per_s=9000.0)
+    flow = FlowStatus(model="m", saturation=0.0, oldest_s=0.0, requests={}, tokens={})
+    shown.status = replace(shown.status, endpoints=(fast,), flow=(flow,))
+    specs = {spec.name: spec for spec in catalog.METRICS}
     served = {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in shown.metrics.registry.collect()

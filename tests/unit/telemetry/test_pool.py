@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.gate import FlowStatus
+from epp.flow.status import FlowStatus
 from epp.telemetry.pool import pools_of
 from epp.telemetry.state import EndpointStatus
 from epp.types import EndpointName

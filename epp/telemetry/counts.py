@@ -1,0 +1,271 @@
+"""What is counted when it happens: plain numbers, each declared as a metric where it stands. `metrics` adds to them.
+
+prometheus_client takes a lock, checks labels and walks the buckets at each addition, since it serves any program. Here one
+thread counts and the same thread is asked, so an addition is an addition.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Annotated, Final
+
+from epp.metric import counter, gauge, histogram
+
+
+class Distribution:
+    """A histogram's values. A bound belongs to its own bucket."""
+
+    __slots__ = ("_counts", "bounds", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[int]:
+        """For each bound the values up to it, and the number of all values at the end."""
+        return list(accumulate(self._counts))
+
+
+ByLabel = defaultdict[str, float]
+ByLabels = defaultdict[tuple[str, ...], float]
+_by_label: Final = partial(ByLabel, float)
+_by_labels: Final = partial(ByLabels, float)
+_fine: Final = partial(
+    Distribution,
+    (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0),
+)
+_ttft: Final = partial(Distribution, (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0))
+_lag: Final = partial(Distribution, (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0))
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Of the requests and their answers."""
+
+    requests: Annotated[
+        ByLabels,
+        counter(
+            "epp_requests_total",
+            "Requests that have finished, by outcome: ended, aborted (the client left), failed, detached "
+            "(the picker let the stream go early) or refused. A refused request has no API kind.",
+            "outcome",
+            "kind",
+        ),
+    ] = field(default_factory=_by_labels)
+    in_flight: Annotated[
+        int, gauge("epp_in_flight", "Requests that have an endpoint and whose streams are still open.")
+    ] = 0
+    pick_seconds: Annotated[
+        Distribution,
+        histogram("epp_pick_seconds", "Time to choose an endpoint, from the parsed request to the answer."),
+    ] = field(default_factory=_fine)
+    parse_seconds: Annotated[Distribution, histogram("epp_parse_seconds", "Time to read a request body.")] = (
+        field(default_factory=_fine)
+    )
+    parsed_bytes: Annotated[int, counter("epp_parsed_bytes_total", "Bytes of request bodies read.")] = 0
+    flow_waited: Annotated[
+        Distribution,
+        histogram(
+            "epp_flow_waited_seconds", "How long requests were held that flow control held and then let go."
+        ),
+    ] = field(default_factory=_ttft)
+    unread: Annotated[
+        ByLabel,
+        counter(
+            "epp_unread_bodies_total",
+            "Requests that were routed by load because their body was not read, by reason: costly_body "
+            "(reading it would hold up all other requests), encoded_body (compressed), partial_body and "
+            "body_not_seen (the data plane did not hand over all of it), no_room (bodies that wait for "
+            "the rest of them are over streams.maxHeldBodyBytes).",
+            "reason",
+        ),
+    ] = field(default_factory=_by_label)
+    prompt_tokens: Annotated[
+        int, counter("epp_prompt_tokens_total", "Estimated prompt tokens of all routed requests.")
+    ] = 0
+    matched_tokens: Annotated[
+        int,
+        counter(
+            "epp_matched_tokens_total",
+            "Prompt tokens that the picker expected in the prefix cache of the chosen endpoint, out of "
+            "epp_prompt_tokens_total.",
+        ),
+    ] = 0
+    sampled_predicted: Annotated[
+        int,
+        counter(
+            "epp_sampled_predicted_tokens_total",
+            "Tokens that the picker expected in the cache, for sampled answers in which the server "
+            "reported its cached tokens.",
+        ),
+    ] = 0
+    sampled_cached: Annotated[
+        int,
+        counter(
+            "epp_sampled_cached_tokens_total",
+            "Tokens that the servers reported as cached, for the same answers. Divide by "
+            "epp_sampled_predicted_tokens_total to see how good the prediction is.",
+        ),
+    ] = 0
+    sampled_true: Annotated[
+        int,
+        counter(
+            "epp_sampled_true_tokens_total",
+            "For each sampled answer the smaller of the predicted and the reported tokens. Divided by "
+            "epp_sampled_predicted_tokens_total this is the precision of the prediction, divided by "
+            "epp_sampled_cached_tokens_total its recall.",
+        ),
+    ] = 0
+    sampled_ttft: Annotated[
+        Distribution,
+        histogram(
+            "epp_sampled_ttft_seconds", "Time from the pick to the first token, for sampled streamed answers."
+        ),
+    ] = field(default_factory=_ttft)
+    refused: Annotated[
+        ByLabel,
+        counter("epp_refused_total", "Requests that the picker answered itself with an error.", "reason"),
+    ] = field(default_factory=_by_label)
+    mismatches: Annotated[
+        int,
+        counter(
+            "epp_served_mismatch_total",
+            "Answers from another endpoint than the first choice, because the data plane retried or "
+            "passed the first choice by.",
+        ),
+    ] = 0
+    protocol_errors: Annotated[
+        ByLabel,
+        counter(
+            "epp_protocol_errors_total", "Messages from the data plane that break the protocol.", "reason"
+        ),
+    ] = field(default_factory=_by_label)
+    dry_run: Annotated[
+        ByLabels,
+        counter(
+            "epp_dry_run_picks_total",
+            "Picks that a policy in dry run scored too, by whether this policy would have picked the same "
+            "endpoint.",
+            "policy",
+            "agrees",
+        ),
+    ] = field(default_factory=_by_labels)
+
+
+@dataclass(slots=True)
+class ServerCounts:
+    """Of the requests of one endpoint; they go when the endpoint goes."""
+
+    picks: Annotated[
+        ByLabel,
+        counter(
+            "epp_picks_total",
+            "Picks, by the first endpoint of the answer and the reason of the choice. Counting restarts "
+            "when an endpoint leaves and comes back.",
+            "reason",
+        ),
+    ] = field(default_factory=_by_label)
+    prefill_picks: Annotated[
+        int,
+        counter(
+            "epp_prefill_picks_total",
+            "Picks in which another endpoint than the chosen one was asked to compute the prompt, by "
+            "that prefill endpoint. Counting restarts when an endpoint leaves and comes back.",
+        ),
+    ] = 0
+    prefill_tokens: Annotated[
+        int,
+        counter(
+            "epp_prefill_tokens_total",
+            "Prompt tokens that prefill endpoints were asked to compute in those picks.",
+        ),
+    ] = 0
+    answers: Annotated[
+        ByLabel,
+        counter(
+            "epp_answers_total",
+            "Answers that have begun, by the endpoint that served and the class of the status: 2xx, 3xx, "
+            "4xx, 404, 429 or 5xx. Counting restarts when an endpoint leaves and comes back.",
+            "class",
+        ),
+    ] = field(default_factory=_by_label)
+    headers_s: Annotated[
+        float,
+        counter(
+            "epp_time_to_headers_seconds_total",
+            "Seconds from the pick to the headers of the answer, added up over the answers of an "
+            "endpoint. Divide by epp_answers_total for the mean.",
+        ),
+    ] = 0.0
+
+
+@dataclass(slots=True)
+class ProcessCounts:
+    """Of what this process reads besides requests, and of its event loop."""
+
+    reloads: Annotated[
+        ByLabels,
+        counter(
+            "epp_reloads_total",
+            "Changes of watched files, by file and by result (accepted or refused).",
+            "source",
+            "result",
+        ),
+    ] = field(default_factory=_by_labels)
+    reload_ok: Annotated[
+        ByLabel,
+        gauge(
+            "epp_reload_ok",
+            "1 while the newest content of a watched file is in use, 0 while the picker refuses this "
+            "content.",
+            "source",
+        ),
+    ] = field(default_factory=_by_label)
+    followed: Annotated[
+        ByLabel,
+        gauge(
+            "epp_kubernetes_followed",
+            "1 while the picker can watch this resource on the API server, 0 while it works with the last "
+            "known state.",
+            "resource",
+        ),
+    ] = field(default_factory=_by_label)
+    policies: Annotated[
+        ByLabel,
+        gauge(
+            "epp_kubernetes_policies",
+            "PrefixRoutingPolicies for the pool, by state (accepted or refused).",
+            "state",
+        ),
+    ] = field(default_factory=_by_label)
+    lease_held: Annotated[
+        bool,
+        gauge(
+            "epp_kubernetes_lease_held",
+            "1 in the process that holds the Lease and writes the status of policies.",
+        ),
+    ] = False
+    loop_lag: Annotated[
+        Distribution,
+        histogram(
+            "epp_loop_lag_seconds",
+            "How late the event loop runs what is due, looked at ten times a second. Requests wait this "
+            "long before the picker reads them.",
+        ),
+    ] = field(default_factory=_lag)
+    tasks: Annotated[
+        int,
+        gauge(
+            "epp_tasks",
+            "Tasks of the event loop: one for each open stream, scrape and connection, and a few more.",
+        ),
+    ] = 0

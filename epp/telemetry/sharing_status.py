@@ -1,0 +1,94 @@
+"""What people and Prometheus see of sharing. Filled in by `state_report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from epp.metric import counter, gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingStatus:
+    """What this picker tells others and hears from them. Totals since it started, but for the first three."""
+
+    connected: Annotated[
+        bool,
+        gauge(
+            "epp_sharing_connected",
+            "1 while the picker can send and receive over Redis or the workers' socket.",
+        ),
+    ]
+    peers: Annotated[int, gauge("epp_sharing_peers", "Other pickers that have sent something lately.")]
+    waiting_bytes: Annotated[
+        int,
+        gauge(
+            "epp_sharing_waiting_bytes",
+            "Bytes of events that wait to be sent to other pickers. sharing.outboxBytes is the upper bound.",
+        ),
+    ]
+    said_batches: Annotated[
+        int,
+        counter(
+            "epp_sharing_said_batches_total",
+            "Batches sent to other pickers, including empty ones that only say that this picker is alive.",
+        ),
+    ]
+    said_bytes: Annotated[
+        int, counter("epp_sharing_said_bytes_total", "Bytes of batches sent to other pickers.")
+    ]
+    said_events: Annotated[
+        int,
+        counter(
+            "epp_sharing_said_events_total",
+            "Events sent to other pickers. Each request sends two: one when it starts and one when it ends.",
+        ),
+    ]
+    dropped_events: Annotated[
+        int,
+        counter(
+            "epp_sharing_dropped_events_total",
+            "Events dropped because the outbox was full. Other pickers never see these events.",
+        ),
+    ]
+    read_bytes: Annotated[
+        int,
+        counter(
+            "epp_sharing_read_bytes_total",
+            "Bytes of batches read. From Redis a picker reads its own batches too.",
+        ),
+    ]
+    heard_events: Annotated[
+        int, counter("epp_sharing_heard_events_total", "Events of other pickers that were applied.")
+    ]
+    skipped: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_sharing_skipped_events_total",
+            "Events of other pickers that were ignored, by reason: unresolved (the event refers to a "
+            "batch that was missed), stale (from before the endpoint lost its cache, or about an earlier "
+            "process of the same name), stranger (this picker does not know the endpoint), excessive (the "
+            "batch named more chunks than one may) and malformed (the batch could not be read, or was not "
+            "signed with the pool's key).",
+            "reason",
+        ),
+    ]
+    gaps: Annotated[
+        int, counter("epp_sharing_gaps_total", "Times that batches of another picker were missing.")
+    ]
+    errors: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_sharing_errors_total",
+            "Failed calls to Redis or to the workers' socket; secret: the hash secret differs from "
+            "another picker's.",
+            "reason",
+        ),
+    ]
+    tables: Annotated[
+        Mapping[str, int],
+        counter(
+            "epp_sharing_tables_total", "Whole tables stored for new pickers, or loaded at start.", "what"
+        ),
+    ]

@@ -1,0 +1,117 @@
+"""A field with a metric beside it is on the page, and plain numbers show the same page as prometheus_client's own counters would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from epp.metric import counter, gauge, histogram
+from epp.telemetry.counts import Distribution
+from epp.telemetry.exposition import Exposition, Group
+
+BUCKETS = (0.001, 0.5, 1.0, 60.0)
+BOUNDS = st.sampled_from(BUCKETS)
+VALUES = st.floats(0, 100) | BOUNDS | BOUNDS.map(lambda b: math.nextafter(b, 2 * b))
+
+
+@dataclass
+class Counted:
+    things: Annotated[int, counter("t_things_total", "Things.")] = 0
+    now: Annotated[int, gauge("t_now", "Things now.")] = 0
+    seconds: Annotated[Distribution, histogram("t_seconds", "Time.")] = field(
+        default_factory=lambda: Distribution(BUCKETS)
+    )
+    not_shown: int = 9
+
+
+@dataclass
+class Server:
+    speed: Annotated[float | None, gauge("t_speed", "Speed.")]
+    state: Annotated[str, gauge("t_state", "Always 1.", "state")]
+    answers: Annotated[Mapping[str, int], counter("t_answers_total", "Answers.", "class")]
+    pairs: Annotated[Mapping[tuple[str, str], int], counter("t_pairs_total", "Pairs.", "left", "right")]
+
+    @property
+    def is_fast(self) -> Annotated[bool, gauge("t_fast", "1 where it is fast.")]:
+        return (self.speed or 0) > 5
+
+
+Sample = tuple[str, str, str, tuple[tuple[str, str], ...], float]
+
+
+def samples(registry: CollectorRegistry) -> list[Sample]:
+    return sorted(
+        (family.name, family.type, sample.name, tuple(sorted(sample.labels.items())), sample.value)
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    )
+
+
+def page_of(counted: Counted) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    group: Group[Counted] = Group("Counted", Counted, lambda shown: [((), shown)])
+    registry.register(Exposition([group], lambda: counted, created_unix_s=1234.0))
+    return registry
+
+
+def page_of_servers(servers: Mapping[str, Server]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    group: Group[Mapping[str, Server]] = Group(
+        "Servers", Server, lambda shown: [((name,), server) for name, server in shown.items()], ("server",)
+    )
+    registry.register(Exposition([group], lambda: servers, created_unix_s=0.0))
+    return registry
+
+
+@given(st.lists(VALUES, max_size=30), st.lists(st.integers(0, 10**6), max_size=5), st.integers(-5, 5))
+def test_the_page_is_that_of_the_library(seconds: list[float], things: list[int], now: int) -> None:
+    counted, theirs = Counted(), CollectorRegistry()
+    their_counter = Counter("t_things_total", "Things.", registry=theirs)
+    their_gauge = Gauge("t_now", "Things now.", registry=theirs)
+    their_histogram = Histogram("t_seconds", "Time.", buckets=BUCKETS, registry=theirs)
+    for value in seconds:
+        counted.seconds.observe(value)
+        their_histogram.observe(value)
+    for amount in things:
+        counted.things += amount
+        their_counter.inc(amount)
+    counted.now += now
+    their_gauge.inc(now)
+    assert samples(page_of(counted)) == samples(theirs)
+
+
+def test_the_page_says_since_when_it_counts() -> None:
+    registry = page_of(Counted())
+    assert registry.get_sample_value("t_things_created") == 1234.0
+    assert registry.get_sample_value("t_seconds_created") == 1234.0
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("t_speed", {"server": "a"}, 7.5),
+        ("t_state", {"server": "b", "state": "off"}, 1.0),
+        ("t_answers_total", {"server": "a", "class": "2xx"}, 3.0),
+        ("t_pairs_total", {"server": "a", "left": "l", "right": "r"}, 2.0),
+        ("t_fast", {"server": "a"}, 1.0),
+        ("t_fast", {"server": "b"}, 0.0),
+    ],
+)
+def test_each_kind_of_value_becomes_series_with_its_objects_labels(
+    name: str, labels: dict[str, str], value: float
+) -> None:
+    servers = {"a": Server(7.5, "on", {"2xx": 3}, {("l", "r"): 2}), "b": Server(None, "off", {}, {})}
+    assert page_of_servers(servers).get_sample_value(name, labels) == value
+
+
+def test_none_is_no_series_and_no_object_no_family() -> None:
+    assert [s for s in samples(page_of_servers({"b": Server(None, "", {}, {})})) if s[0] == "t_speed"] == []
+    assert list(page_of_servers({}).collect()) == []
