@@ -426,9 +426,291 @@ weigh(PyObject *module, PyObject *args)
     return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.model, w.model_end);
 }
 
+/* The body of a chat as nearly all are: read by one pass, without an object for each message.
+ *
+ * Taken are a model, messages of a plain role and a text, whether and how the answer is streamed, and its longest size; of other keys
+ * those that say nothing of the prompt and hold a number, a plain string, true, false or null. Anything else is for the ordinary decoder.
+ */
+typedef struct {
+    const byte *at, *end;
+    byte *out; /* Where the prompt goes on. */
+} Chat;
+
+#define LONGEST_MODEL 1024 /* names.MAX_NAME_CHARS */
+
+enum { MODEL = 1, MESSAGES = 2, STREAM = 4, OPTIONS = 8, LIMIT = 16, NEWER_LIMIT = 32 };
+
+static inline void
+skip_space(Chat *c)
+{
+    while (c->at < c->end && is_space(*c->at))
+        c->at++;
+}
+
+/* Whether the next thing is this sign; it is passed. */
+static inline int
+take(Chat *c, byte sign)
+{
+    skip_space(c);
+    if (c->at >= c->end || *c->at != sign)
+        return 0;
+    c->at++;
+    return 1;
+}
+
+/* A string of ASCII without escapes: its length, or -1. Where it begins comes back in `start`. */
+static Py_ssize_t
+take_plain(Chat *c, const byte **start)
+{
+    if (!take(c, '"'))
+        return -1;
+    *start = c->at;
+    while (c->at < c->end && *c->at >= 0x20 && *c->at < 0x80 && *c->at != '"' && *c->at != '\\')
+        c->at++;
+    if (c->at >= c->end || *c->at != '"')
+        return -1;
+    return c->at++ - *start;
+}
+
+static inline int
+take_word(Chat *c, const char *word)
+{
+    size_t n = strlen(word);
+    skip_space(c);
+    if ((size_t)(c->end - c->at) < n || memcmp(c->at, word, n) != 0)
+        return 0;
+    c->at += n;
+    return 1;
+}
+
+/* true: 1, false: 0, anything else: -1. */
+static inline int
+take_truth(Chat *c)
+{
+    return take_word(c, "true") ? 1 : take_word(c, "false") ? 0 : -1;
+}
+
+/* Digits; how many there are. */
+static inline Py_ssize_t
+take_digits(Chat *c)
+{
+    const byte *start = c->at;
+    while (c->at < c->end && *c->at >= '0' && *c->at <= '9')
+        c->at++;
+    return c->at - start;
+}
+
+/* A whole number of at most nine digits, or -1. */
+static long
+take_count(Chat *c)
+{
+    skip_space(c);
+    const byte *start = c->at;
+    Py_ssize_t n = take_digits(c);
+    long value = 0;
+    if (n < 1 || n > 9 || (n > 1 && *start == '0'))
+        return -1;
+    if (c->at < c->end && (*c->at == '.' || *c->at == 'e' || *c->at == 'E'))
+        return -1;
+    for (Py_ssize_t i = 0; i < n; i++)
+        value = value * 10 + (start[i] - '0');
+    return value;
+}
+
+/* A number as JSON writes it. */
+static int
+take_number(Chat *c)
+{
+    if (c->at < c->end && *c->at == '-')
+        c->at++;
+    const byte *start = c->at;
+    Py_ssize_t n = take_digits(c);
+    if (n < 1 || n > 18 || (n > 1 && *start == '0'))
+        return 0;
+    if (c->at < c->end && *c->at == '.') {
+        c->at++;
+        n = take_digits(c);
+        if (n < 1 || n > 18)
+            return 0;
+    }
+    return c->at >= c->end || (*c->at != 'e' && *c->at != 'E');
+}
+
+/* The value of a key that says nothing of the prompt. */
+static int
+take_other(Chat *c)
+{
+    const byte *start;
+    skip_space(c);
+    if (c->at >= c->end)
+        return 0;
+    if (*c->at == '"')
+        return take_plain(c, &start) >= 0;
+    if (*c->at == '-' || (*c->at >= '0' && *c->at <= '9'))
+        return take_number(c);
+    return take_word(c, "null") || take_truth(c) >= 0;
+}
+
+/* A text, unescaped to the end of the prompt. */
+static int
+take_text(Chat *c)
+{
+    if (!take(c, '"'))
+        return 0;
+    const byte *start = c->at, *at = find_special(c->at, c->end);
+    while (at < c->end && *at == '\\' && c->end - at > 2)
+        at = find_special(at + 2, c->end);
+    if (at >= c->end || *at != '"')
+        return 0;
+    c->out = unescape(start, at, c->out);
+    c->at = at + 1;
+    return c->out != NULL;
+}
+
+/* {"role": "...", "content": "..."} */
+static int
+take_message(Chat *c)
+{
+    const byte *key, *role;
+    Py_ssize_t n;
+    if (!take(c, '{') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "role") || !take(c, ':'))
+        return 0;
+    if ((n = take_plain(c, &role)) < 1)
+        return 0;
+    *c->out++ = 0xFF; /* canonical.SECTION */
+    memcpy(c->out, role, (size_t)n);
+    c->out += n;
+    *c->out++ = 0xFE; /* canonical.BODY */
+    if (!take(c, ',') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "content") || !take(c, ':'))
+        return 0;
+    return take_text(c) && take(c, '}');
+}
+
+static int
+take_messages(Chat *c)
+{
+    if (!take(c, '['))
+        return 0;
+    do {
+        if (!take_message(c))
+            return 0;
+    } while (take(c, ','));
+    return take(c, ']');
+}
+
+/* {"include_usage": true}: 1, false: 0; anything else: -1. */
+static int
+take_options(Chat *c)
+{
+    const byte *key;
+    Py_ssize_t n;
+    int usage;
+    if (!take(c, '{') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "include_usage") || !take(c, ':'))
+        return -1;
+    usage = take_truth(c);
+    return take(c, '}') ? usage : -1;
+}
+
+typedef struct {
+    const byte *model;
+    Py_ssize_t model_bytes;
+    int seen, stream, usage;
+    long limit, newer_limit;
+} Asked;
+
+/* Which key it is that is read here; 0: one that says nothing of the prompt, -1: one for the ordinary decoder. */
+static int
+key_of(const byte *key, Py_ssize_t n)
+{
+#define KEY(name) name, sizeof(name) - 1
+    static const struct {
+        const char *name;
+        Py_ssize_t size;
+        int kind;
+    } known[] = {
+        {KEY("model"), MODEL}, {KEY("messages"), MESSAGES}, {KEY("stream"), STREAM}, {KEY("stream_options"), OPTIONS}, {KEY("max_tokens"), LIMIT},
+        {KEY("max_completion_tokens"), NEWER_LIMIT}, {KEY("cache_salt"), -1}, {KEY("priority"), -1}, {KEY("tools"), -1}, {KEY("chat_template"), -1},
+        {KEY("chat_template_kwargs"), -1}, {KEY("documents"), -1}, {KEY("reasoning_effort"), -1}, {KEY("add_special_tokens"), -1},
+        {KEY("truncate_prompt_tokens"), -1},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (n == known[i].size && memcmp(key, known[i].name, (size_t)n) == 0)
+            return known[i].kind;
+    return 0;
+}
+
+static int
+take_field(Chat *c, Asked *asked)
+{
+    const byte *key;
+    Py_ssize_t n = take_plain(c, &key);
+    int kind = n < 0 ? -1 : key_of(key, n);
+    if (kind < 0 || (asked->seen & kind) || !take(c, ':'))
+        return 0;
+    asked->seen |= kind;
+    switch (kind) {
+    case MODEL:
+        asked->model_bytes = take_plain(c, &asked->model);
+        return asked->model_bytes > 0 && asked->model_bytes <= LONGEST_MODEL;
+    case MESSAGES:
+        return take_messages(c);
+    case STREAM:
+        return (asked->stream = take_truth(c)) >= 0;
+    case OPTIONS:
+        return (asked->usage = take_options(c)) >= 0;
+    case LIMIT:
+        return (asked->limit = take_count(c)) >= 0;
+    case NEWER_LIMIT:
+        return (asked->newer_limit = take_count(c)) >= 0;
+    default:
+        return take_other(c);
+    }
+}
+
+static int
+take_chat(Chat *c, Asked *asked)
+{
+    if (!take(c, '{'))
+        return 0;
+    do {
+        if (!take_field(c, asked))
+            return 0;
+    } while (take(c, ','));
+    if (!take(c, '}'))
+        return 0;
+    skip_space(c);
+    return c->at == c->end && (asked->seen & MODEL) && (asked->seen & MESSAGES);
+}
+
+static PyObject *
+plain_chat(PyObject *module, PyObject *json)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    /* A message takes more bytes of JSON than of the prompt. */
+    PyObject *prompt = PyBytes_FromStringAndSize(NULL, view.len), *told = NULL;
+    if (prompt != NULL) {
+        const byte *start = view.buf;
+        byte *first = (byte *)PyBytes_AS_STRING(prompt);
+        Chat chat = {.at = start, .end = start + view.len, .out = first};
+        Asked asked = {.limit = -1, .newer_limit = -1};
+        if (!take_chat(&chat, &asked)) {
+            Py_DECREF(prompt);
+            told = Py_NewRef(Py_None);
+        } else if (_PyBytes_Resize(&prompt, chat.out - first) == 0) {
+            long limit = asked.newer_limit >= 0 ? asked.newer_limit : asked.limit;
+            told = Py_BuildValue("s#Niil", (const char *)asked.model, asked.model_bytes, prompt, asked.stream, asked.usage, limit);
+        }
+    }
+    PyBuffer_Release(&view);
+    return told;
+}
+
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "The UTF-8 of a JSON string, quotes included; None where the ordinary decoder must judge."},
     {"ids_of", ids_of, METH_O, "The token ids of a JSON array as 32-bit numbers; None where the ordinary decoder must judge."},
+    {"plain_chat", plain_chat, METH_O, "Model, canonical prompt, and how the answer is wanted, of a chat's body; None for the ordinary decoder."},
     {"weigh", weigh, METH_VARARGS, "Units, containers and other items that are read, escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };

@@ -11,22 +11,51 @@ from __future__ import annotations
 
 import sys
 from array import array
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 try:
     from epp.request._jsontext import ids_of, text_of, weigh
+    from epp.request._jsontext import plain_chat as _plain_chat
 except ImportError:
     COMPILED = False
 else:
     COMPILED = True
 
-__all__ = ["COMPILED", "first_byte", "plain_text", "text_bytes", "token_bytes", "weigh"]
+__all__ = [
+    "COMPILED",
+    "PlainChat",
+    "first_byte",
+    "plain_chat",
+    "plain_text",
+    "text_bytes",
+    "token_bytes",
+    "weigh",
+]
 
 _QUOTE = ord('"')
 _DECODE_TEXT = msgspec.json.Decoder(str)
 _DECODE_IDS = msgspec.json.Decoder(list[int])
+
+
+class PlainChat(NamedTuple):
+    """A body of the chat API that has nothing but texts in its prompt, as nearly all have."""
+
+    model: str
+    prompt: bytes
+    """Canonical."""
+    stream: int
+    include_usage: int
+    max_tokens: int
+    """Negative: the body does not say."""
+
+
+def plain_chat(body: bytes | memoryview) -> PlainChat | None:
+    """One pass over the whole body; None: the ordinary decoder must read it."""
+    found = _plain_chat(body) if COMPILED else None
+    return None if found is None else PlainChat._make(found)
 
 
 def plain_text(value: Raw) -> bytes | None:

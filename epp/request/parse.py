@@ -37,7 +37,7 @@ from epp.request.api_fields import (
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
 from epp.request.cost import SMALL_BYTES, Weight, weigh
-from epp.request.jsontext import first_byte, plain_text, text_bytes
+from epp.request.jsontext import first_byte, plain_chat, plain_text, text_bytes
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts
 from epp.request.surrogates import replace_lone
@@ -170,6 +170,16 @@ def _is_media(body: Body) -> bool:
 
 
 def _parse_chat(body: Body) -> InferenceRequest:
+    plain = plain_chat(body)
+    if plain is not None:
+        return InferenceRequest(
+            kind=ApiKind.CHAT,
+            model=plain.model,
+            prompt=plain.prompt,
+            stream=plain.stream == 1,
+            include_usage=plain.include_usage == 1,
+            max_tokens=plain.max_tokens if plain.max_tokens >= 0 else None,
+        )
     chat = DECODE_CHAT.decode(body)
     names = _names(chat)
     sections = canonical.raw_section(b"tools", chat.tools)

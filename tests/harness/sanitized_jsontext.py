@@ -20,6 +20,7 @@ _TOKENS = (
     *(b'"', b"\\", b'\\"', b"\\\\", b"\\u", b"\\ud83d", b"\\ude00", b"\\u00e9", b"\\uD8", b"\x00", b"\x1f", b"\xff"),
     *(b"\xc3", b"\xe4\xb8", b"\xf0\x9f\x98\x80", b"[", b"]", b"{", b"}", b",", b":", b" ", b"0", b"4294967296", b"-1"),
     *(b'"model":', b'"messages":[', b'"content":', b'"tool_calls":', b"a" * 15, b"a" * 16, b"a" * 17, b"1," * 40),
+    *(b'{"model":"m","messages":[', b'{"role":"user","content":"', b'"},', b'"}]}', b'"stream":true,', b'"n":1.5', b"tru"),
 )  # fmt: skip
 
 
@@ -71,6 +72,7 @@ def run(module: ModuleType, *, seed: int, size_bytes: int) -> int:
         with exactly(data) as exact:
             module.text_of(exact)
             module.ids_of(exact)
+            module.plain_chat(exact)
             module.weigh(exact, rng.choice((0, 5, 2**62)))
         fed += len(data)
         if fed >= size_bytes:

@@ -58,6 +58,7 @@ def test_no_input_makes_it_read_or_write_beyond_its_buffers(tmp_path: Path) -> N
             "while (is_space(*at))\n        at++;\n    return",
         ),
         ("(view.len / 2 + 1) * 4", "(view.len / 2) * 2"),
+        ("while (c->at < c->end && is_space(*c->at))", "while (is_space(*c->at))"),
     ],
 )
 def test_a_bound_that_is_off_is_noticed(tmp_path: Path, bound: str, mistake: str) -> None:

@@ -1,0 +1,127 @@
+"""Bodies of chats that C reads by one pass: what it takes, the ordinary decoder reads alike, and what it does not know it leaves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from epp.request.api_fields import Chat
+from epp.request.jsontext import plain_chat
+from epp.request.parse import parse_request
+from epp.types import InferenceRequest
+
+PATH = "/v1/chat/completions"
+READ = {"model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+
+_TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\x7f\u00e9\U0001f600')) | st.just(
+    "a" * 40
+)
+_ROLE = st.sampled_from(("system", "user", "assistant", "tool", "someone", "", "\u00e9"))
+_SCALAR = st.none() | st.booleans() | st.integers(-5, 10**20) | st.floats(allow_nan=False) | _TEXT
+_MESSAGE = st.fixed_dictionaries({"role": _ROLE, "content": _TEXT}) | st.fixed_dictionaries(
+    {"content": _TEXT | st.none() | st.lists(_SCALAR, max_size=2), "role": _ROLE}, optional={"name": _TEXT}
+)
+_BODY = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(("m", "org/model-7b", "", "\u00e9", "n" * 1025)),
+        "messages": st.lists(_MESSAGE, max_size=4),
+    },
+    optional={
+        "stream": st.booleans() | _SCALAR,
+        "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans() | st.none()}),
+        "max_tokens": st.integers(-1, 10**10) | _SCALAR,
+        "max_completion_tokens": st.integers(0, 50) | st.none(),
+        "temperature": _SCALAR,
+        "stop": st.lists(_TEXT, max_size=2),
+        "user": _TEXT,
+        "tools": st.just([]),
+        "cache_salt": st.just("s"),
+    },
+)
+_DAMAGE = st.sampled_from(
+    (
+        b"",
+        b'"',
+        b"\\",
+        b"\\u12",
+        b"\\ud83d",
+        b"\xff",
+        b"\x00",
+        b",",
+        b"}",
+        b"0",
+        b"1e3",
+        b" ",
+        b"\xef\xbb\xbf",
+    )
+)
+
+
+def by_the_ordinary_decoder(body: bytes) -> InferenceRequest:
+    """A field that C does not take makes no other difference."""
+    ordinary = body.rstrip()[:-1] + b', "priority": 0}'
+    assert plain_chat(ordinary) is None
+    return parse_request(PATH, ordinary)
+
+
+def same(body: bytes) -> None:
+    if plain_chat(body) is not None:
+        assert parse_request(PATH, body) == by_the_ordinary_decoder(body)
+
+
+@given(body=_BODY, ascii_only=st.booleans(), indent=st.none() | st.just(1))
+def test_what_is_taken_is_what_the_ordinary_decoder_reads(
+    *, body: dict[str, Any], ascii_only: bool, indent: int | None
+) -> None:
+    same(json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode())
+
+
+@given(body=_BODY, at=st.floats(0, 1), damage=_DAMAGE, gone=st.integers(0, 4))
+@example(body={"model": "m", "messages": [{"role": "user", "content": "a"}]}, at=1.0, damage=b" ", gone=0)
+def test_whatever_is_done_to_a_body(body: dict[str, Any], at: float, damage: bytes, gone: int) -> None:
+    whole = json.dumps(body).encode()
+    place = round(at * len(whole))
+    same(whole[:place] + damage + whole[place + gone :])
+
+
+def test_nearly_every_chat_is_taken() -> None:
+    body = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Be br\u00e9f."},
+            {"role": "user", "content": '"\n\U0001f600'},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 16,
+        "temperature": 0.7,
+        "seed": -1,
+        "user": "somebody",
+    }
+    text = json.dumps(body).encode()
+    assert plain_chat(text) is not None
+    asked = parse_request(PATH, text)
+    assert (asked.model, asked.stream, asked.include_usage, asked.max_tokens) == ("m", True, True, 16)
+    assert asked.prompt == b'\xffsystem\xfeBe br\xc3\xa9f.\xffuser\xfe"\n\xf0\x9f\x98\x80'
+
+
+@pytest.mark.parametrize("field", sorted(set(Chat.__struct_fields__) - READ))
+def test_every_other_field_of_the_prompt_is_left_to_the_ordinary_decoder(field: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: None}
+    assert plain_chat(json.dumps(body).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"model":"n"}',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"messages":[]}',
+        b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}',
+    ],
+)
+def test_a_field_that_comes_twice_is_left_too(twice: bytes) -> None:
+    assert plain_chat(twice) is None
