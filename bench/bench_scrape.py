@@ -20,7 +20,7 @@ from typing import cast
 
 import uvloop
 
-from epp.config.policy import Scrape
+from epp.config.observing import Scrape
 from epp.scraping.metrics_page import parse_page
 from epp.scraping.scraper import Scraper
 from epp.sources import Sources

@@ -18,7 +18,8 @@ from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.peer import Index, PeerRouter, Rule, World
 from bench.routing.replicas import Replicated
-from epp.config.policy import DEFAULT_POLICY, Lora, Policy, RuleName
+from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
+from epp.config.routing import Lora
 from epp.replay.picker_router import PREFILL_TIMES, PickerRouter
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Router

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from epp.config.policy import Failures as Settings
+from epp.config.routing import Failures as Settings
 from epp.endpoints.state import EndpointState
 from epp.scheduling.snapshot import Snapshot
 

@@ -16,7 +16,8 @@ import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.config.policy import Cost, PolicySpec, RuleName
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Cost
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 
 MOST: int = 10

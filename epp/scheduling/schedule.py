@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
-from epp.config.policy import Gain, Load, PolicySpec
+from epp.config.policy import PolicySpec
+from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
 from epp.scheduling.rules import MOST, RULES, Ranked, Weighed, loading_s
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot

@@ -20,7 +20,7 @@ from typing import Final
 
 import aiohttp
 
-from epp.config.policy import Scrape
+from epp.config.observing import Scrape
 from epp.scraping.metrics_page import MetricsError, parse_page
 from epp.sources import Keep
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName

@@ -17,7 +17,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.observing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName

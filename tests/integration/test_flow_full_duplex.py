@@ -11,7 +11,9 @@ import aiohttp
 import pytest
 
 from epp.config.flow import Flow
-from epp.config.policy import API_VERSION, KIND, Cost, Metadata, Policy, PolicySpec, Sampling
+from epp.config.observing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Cost
 from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from epp.config.policy import Scrape
+from epp.config.observing import Scrape
 from epp.scraping.scraper import Scraper
 from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName

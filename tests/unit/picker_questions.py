@@ -5,13 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from epp.config.policy import (
-    API_VERSION,
-    KIND,
-    Metadata,
-    Policy,
-    PolicySpec,
-)
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.decision import Pick, PickRequest
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from epp.config.policy import API_VERSION, KIND, Load, Metadata, Policy, PolicySpec
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Load
 from epp.decision import PickRequest
 from epp.picker import Picker
 from epp.telemetry.decisions import DecisionRing, as_json, encode

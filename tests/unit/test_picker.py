@@ -7,12 +7,8 @@ from typing import get_args
 
 import pytest
 
-from epp.config.policy import (
-    Gain,
-    Load,
-    PolicySpec,
-    RuleName,
-)
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Gain, Load
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError, SaturatedError
 from epp.picker import Picker

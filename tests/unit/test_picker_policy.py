@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.policy import PolicySpec, Sampling
+from epp.config.observing import Sampling
+from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
 from epp.request.response import ResponseFeedback
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName

@@ -7,7 +7,8 @@ from typing import get_args
 
 import pytest
 
-from epp.config.policy import PolicySpec, Sampling
+from epp.config.observing import Sampling
+from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
 from epp.decision import Outcome, PickRequest
 from epp.request.response import ResponseFeedback

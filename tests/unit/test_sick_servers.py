@@ -15,7 +15,8 @@ from typing import get_args
 
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY, Failures, PolicySpec, RuleName
+from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
+from epp.config.routing import Failures
 from epp.decision import Pick, PickRequest
 from epp.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest

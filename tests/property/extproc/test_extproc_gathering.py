@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.config.policy import Load
+from epp.config.routing import Load
 from epp.extproc.events import Refuse, RequestBody, RequestHeaders
 from epp.extproc.gathering import Body, BodyRoom, JsonEnd
 from epp.extproc.response import StreamSettings

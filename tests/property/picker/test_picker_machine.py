@@ -15,8 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.config.policy import API_VERSION, KIND, Load, Lora, Metadata, Policy, PolicySpec, RuleName, Sampling
+from epp.config.observing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, RuleName
 from epp.config.prefix import Chunks, Table
+from epp.config.routing import Load, Lora
 from epp.decision import Outcome, Pick, PickRequest
 from epp.errors import NoEndpointError, SaturatedError
 from epp.picker import Picker

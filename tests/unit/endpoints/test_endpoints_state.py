@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config.policy import Lora, PolicySpec
+from epp.config.policy import PolicySpec
+from epp.config.routing import Lora
 from epp.endpoints.backlog import Booking
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState

@@ -6,7 +6,8 @@ import json
 import random
 from collections.abc import Sequence
 
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, Sampling
+from epp.config.observing import Sampling
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.events import (
     Action,
     Answer,

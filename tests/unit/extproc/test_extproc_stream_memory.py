@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from epp.config.policy import Sampling
+from epp.config.observing import Sampling
 from epp.extproc.events import RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.stream import HttpStream
 from epp.telemetry.decisions import DecisionRing

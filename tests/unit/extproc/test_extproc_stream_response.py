@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from epp.config.policy import Sampling
+from epp.config.observing import Sampling
 from epp.extproc.events import (
     Answer,
     BodyMode,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epp.config.flow import Flow
-from epp.config.policy import Cost
+from epp.config.routing import Cost
 from epp.extproc.events import (
     Action,
     Delay,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from epp.config.policy import Gain, PolicySpec
+from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
+from epp.config.routing import Gain
 from epp.misses.command import table
 from epp.misses.explaining import Explaining
 from epp.misses.finding import Misses

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from epp.config.policy import Load, Lora, PolicySpec
+from epp.config.policy import PolicySpec
+from epp.config.routing import Load, Lora
 from epp.scheduling.record import Shown
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import Snapshot

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config.policy import Gain, Load, PolicySpec, RuleName
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
 from epp.scheduling.rules import MOST
 from epp.scheduling.schedule import Choice, Request, Scheduler, over_limits, uncached_tokens

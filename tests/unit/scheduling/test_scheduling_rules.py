@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config.policy import Cost, Lora, PolicySpec, RuleName
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Cost, Lora
 from epp.scheduling.rules import MOST, RULES, Rule, cost_parts_s, fewest
 from tests.unit.scheduling.snapshots import Seen, weighed
 

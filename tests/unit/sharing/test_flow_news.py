@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from epp.config.flow import Flow, Waiting
-from epp.config.policy import DEFAULT_POLICY, Cost
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.routing import Cost
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError
 from epp.gate import Claim
