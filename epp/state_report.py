@@ -38,25 +38,9 @@ def status_of(
     now: float,
 ) -> PickerStatus:
     """A snapshot; nothing in it changes later."""
-    ages = scraper.ages(now)
     spec = picker.policy.spec
-    evictions = picker.table.evictions()
-    states = list(picker.fleet.states())
-    ready = picker.fleet.ready(failures_to_eject=spec.scrape.failures_to_eject)
-    left_out = picker.left_out(now=now)
     return PickerStatus(
-        endpoints=tuple(
-            _endpoint(
-                state,
-                picker,
-                ages,
-                evictions,
-                ready=state in ready,
-                left_out=left_out.get(state, ""),
-                now=now,
-            )
-            for state in states
-        ),
+        endpoints=endpoints_of(picker, scraper.ages(now), now=now),
         table_entries=len(picker.table),
         policy=picker.policy.metadata.name,
         rule=spec.rule,
@@ -71,6 +55,26 @@ def status_of(
         spans=dict(spans),
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=_exact(exact, picker) if exact is not None else None,
+    )
+
+
+def endpoints_of(
+    picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
+) -> tuple[EndpointStatus, ...]:
+    evictions = picker.table.evictions()
+    ready = picker.fleet.ready(failures_to_eject=picker.policy.spec.scrape.failures_to_eject)
+    left_out = picker.left_out(now=now)
+    return tuple(
+        _endpoint(
+            state,
+            picker,
+            ages,
+            evictions,
+            ready=state in ready,
+            left_out=left_out.get(state, ""),
+            now=now,
+        )
+        for state in picker.fleet.states()
     )
 
 
@@ -177,6 +181,7 @@ def _endpoint(
         in_flight=state.in_flight,
         peers_in_flight=state.peers_in_flight,
         backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
+        computed_tokens_per_s=state.computed_per_s if metrics else 0.0,
         prefill_tokens_per_s=rate,
         running=metrics.running if metrics else None,
         waiting=metrics.waiting if metrics else None,

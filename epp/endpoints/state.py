@@ -20,6 +20,7 @@ from epp.endpoints.learning import CounterWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.types import Endpoint, EndpointMetrics
 
+_BUSY_HALF_LIFE_S = 20.0
 _LOST_BOOKING_S = 600.0
 """A booking this old was lost (its stream was let go): no prefill takes so long."""
 
@@ -42,6 +43,8 @@ class EndpointState:
     """Requests that other pickers say they have open there."""
     picks_since_scrape: int = 0
     ends_since_scrape: int = 0
+    computed_per_s: float = 0.0
+    """Prompt tokens that the server computed in a second lately, by its own counters."""
     surplus: float | None = None
     """Most first tokens over ended and present requests on a page: see `_all_begun`."""
     process: int = 0
@@ -124,6 +127,7 @@ class EndpointState:
         before, rate = self.metrics, self.rate.tokens_per_s
         if before is not None:
             self.rate.observe(before, after, adapter_loads=self.ended_loads)
+            self._learn_busy(before, after)
         if after.ttft_count is None and after.prompt_tokens is None:
             self.backlog.settle(now=now, rate=rate)
         elif before is None:
@@ -144,6 +148,13 @@ class EndpointState:
         self.picks_since_scrape = 0
         self.ends_since_scrape = 0
         self.ended_loads = 0
+
+    def _learn_busy(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
+        elapsed_s = after.scraped_at - before.scraped_at
+        if elapsed_s > 0:
+            keep = 0.5 ** (elapsed_s / _BUSY_HALF_LIFE_S)
+            computed = computed_growth(before, after) / elapsed_s
+            self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
 
     def _forget_unloaded(self, known: AbstractSet[str], *, before: float) -> None:
         """Adapters that the server does not name, though they were last used so long ago that it would."""
@@ -233,6 +244,7 @@ class EndpointState:
         self.process += 1
         self.cold_at = now
         self.metrics = None
+        self.computed_per_s = 0.0
         self.adapters.clear()
         self.surplus = None
         self.window = CounterWindow()

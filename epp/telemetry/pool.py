@@ -23,6 +23,14 @@ class PoolStatus:
     """The same of the requests that flow control holds in this picker."""
     kv_usage: float
     """Mean share of the KV cache in use by running requests; 0 where no server says it."""
+    busy: Annotated[
+        float,
+        gauge(
+            "epp_pool_busy_share",
+            "Prompt tokens that the ready servers of the base model computed lately in a second (by their own "
+            "counters, prefix hits left out), divided by what they can compute.",
+        ),
+    ]
     goal_s: float
 
     @property
@@ -47,13 +55,13 @@ class PoolStatus:
         float,
         gauge(
             "epp_pool_saturation",
-            "The larger of two: epp_pool_undone_seconds divided by flow.goalSeconds, and the mean share "
-            "of the KV caches that running requests use. At 1 the servers of the base model are too few. "
+            "The largest of three: epp_pool_busy_share; epp_pool_undone_seconds divided by flow.goalSeconds; "
+            "and the mean share of the KV caches that running requests use. At 1 the servers of the base model are too few. "
             "For autoscalers; flow control need not be on.",
         ),
     ]:
-        """1: a new request waits as long as the goal says, or the caches are full of running requests."""
-        return max(self.kv_usage, (self.undone_s + self.queued_s) / self.goal_s)
+        """1: a new request waits as long as the goal says, the servers compute prompts all the time, or the caches are full of running requests."""
+        return max(self.kv_usage, self.busy, (self.undone_s + self.queued_s) / self.goal_s)
 
 
 def pools_of(
@@ -77,5 +85,6 @@ def _pool(model: str, servers: Sequence[EndpointStatus], held_tokens: float, goa
         undone_s=sum(server.backlog_tokens for server in servers) / rate,
         queued_s=held_tokens / rate,
         kv_usage=sum(usages) / len(usages) if usages else 0.0,
+        busy=sum(server.computed_tokens_per_s for server in servers) / rate,
         goal_s=goal_s,
     )

@@ -43,6 +43,8 @@ class EndpointStatus:
             "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
         ),
     ] = 0.0
+    computed_tokens_per_s: float = 0.0
+    """Prompt tokens that the endpoint computed in a second lately."""
     prefill_tokens_per_s: Annotated[
         float | None,
         gauge(

@@ -72,8 +72,19 @@ class Change:
     """This server's process dies and comes back cold at once."""
     add: str = ""
     """This server joins."""
+    remove: str = ""
+    """This server gets no more requests, ends those that it has, and is gone for good."""
     speed: float = 1.0
     """Of the server that joins or restarts, as a share of the usual."""
+
+
+class Scaler(Protocol):
+    """Changes the fleet while it runs, as an autoscaler does."""
+
+    every_s: float
+
+    def changes(self, *, now: float) -> Iterable[Change]:
+        """What is to happen, now or later. Asked every `every_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +131,13 @@ class Fleet:
         workload: Workload,
         rng: random.Random,
         gate: Gate | None = None,
+        scaler: Scaler | None = None,
     ) -> None:
         """gate: the router again, where requests may wait in it."""
         self._plan = plan
         self._router = router
         self._gate = gate
+        self._scaler = scaler
         self._gate_due_s = float("inf")
         self._held = 0
         self._workload = workload
@@ -151,6 +164,8 @@ class Fleet:
         self._router.set_servers(list(self._engines), restarted="", now=0.0)
         for change in plan.changes:
             self._at(change.at_s, self._change_of(change))
+        if self._scaler is not None:
+            self._at(self._scaler.every_s, self._ask(self._scaler))
         for when, request in self._workload.start():
             self._plan_arrival(when, request)
         self._at(0.5, self._sample_load)
@@ -285,14 +300,26 @@ class Fleet:
             if change.add:
                 assert change.add not in self._engines, "the server is there already"
                 self._start_server(change.add, speed=change.speed, now=now)
+            if change.remove:
+                self._retired.append(self._engines.pop(change.remove))  # its own events end what it holds
             self._router.set_servers(list(self._engines), restarted=change.restart, now=now)
 
         return apply
+
+    def _ask(self, scaler: Scaler) -> _Handler:
+        def ask(now: float) -> None:
+            for change in scaler.changes(now=now):
+                self._at(max(change.at_s, now), self._change_of(change))
+            self._at(now + scaler.every_s, ask)
+
+        return ask
 
     def _scrape_of(self, scraper: int, name: str) -> _Handler:
         plan = self._plan
 
         def scrape(now: float) -> None:
+            if name not in self._engines:
+                return
             page = snapshot(self._engines[name], now=now)
             if plan.scrape_lag_s:
                 self._at(now + plan.scrape_lag_s, deliver_of(page))
@@ -315,7 +342,7 @@ class Fleet:
 
     def _outcome(self, now: float) -> Outcome:
         engines = [*self._engines.values(), *self._retired]
-        for engine in self._engines.values():
+        for engine in engines:
             for job in engine.jobs():
                 self._records[job.job_id].num_cached_tokens = job.num_cached_tokens
         return Outcome(

@@ -13,6 +13,8 @@ from epp.config.sharing import Redis, RedisTls, Sharing
 from epp.prefix_index.secret import HashSecret, derived
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.signed import SignedLink
+from epp.state_report import endpoints_of
+from epp.telemetry.pool import PoolStatus, pools_of
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import (
@@ -22,7 +24,7 @@ from tests.harness.redis_server import (
     running_sentinel,
     tls_in_front,
 )
-from tests.harness.sharing import both_ways, met, sharing, sharing_over
+from tests.harness.sharing import Sharer, both_ways, met, sharing, sharing_over
 from tests.unit.sharing.pickers import text
 
 
@@ -39,6 +41,36 @@ async def test_pickers_learn_from_each_other_over_one_server(tmp_path: Path, kin
                 what="its load is known",
             )
             assert not one.service.counts.errors
+
+
+def seen_pool(sharer: Sharer, *, now: float) -> PoolStatus:
+    picker = sharer.replica.picker
+    (pool,) = pools_of(endpoints_of(picker, {}, now=now), [], goal_s=picker.policy.spec.flow.goal_seconds)
+    return pool
+
+
+async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_path: Path) -> None:
+    """Three pickers, each with a third of the requests. Alone, each would tell a third of the undone work."""
+    async with running_redis(tmp_path) as server, AsyncExitStack() as stack:
+        redis = Redis(url=server.url)
+        sharers = [await stack.enter_async_context(sharing_over(redis)) for _ in range(3)]
+        await met(*sharers)
+        began = time.monotonic()
+        for number in range(60):
+            sharers[number % 3].pick(text(f"p{number}", 160_000))
+        first = seen_pool(sharers[0], now=began)
+        sent_s = 3 * first.undone_s
+        assert sent_s > 40, "more than drains while the test waits"
+
+        def agree() -> bool:
+            now = time.monotonic()
+            pools = [seen_pool(sharer, now=now) for sharer in sharers]
+            told = [pool.undone_s for pool in pools]
+            gauges = [pool.saturation for pool in pools]
+            whole = min(told) >= 0.95 * (sent_s - (now - began))
+            return whole and max(told) <= 1.05 * min(told) and max(gauges) <= 1.05 * min(gauges)
+
+        await wait_until(agree, what="all tell of the whole pool's undone work", timeout_s=sent_s / 2)
 
 
 async def test_pools_on_one_server_never_mix(tmp_path: Path) -> None:

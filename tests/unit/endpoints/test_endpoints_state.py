@@ -290,3 +290,20 @@ def test_a_load_counts_once_between_the_pages_where_its_request_ended() -> None:
     assert state.ended_loads == 1
     state.observe(page(2.0), now=2.0)
     assert state.ended_loads == 0
+
+
+def test_tokens_computed_a_second_are_those_of_the_last_minute_without_hits_and_start_anew_with_the_process() -> (
+    None
+):
+    state = a_state()
+    for second in range(120):
+        tokens = 1000.0 * min(second, 60)
+        page_now = EndpointMetrics(
+            scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
+        )
+        state.observe(page_now, now=float(second))
+        if second == 60:
+            assert state.computed_per_s == pytest.approx(750, rel=0.15)
+    assert 0 < state.computed_per_s < 750 * 0.2
+    state.forget_server(now=120.0)
+    assert state.computed_per_s == 0.0

@@ -19,12 +19,14 @@ def server(
     kv: float | None = 0.0,
     model: str = "m",
     ready: bool = True,
+    computed: float = 0.0,
 ) -> EndpointStatus:
     return EndpointStatus(
         name=EndpointName(name),
         address=HERE,
         model=model,
         backlog_tokens=backlog,
+        computed_tokens_per_s=computed,
         prefill_tokens_per_s=rate,
         kv_usage=kv,
         ready=ready,
@@ -50,6 +52,11 @@ def test_as_much_again_of_servers_halves_the_saturation() -> None:
 def test_caches_full_of_running_requests_saturate_too() -> None:
     (pool,) = pools_of([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], [], goal_s=2.0)
     assert pool.saturation == pytest.approx(0.8)
+
+
+def test_servers_that_compute_prompts_most_of_the_time_saturate_before_anything_waits() -> None:
+    (pool,) = pools_of([server("a", computed=900), server("b", computed=300)], [], goal_s=2.0)
+    assert (pool.busy, pool.saturation) == (0.6, 0.6)
 
 
 def test_servers_that_take_no_requests_are_no_capacity_and_models_are_apart() -> None:

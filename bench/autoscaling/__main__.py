@@ -1,0 +1,143 @@
+"""An autoscaler on the picker's signal, on the command line: a table, and a picture of one day."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from bench.autoscaling.demand import Day, rate_at
+from bench.autoscaling.simulate import SIGNALS, Course, Plan, simulate
+from bench.routing.bench import Setting, calibrate
+from epp.replay.charts import Line, line_chart
+
+_ABOUT = """\
+A day of rising and falling load on simulated servers, with the real picker in front and Kubernetes's autoscaler on a number that
+the picker tells. One row for each signal, target and start time; the first two rows are fleets that nobody changes.
+"""
+_CALM, _PEAK = 1.0, 4.0
+"""Servers' worth of requests."""
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    per_s = args.per_server or calibrate(args.workload, Setting(num_servers=2, scale=0.2))[0] / 2
+    print(f"{args.workload}: a server does {per_s:.2f} requests/s", file=sys.stderr)
+    day = day_of(per_s, rise_s=args.rise)
+    plans = plans_of(args.workload, day, quick=args.quick)
+    with ProcessPoolExecutor(args.processes) as pool:
+        print(_HEAD, flush=True)
+        for name, course in zip(plans, pool.map(simulate, plans.values()), strict=True):
+            print(f"| {name} | {' | '.join(_cells(course))} |", flush=True)
+            if name == _USUAL and args.svg:
+                args.svg.write_text(picture(course))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.autoscaling", description=_ABOUT)
+    add = parser.add_argument
+    add(
+        "--workload",
+        default="none",
+        help="of bench.routing, with requests that come at their times (default %(default)s)",
+    )
+    add(
+        "--per-server",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="requests/s that one server does (default: measured first)",
+    )
+    add(
+        "--rise",
+        type=float,
+        default=1200.0,
+        metavar="S",
+        help="from the calm load to the peak (default %(default)s)",
+    )
+    add("--quick", action="store_true", help="three rows")
+    add("--processes", type=int, default=1, metavar="N")
+    add("--svg", type=Path, metavar="PATH", help="draw the day of the usual setting here")
+    return parser
+
+
+_USUAL = "saturation 0.7"
+
+
+def day_of(per_server_s: float, *, rise_s: float) -> Day:
+    return Day(
+        calm_per_s=_CALM * per_server_s,
+        peak_per_s=_PEAK * per_server_s,
+        calm_s=300,
+        rise_s=rise_s,
+        peak_s=300,
+        fall_s=600,
+        end_s=1800,
+    )
+
+
+def plans_of(workload: str, day: Day, *, quick: bool = False) -> Mapping[str, Plan]:
+    usual = Plan(workload=workload, day=day)
+    plans = {
+        "always 2 servers": replace(usual, most=2),
+        "always 8 servers": replace(usual, least=8),
+        _USUAL: usual,
+    }
+    if quick:
+        return plans
+    plans |= {f"saturation {target}": replace(usual, target=target) for target in (0.5, 0.6, 0.8, 0.9)}
+    plans |= {f"saturation 0.7, start {s:.0f} s": replace(usual, start_s=s) for s in (60.0, 300.0)}
+    return plans | {
+        f"{name} {SIGNALS[name].target}": replace(usual, signal=name)
+        for name in SIGNALS
+        if name != "saturation"
+    }
+
+
+_HEAD = """\
+| autoscaler | TTFT p90 | worst 5 minutes | over 2 s | most servers | server-hours | changes | down and up again |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def _cells(course: Course) -> Iterable[str]:
+    yield _seconds(course.ttft_p90_s)
+    yield _seconds(course.worst_p90_s)
+    yield f"{course.late:.1%}"
+    yield str(course.most)
+    yield f"{course.server_hours:.1f}"
+    yield str(len(course.changes))
+    yield str(course.turns)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def picture(course: Course) -> str:
+    """The load in servers, the servers that are ready, ten times the signal, and ten times the p90."""
+    day, rates = course.plan.day, course.plan.day.rates()
+    one = day.calm_per_s / _CALM
+    moments: Sequence[tuple[float, float, float]] = [
+        (m.at_s / 60, float(m.ready), 10 * (m.value or 0.0)) for m in course.moments[::4]
+    ]
+    return line_chart(
+        "Servers as the load rises and falls",
+        [
+            Line(
+                "load, in servers", [(at, rate_at(rates, 60 * at) / one) for at, _, _ in moments], dashed=True
+            ),
+            Line("servers that are ready", [(at, ready) for at, ready, _ in moments], dashed=True),
+            Line("saturation x 10", [(at, min(value, 12.0)) for at, _, value in moments], dashed=True),
+            Line("TTFT p90, s", [(s.at_s / 60, s.ttft_p90_s) for s in course.stretches]),
+        ],
+        x_label="minutes",
+        y_label="",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Kubernetes's HorizontalPodAutoscaler as arithmetic: from one value of a metric to a count of servers. Pure.
+
+As the controller does it (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in
+`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for `metricType: Value`;
+`stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in `horizontal.go` for `behavior`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+TOLERANCE = 0.1
+"""A value so near to its target changes nothing."""
+SYNC_S = 15.0
+"""How often the controller looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """At most so much change in a period."""
+
+    kind: Literal["Pods", "Percent"]
+    value: float
+    period_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """How fast the count changes; the defaults are those of the chart model-server. Of several paces the fastest counts."""
+
+    up_window_s: float = 0.0
+    up: Sequence[Pace] = (
+        Pace(kind="Percent", value=50, period_s=60),
+        Pace(kind="Pods", value=1, period_s=60),
+    )
+    down_window_s: float = 600.0
+    down: Sequence[Pace] = (Pace(kind="Pods", value=1, period_s=300),)
+
+
+@dataclass(slots=True, kw_only=True)
+class Autoscaler:
+    target: float
+    least: int
+    most: int
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    _advised: list[tuple[float, int]] = field(default_factory=list)
+    _added: list[tuple[float, int]] = field(default_factory=list)
+    _removed: list[tuple[float, int]] = field(default_factory=list)
+
+    def servers(self, value: float | None, *, now_there: int, ready: int, now: float) -> int:
+        """How many there should be. now_there: those that were asked for; ready: those of them that serve; value: None is unknown."""
+        if value is None:
+            return now_there
+        wanted = self._steady(self._advice(value, now_there, ready), now_there, now)
+        count = self._paced(wanted, now_there, now)
+        if count != now_there:
+            (self._added if count > now_there else self._removed).append((now, abs(count - now_there)))
+        return count
+
+    def _advice(self, value: float, now_there: int, ready: int) -> int:
+        ratio = value / self.target
+        count = now_there if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * ready)
+        return min(self.most, max(self.least, count))
+
+    def _steady(self, advice: int, now_there: int, now: float) -> int:
+        """Up to the least that was advised within one window, down to the most that was advised within the other."""
+        behaviour = self.behaviour
+        if not self._advised:
+            self._advised.append((now, now_there))
+        self._advised.append((now, advice))
+        longest_s = max(behaviour.up_window_s, behaviour.down_window_s)
+        self._advised = [(at, count) for at, count in self._advised if at >= now - longest_s]
+        up = min(count for at, count in self._advised if at >= now - behaviour.up_window_s)
+        down = max(count for at, count in self._advised if at >= now - behaviour.down_window_s)
+        return min(max(now_there, up), down)
+
+    def _paced(self, wanted: int, now_there: int, now: float) -> int:
+        if wanted > now_there:
+            limits = [
+                _after(pace, self._at_start(pace, now_there, now), sign=1) for pace in self.behaviour.up
+            ]
+            return min(wanted, max(now_there, *limits), self.most)
+        limits = [_after(pace, self._at_start(pace, now_there, now), sign=-1) for pace in self.behaviour.down]
+        return max(wanted, min(now_there, *limits), self.least)
+
+    def _at_start(self, pace: Pace, now_there: int, now: float) -> int:
+        """How many there were when the pace's period began."""
+        since = now - pace.period_s
+        added = sum(count for at, count in self._added if at > since)
+        removed = sum(count for at, count in self._removed if at > since)
+        return now_there - added + removed
+
+
+def _after(pace: Pace, count: int, *, sign: int) -> int:
+    if pace.kind == "Pods":
+        return count + sign * int(pace.value)
+    return math.ceil(count * (1 + pace.value / 100)) if sign > 0 else int(count * (1 - pace.value / 100))
