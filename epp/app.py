@@ -37,6 +37,7 @@ from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
 from epp.recording import start as recording
+from epp.recording.tap import Tap
 from epp.request import jsontext
 from epp.request.blocked import BlockedPaths
 from epp.scraping.scraper import Scraper
@@ -211,6 +212,7 @@ class App:
             not_ready=self._not_ready,
             explain=self._explaining.told,
             board=self._board,
+            recording=Tap(self._picker).read,
             config=config,
             policy=lambda: self._picker.policy,
         )
@@ -383,6 +385,11 @@ class App:
             "rule": policy.spec.rule,
             "picks": tried.picks,
             "agreed": tried.agreed,
+            "refused": tried.refused,
+            "prompt": tried.prompt_tokens,
+            "cached": tried.cached_tokens,
+            "more_cached": tried.more_cached_tokens,
+            "more_s": tried.more_s,
         }
 
     def _not_ready(self) -> str:

@@ -17,6 +17,7 @@ from epp.config.settings import Config, load_config
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
 from epp.misses import command as explain
+from epp.recording import command as recording
 from epp.telemetry.logs import setup_logging
 from epp.workers import Supervisor
 
@@ -25,6 +26,9 @@ Endpoint picker for Envoy: routes LLM requests to the model server that can answ
 counting what each server's prefix cache already holds, its LoRA adapters and its undone work.
 """
 _EXPLAIN = "Ask a running picker why prompt tokens were not in the cache of the server that got them, and what to change."
+_RECORD = (
+    "Write down the requests that a running picker routes, for `epp replay`: sizes, times, hashes; no text."
+)
 _REPLAY = (
     "Run recorded requests through the picker's rules on simulated servers, by several policies, and compare."
 )
@@ -70,20 +74,39 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="write it there, whole or not at all, instead of printing"
     )
     explain = commands.add_parser("explain", help=_EXPLAIN, description=_EXPLAIN)
+    _add_admin(explain)
     explain.add_argument(
+        "--window", type=int, default=600, metavar="SECONDS", help="how far back, 900 at most (default 600)"
+    )
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    record = commands.add_parser("record", help=_RECORD, description=_RECORD)
+    _add_admin(record)
+    record.add_argument(
+        "file", type=Path, metavar="FILE", help="where to write; the file before it is kept as FILE.1"
+    )
+    record.add_argument(
+        "--for", dest="seconds", type=float, metavar="SECONDS", help="how long (default: until Ctrl-C)"
+    )
+    record.add_argument(
+        "--max-bytes",
+        type=int,
+        default=2**28,
+        metavar="N",
+        help="of FILE and FILE.1 together (default %(default)s); older requests are lost beyond that",
+    )
+    _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
+    pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
+    pages.add_argument("page", choices=sorted(reference.PAGES))
+    return parser
+
+
+def _add_admin(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--admin",
         default="http://127.0.0.1:9090",
         metavar="URL",
         help="of the picker (default http://127.0.0.1:9090)",
     )
-    explain.add_argument(
-        "--window", type=int, default=600, metavar="SECONDS", help="how far back, 900 at most (default 600)"
-    )
-    explain.add_argument("--json", action="store_true", help="print JSON")
-    _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
-    pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
-    pages.add_argument("page", choices=sorted(reference.PAGES))
-    return parser
 
 
 def _add_replay(command: argparse.ArgumentParser) -> None:
@@ -143,6 +166,8 @@ def main(argv: list[str] | None = None) -> int:
                 else explain.table(found)
             )
             return 0
+        if args.command == "record":
+            return _record(args)
         if args.command == "replay":
             return _replay(args)
         config = load_config(args.config)
@@ -156,6 +181,17 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
+
+
+def _record(args: argparse.Namespace) -> int:
+    options = recording.Options(
+        admin=args.admin, file=args.file, max_bytes=args.max_bytes, seconds=args.seconds
+    )
+    counts = recording.record(options)
+    print(recording.told(counts))
+    if counts.requests:
+        print(f"next: epp replay {args.file}")
+    return 0
 
 
 def _replay(args: argparse.Namespace) -> int:

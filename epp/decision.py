@@ -66,6 +66,10 @@ class WouldPick(Struct, frozen=True):
     reason: str
     agrees: bool
     """It would have picked the endpoint that was picked."""
+    more_cached_tokens: int = 0
+    """Of this prompt that are cached there, beyond those that are cached where it went."""
+    more_s: float = 0.0
+    """Until the first token there, beyond where it went; negative: sooner."""
 
 
 class Prefill(Struct, frozen=True):

@@ -3,7 +3,8 @@
 Pure. It sees what the pick saw (endpoints, their state before the booking, what the table holds of the prompt) and cannot act:
 bookings and the table follow the policy in force. So its chunks, scrapes and sampling are not tried, and candidates are
 those of the policy in force. Both draw the same random numbers, so that two equal policies agree on every pick.
-Called by `picker`, only while there is one.
+What a pick would have changed is foretold for that request alone, on caches as the policy in force fills them: after a week of its own
+picks the tried policy would find other caches. `epp replay` tells that. Called by `picker`, only while there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from epp.types import EndpointName
 
 
 class DryRun:
-    """One policy being tried, and how often it agreed."""
+    """One policy being tried: how often it agreed, and what it would have changed."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -27,23 +28,55 @@ class DryRun:
         self._scheduler = Scheduler(policy.spec, self._rng)
         self.picks = 0
         self.agreed = 0
+        self.refused = 0
+        """Requests that it would have refused; they count in nothing below."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """That the policy in force found."""
+        self.more_cached_tokens = 0
+        """That this one would have found beyond them; negative: it would have found less."""
+        self.more_s = 0.0
+        """Seconds to the first token that its picks would have added, all together; negative: it would have saved them."""
 
     def follow(self, rng: random.Random) -> None:
         """Draw the numbers that `rng` is about to draw. Before the policy in force ranks."""
         self._rng.setstate(rng.getstate())
 
-    def choose(self, request: Request, snapshot: Snapshot, *, chosen: EndpointName) -> WouldPick:
-        """What it would pick of the candidates, where the policy in force picks `chosen`. snapshot: by this policy's spec."""
+    def choose(self, request: Request, snapshot: Snapshot, *, place: int) -> WouldPick:
+        """What it would pick of the candidates, where the policy in force picks the one at `place`. snapshot: by this policy's spec."""
+        self.picks += 1
+        metadata, spec = self.policy.metadata, self.policy.spec
         try:
             choice = self._scheduler.schedule(request, snapshot)
-            name, reason = snapshot.name(choice.places[0]), choice.reason
         except SaturatedError:
-            name, reason = EndpointName(""), "saturated"
-        agrees = name == chosen
-        self.picks += 1
-        self.agreed += agrees
-        metadata, spec = self.policy.metadata, self.policy.spec
-        return WouldPick(policy=metadata.name, rule=spec.rule, chosen=name, reason=reason, agrees=agrees)
+            self.refused += 1
+            return WouldPick(
+                policy=metadata.name,
+                rule=spec.rule,
+                chosen=EndpointName(""),
+                reason="saturated",
+                agrees=False,
+            )
+        there, cached = choice.places[0], request.cached_tokens
+        more_cached = round(float(cached[there] - cached[place]))
+        wait_s = (snapshot.undone_tokens + request.prompt_tokens - cached) / snapshot.rate
+        more_s = float(wait_s[there] - wait_s[place])
+        self.agreed += there == place
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += round(float(cached[place]))
+        self.more_cached_tokens += more_cached
+        self.more_s += more_s
+        return WouldPick(
+            policy=metadata.name,
+            rule=spec.rule,
+            chosen=snapshot.name(there),
+            reason=choice.reason,
+            agrees=there == place,
+            more_cached_tokens=more_cached,
+            more_s=round(more_s, 6),
+        )
 
     def check_integrity(self) -> None:
-        assert 0 <= self.agreed <= self.picks
+        assert 0 <= self.agreed <= self.picks - self.refused
+        # Rounded for each request by itself.
+        assert -self.picks <= self.cached_tokens + self.more_cached_tokens <= self.prompt_tokens + self.picks

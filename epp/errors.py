@@ -91,3 +91,7 @@ class FlowRefusedError(SaturatedError):
 
 class ConfigError(Exception):
     """A configuration, policy or endpoints file that cannot be used; the message names the file and the field."""
+
+
+class RecordingTakenError(Exception):
+    """Somebody else reads the picker's requests for a recording; they are handed out once."""

@@ -100,6 +100,10 @@ class Picker:
         """Call `listener` with every event from now on, in order, and before any other work is done."""
         self._listeners = (*self._listeners, listener)
 
+    def unsubscribe(self, listener: Listener) -> None:
+        """Call it no more. Harmless where it does not listen, and while events are told."""
+        self._listeners = tuple(each for each in self._listeners if each != listener)
+
     # -- what the sources say ------------------------------------------------------------------------------------
 
     @property
@@ -288,7 +292,7 @@ class Picker:
                 slots, model=inference.model, adapter=adapter, spec=tried.policy.spec, now=now
             )
             asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session, asked.beginning)
-            would_pick = tried.choose(asked_too, as_tried, chosen=snapshot.name(choice.places[0]))
+            would_pick = tried.choose(asked_too, as_tried, place=choice.places[0])
         decision = decision_of(
             choice,
             snapshot,

@@ -14,7 +14,7 @@ from epp.recording.lines import Opening, Server, Servers
 from epp.recording.recorder import Recorder
 from epp.recording.service import RecordingService
 
-_KEY_BYTES = 16
+KEY_BYTES = 16
 
 
 def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> RecordingService:
@@ -22,7 +22,7 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
     path = Path(settings.file)
     if workers > 1:
         path = path.with_name(f"{path.name}.w{worker}")
-    recorder = Recorder(key=picker.secret.key or secrets.token_bytes(_KEY_BYTES))
+    recorder = Recorder(key=picker.secret.key or secrets.token_bytes(KEY_BYTES))
     service = RecordingService(
         recorder,
         RecordingFile(path, max_bytes=settings.max_bytes),

@@ -19,6 +19,7 @@ from multidict import MultiMapping
 
 from epp.config.policy import Policy
 from epp.config.settings import Config
+from epp.errors import RecordingTakenError
 from epp.telemetry import page
 from epp.telemetry.board import Board
 from epp.telemetry.bounded import BoundedConnections
@@ -36,6 +37,7 @@ _PORTION: Final = 20
 _MAX_CONNECTIONS: Final = 64
 _LIFETIME_S: Final = 10.0
 _SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
+_READER: Final = re.compile(r"[0-9a-f]{16}")
 _USERINFO: Final = re.compile(r"(?<=://)[^/@\s]*@")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -53,6 +55,7 @@ class AdminServer:
         not_ready: Callable[[], str],
         explain: Callable[[float], dict[str, Any]],
         board: Board,
+        recording: Callable[[str], tuple[bytes, int]],
         config: Config,
         policy: Callable[[], Policy],
     ) -> None:
@@ -63,6 +66,7 @@ class AdminServer:
         self._not_ready = not_ready
         self._explain = explain
         self._board = board
+        self._recording = recording
         self._files = page.files()
         self._config = config
         self._policy = policy
@@ -87,6 +91,7 @@ class AdminServer:
                 web.get("/decisions/{request_id:.+}", self._decision),
                 web.get("/endpoints", self._endpoints),
                 web.get("/explain", self._explained),
+                web.get("/recording", self._recorded),
                 web.get("/config", self._configuration),
                 web.get("/policy", self._policy_in_use),
             ]
@@ -178,6 +183,19 @@ class AdminServer:
     async def _explained(self, request: web.Request) -> web.Response:
         return _json(
             self._explain(float(_whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)))
+        )
+
+    async def _recorded(self, request: web.Request) -> web.Response:
+        """For `epp record`: requests since its last question."""
+        reader = request.query.get("reader", "")
+        if not _READER.fullmatch(reader):
+            raise web.HTTPBadRequest(text="reader: 16 hexadecimal digits, the same in every question")
+        try:
+            lines, left_out = self._recording(reader)
+        except RecordingTakenError as error:
+            raise web.HTTPConflict(text="another reader is at it") from error
+        return web.Response(
+            body=lines, content_type="application/x-ndjson", headers={"Left-Out": str(left_out)}
         )
 
     async def _configuration(self, _: web.Request) -> web.Response:

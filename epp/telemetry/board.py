@@ -188,6 +188,8 @@ def _shown(record: Record) -> dict[str, Any]:
             "matched": record.matched_tokens,
             "ttft_s": record.ttft_s,
             "would": None if tried is None or tried.agrees else tried.chosen or "(refuse)",
+            "would_cached": 0 if tried is None else tried.more_cached_tokens,
+            "would_s": 0.0 if tried is None else tried.more_s,
         }
     return shown
 
@@ -248,6 +250,19 @@ def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, A
         "requests": requests[:_SHOWN_DECISIONS],
         "queue": [queue for part in every for queue in part["queue"]],
         "explain": _added([part["explain"] for part in every]),
+        "dry_run": _tried([part["dry_run"] for part in every]),
+    }
+
+
+def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Of all pickers that try the policy that the first of them tries."""
+    every = [tried for tried in found if tried]
+    if not every:
+        return None
+    same = [tried for tried in every if tried["policy"] == every[0]["policy"]]
+    return {
+        name: value if isinstance(value, str) else sum(tried.get(name, 0) for tried in same)
+        for name, value in every[0].items()
     }
 
 

@@ -120,7 +120,13 @@ def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> D
         outcome="ended",
         ttft_s=0.18 if number % 3 == 0 else None,
         dry_run=WouldPick(
-            "tried", "affinity", EndpointName("vllm-3" if tried else name), "prefix", agrees=not tried
+            "tried",
+            "affinity",
+            EndpointName("vllm-3" if tried else name),
+            "prefix",
+            agrees=not tried,
+            more_cached_tokens=900 if tried else 0,
+            more_s=-0.1125 if tried else 0.0,
         ),
     )
 
@@ -183,7 +189,17 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
         lambda: scene.status,
         explain=_explained,
         prefixes=lambda: _hot(count),
-        dry_run=lambda: {"policy": "tried", "rule": "affinity", "picks": 5120, "agreed": 4660},
+        dry_run=lambda: {
+            "policy": "tried",
+            "rule": "affinity",
+            "picks": 5120,
+            "agreed": 4660,
+            "refused": 20,
+            "prompt": 17_400_000,
+            "cached": 11_658_000,
+            "more_cached": 870_000,
+            "more_s": -306.0,
+        },
         siblings=siblings,
     )
     scene = Scene(count, ring, status, board)
@@ -201,6 +217,7 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
         not_ready=str,
         explain=_explained,
         board=board,
+        recording=lambda _: (b"", 0),
         config=Config(endpoints_file="endpoints.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

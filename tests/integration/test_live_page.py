@@ -54,7 +54,9 @@ async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_request
         assert "batch, priority 0: 7 requests, 9,000 tokens" in await chrome.seen("#queue")
         dry = await chrome.seen("#dry")
         assert "agrees with 4,660 of 5,120 picks, 91 %" in dry
-        assert "→ vllm-3" in dry
+        assert "→ vllm-3, 900 more cached tokens, 113 ms sooner" in dry
+        assert "found 72 % of the prompt tokens cached in place of 67 %" in dry
+        assert "first token would have come 60 ms sooner on average; it would have refused 20 requests" in dry
         requests = await chrome.seen("#requests")
         assert "refused 429" in requests
         assert "2,048 of 3,400 cached" in requests

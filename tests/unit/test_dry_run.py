@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Load
 from epp.decision import PickRequest
@@ -76,6 +78,27 @@ def test_a_policy_that_would_refuse_picks_nobody() -> None:
     would = picker.pick(ask(0), now=0.1).decision.dry_run
     assert would is not None
     assert (would.chosen, would.reason, would.agrees) == ("", "saturated", False)
+    assert (would.more_cached_tokens, would.more_s) == (0, 0.0)
+    assert picker.dry_run is not None
+    assert picker.dry_run.refused == 1
+
+
+def test_what_it_would_have_changed_is_foretold_in_tokens_and_seconds() -> None:
+    picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="affinity"))
+    first, second = (picker.pick(ask(0), now=0.0) for _ in range(2))
+    tried, would = picker.dry_run, second.decision.dry_run
+    assert first.decision.chosen != second.decision.chosen
+    assert tried is not None
+    assert would is not None
+    assert would.chosen == first.decision.chosen, "it goes back to where the prompt is held"
+    prompt = second.decision.prompt_tokens
+    assert 0.9 * prompt < would.more_cached_tokens <= prompt
+    rate = 8000.0  # of the policy, since nothing is learned yet
+    # The holder has the first request still to compute, and the other would have this one.
+    assert would.more_s == pytest.approx((2 * prompt - would.more_cached_tokens - prompt) / rate, abs=1e-3)
+    assert (tried.prompt_tokens, tried.cached_tokens) == (2 * prompt, 0)
+    assert (tried.more_cached_tokens, tried.refused) == (would.more_cached_tokens, 0)
+    tried.check_integrity()
 
 
 def test_without_one_the_decision_says_nothing() -> None:

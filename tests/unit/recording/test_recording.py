@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from epp.errors import RecordingTakenError
 from epp.picker import Picker
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Asked, Line, Opening, Servers, decode, unpacked
 from epp.recording.recorder import Recorder
 from epp.recording.service import RecordingService
 from epp.recording.start import opening_of, servers_of
+from epp.recording.tap import GONE_AFTER_S, Tap
 from epp.request.response import ResponseFeedback
 from epp.routed_request import own
-from tests.unit.picker_questions import a_picker, ask, text
+from tests.unit.picker_questions import a_picker, ask, serve, text
 
 
 def ended(picker: Picker, recorder: Recorder, prompt: bytes, *, salt: str = "", now: float) -> None:
@@ -135,3 +137,44 @@ async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_n
     service.stop()
     assert service.counts == {"written": 1, "dropped": 0, "failed": 1}
     assert [line for line in read(path) if isinstance(line, Asked)]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def told(tap: Tap, reader: str = "one") -> list[Asked]:
+    opening, servers, *asked = [decode(row) for row in tap.read(reader)[0].splitlines()]
+    assert isinstance(opening, Opening)
+    assert isinstance(servers, Servers)
+    return [line for line in asked if isinstance(line, Asked)]
+
+
+def test_who_asks_for_a_recording_gets_each_request_once_from_then_on() -> None:
+    picker = a_picker()
+    tap = Tap(picker, clock=Clock())
+    serve(picker, ask(text("before")), now=1.0)
+    assert told(tap) == []
+    serve(picker, ask(text("one")), now=2.0)
+    serve(picker, ask(text("two")), now=3.0)
+    assert [line.prompt_bytes for line in told(tap)] == [8000, 8000]
+    assert told(tap) == []
+    with pytest.raises(RecordingTakenError):
+        tap.read("another")
+
+
+def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
+    picker, clock = a_picker(), Clock()
+    tap = Tap(picker, clock=clock)
+    told(tap)
+    clock.now += GONE_AFTER_S + 1
+    assert tap.on
+    serve(picker, ask(text("one")), now=2.0)
+    assert not tap.on, "the next request finds that nobody asks any more"
+    serve(picker, ask(text("two")), now=3.0)
+    assert told(tap, "another") == []
+    serve(picker, ask(text("three")), now=4.0)
+    assert len(told(tap, "another")) == 1

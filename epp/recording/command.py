@@ -1,0 +1,135 @@
+"""`epp record`: asks a running picker for the requests that it routes, and writes them to a file, until told to stop.
+
+The picker needs no restart and no disk: lines come over its admin address, so the recording may be made on another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import secrets
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from epp.errors import ConfigError
+from epp.recording.file import RecordingFile
+from epp.recording.lines import Asked, Opening, Servers, decode
+
+_EVERY_S: Final = 1.0
+_WITHIN_S: Final = 8.0
+_TRY_AGAIN_FOR_S: Final = 30.0
+_MOST_BYTES: Final = 64 * 2**20
+"""Of one answer; the picker keeps 8 MiB of lines at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, as given."""
+
+    admin: str
+    file: Path
+    max_bytes: int
+    seconds: float | None
+    """None: until it is interrupted."""
+
+
+@dataclass(slots=True)
+class Counts:
+    requests: int = 0
+    size_bytes: int = 0
+    left_out: int = 0
+    """Requests that the picker had no room for: it was not asked often enough."""
+
+
+def record(options: Options) -> Counts:
+    """Returns at the end or when interrupted. ConfigError: the picker cannot be asked, or the file cannot be written."""
+    url = f"{options.admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--admin {options.admin}: an address such as http://127.0.0.1:9090")
+    file, counts = RecordingFile(options.file, max_bytes=options.max_bytes), Counts()
+    until_s = None if options.seconds is None else time.monotonic() + options.seconds
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            for text, left_out in _answers(url, options.admin, until_s=until_s):
+                lines = [decode(row) for row in text.splitlines()]
+                _write(file, lines, counts, size_bytes=len(text), path=options.file)
+                counts.left_out = left_out
+                _show(counts)
+    finally:
+        file.close()
+        _show(None)
+    return counts
+
+
+def _write(
+    file: RecordingFile,
+    lines: Sequence[Opening | Servers | Asked],
+    counts: Counts,
+    *,
+    size_bytes: int,
+    path: Path,
+) -> None:
+    opening, servers, *rest = lines
+    assert isinstance(opening, Opening)
+    assert isinstance(servers, Servers)
+    asked = [line for line in rest if isinstance(line, Asked)]
+    try:
+        file.write(asked, opening=opening, servers=servers)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if asked:
+        counts.requests += len(asked)
+        counts.size_bytes += size_bytes
+
+
+def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
+    """One each second, and one at the end. A picker that does not answer any more is asked again for a while."""
+    heard_s = float("-inf")
+    while True:
+        last = until_s is not None and time.monotonic() >= until_s
+        try:
+            answer = _ask(url)
+        except urllib.error.HTTPError as error:
+            raise ConfigError(_refusal(admin, error.code)) from error
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() - heard_s > _TRY_AGAIN_FOR_S:
+                raise ConfigError(f"--admin {admin}: {error}") from error
+        else:
+            heard_s = time.monotonic()
+            yield answer
+        if last:
+            return
+        left_s = _EVERY_S if until_s is None else min(_EVERY_S, until_s - time.monotonic())
+        time.sleep(max(0.0, left_s))
+
+
+def _ask(url: str) -> tuple[bytes, int]:
+    with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked by the caller
+        return answer.read(_MOST_BYTES), int(answer.headers.get("Left-Out", "0"))
+
+
+def _refusal(admin: str, status: int) -> str:
+    reasons = {
+        409: "another `epp record` is reading this picker; one can at a time",
+        404: "this picker is of an older version, which cannot be recorded from outside",
+    }
+    return f"--admin {admin}: {reasons.get(status, f'status {status}')}"
+
+
+def _show(counts: Counts | None, *, on: Callable[[], bool] = sys.stderr.isatty) -> None:
+    """One line on a terminal, written over and over; None: it is over."""
+    if on():
+        text = "\r\033[K" if counts is None else f"\r{told(counts)}; Ctrl-C ends it"
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def told(counts: Counts) -> str:
+    """For people."""
+    left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
+    return f"{counts.requests:,} requests, {counts.size_bytes / 2**20:.1f} MiB{left_out}"

@@ -1,0 +1,67 @@
+"""Lines of a recording for who asks for them over the admin address, as `epp record` does: nothing is written here.
+
+Listens to the picker only while somebody asks: the first question begins it, and a while without one ends it. One reader at a time,
+since a line is handed out once. What waits is bounded by the recorder. Called by `app` and, through it, by the admin address.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from epp.errors import RecordingTakenError
+from epp.picker import Picker
+from epp.picker_events import Ended, PickerEvent
+from epp.recording.lines import encode
+from epp.recording.recorder import Recorder
+from epp.recording.start import KEY_BYTES, opening_of, servers_of
+
+GONE_AFTER_S: Final = 15.0
+"""A reader that has not asked for so long is gone."""
+
+
+class Tap:
+    def __init__(self, picker: Picker, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._picker = picker
+        self._clock = clock
+        self._recorder: Recorder | None = None
+        """None: nobody asks."""
+        self._reader = ""
+        self._asked_at = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self._recorder is not None
+
+    def read(self, reader: str) -> tuple[bytes, int]:
+        """The lines since this reader's last question, opened as a file is, and how many requests were left out so far.
+
+        RecordingTakenError: another reader is at it.
+        """
+        now = self._clock()
+        if self.on and now - self._asked_at > GONE_AFTER_S:
+            self._end()
+        if self._recorder is None:
+            self._recorder = Recorder(key=self._picker.secret.key or secrets.token_bytes(KEY_BYTES))
+            self._reader = reader
+            self._picker.subscribe(self.hear)
+        elif self._reader != reader:
+            raise RecordingTakenError
+        self._asked_at = now
+        lines = [opening_of(self._picker), servers_of(self._picker), *self._recorder.take()]
+        return b"".join(map(encode, lines)), self._recorder.dropped
+
+    def hear(self, event: PickerEvent) -> None:
+        """A listener of the picker."""
+        if not isinstance(event, Ended) or self._recorder is None:
+            return
+        if self._clock() - self._asked_at > GONE_AFTER_S:
+            self._end()
+        else:
+            self._recorder.ended(event.request, unix_now_s=time.time())
+
+    def _end(self) -> None:
+        self._picker.unsubscribe(self.hear)
+        self._recorder = None

@@ -1,0 +1,78 @@
+"""`epp record` beside a picker's admin address: what it writes can be replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from epp.config.settings import Config
+from epp.errors import ConfigError
+from epp.picker import Picker
+from epp.recording.command import Options, record
+from epp.recording.tap import Tap
+from epp.replay.reading import read
+from epp.telemetry.admin import AdminServer
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+from epp.types import Address
+from tests.harness.live_page import a_board
+from tests.harness.processes import wait_until
+from tests.unit.picker_questions import a_picker, ask, serve, text
+
+
+@asynccontextmanager
+async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
+    ring, status = DecisionRing(keep=10), PickerStatus()
+    admin = AdminServer(
+        address=Address("127.0.0.1", 0),
+        metrics=Metrics(decisions=ring, state=lambda: status),
+        decisions=ring,
+        state=lambda: status,
+        not_ready=str,
+        explain=lambda _: {},
+        board=a_board(ring, lambda: status),
+        recording=tap.read,
+        config=Config(endpoints_file="endpoints.yaml"),
+        policy=lambda: picker.policy,
+    )
+    address = await admin.start()
+    try:
+        yield f"http://{address}"
+    finally:
+        await admin.stop()
+
+
+def options(admin: str, file: Path, *, seconds: float = 0.0) -> Options:
+    return Options(admin=admin, file=file, max_bytes=2**20, seconds=seconds)
+
+
+async def test_what_the_command_writes_can_be_replayed(tmp_path: Path) -> None:
+    picker, file = a_picker(), tmp_path / "recording.jsonl"
+    tap = Tap(picker)
+    async with admin_of(picker, tap) as url:
+        recording = asyncio.create_task(asyncio.to_thread(record, options(url, file, seconds=1.5)))
+        await wait_until(lambda: tap.on, what="the command asks")
+        for number in range(20):
+            serve(picker, ask(text(f"{number % 4}"), stream=True), now=float(number))
+        counts = await recording
+        with pytest.raises(ConfigError, match="another"):
+            await asyncio.to_thread(record, options(url, file))
+    assert (counts.requests, counts.left_out) == (20, 0)
+    assert file.stat().st_mode & 0o777 == 0o600
+    trace = read([file])
+    assert len(trace.calls) == 20
+    assert trace.policy == picker.policy
+    assert b"text" not in file.read_bytes()
+
+
+async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with admin_of(a_picker(), Tap(a_picker())) as url:
+        pass
+    with pytest.raises(ConfigError, match="--admin http://127"):
+        await asyncio.to_thread(record, options(url, tmp_path / "r.jsonl"))
+    assert list(tmp_path.iterdir()) == []
