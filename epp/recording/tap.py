@@ -14,7 +14,7 @@ from typing import Final
 from epp.errors import RecordingTakenError
 from epp.picker import Picker
 from epp.picker_events import Ended, PickerEvent
-from epp.recording.lines import encode
+from epp.recording.lines import Line, encode
 from epp.recording.recorder import Recorder
 from epp.recording.start import KEY_BYTES, opening_of, servers_of
 
@@ -50,7 +50,7 @@ class Tap:
         elif self._reader != reader:
             raise RecordingTakenError
         self._asked_at = now
-        lines = [opening_of(self._picker), servers_of(self._picker), *self._recorder.take()]
+        lines: list[Line] = [opening_of(self._picker), servers_of(self._picker), *self._recorder.take()]
         return b"".join(map(encode, lines)), self._recorder.dropped
 
     def hear(self, event: PickerEvent) -> None:
