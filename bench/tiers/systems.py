@@ -22,7 +22,7 @@ from bench.tiers.patterns import PROBED_HEADS, Patterns
 from bench.tiers.shapes import Compute
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvShape
-from model_server.tiers.placement import Score, by_importance, by_uses
+from model_server.tiers.placement import Score, by_importance, by_uses, by_uses_and_importance
 from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.segment import LayerRecords
@@ -57,8 +57,13 @@ PROBED = System(name="+ probe", looks="probe")
 PACKED = System(name="+ reordering", looks="probe", packed=True)
 OURS = System(name="+ importance caching", looks="probe", packed=True, score=by_importance)
 FEW_CHUNKS = System(
-    name="+ few chunks", looks="probe", packed=True, score=by_importance, chunk_share=CHUNK_SHARE
+    name="+ few chunks",
+    looks="probe",
+    packed=True,
+    score=by_uses_and_importance,
+    chunk_share=CHUNK_SHARE,
 )
+"""What servers do."""
 FEW_LFU = System(name="+ few chunks, LFU", looks="probe", packed=True, chunk_share=CHUNK_SHARE)
 FORGETFUL = tuple(
     replace(system, name=system.name.replace(" + LFU", "") + ", forgetful", forgetful=True)
@@ -114,15 +119,15 @@ class Weights:
     def __init__(self, patterns: Patterns, *, num_layers: int) -> None:
         self.num_tokens = int(patterns.mean.shape[-1])
         self.num_prefixes = patterns.num_prefixes
-        self._patterns = patterns
+        self.patterns = patterns
         self._of_layer = [layer * patterns.num_layers // num_layers for layer in range(num_layers)]
 
     def heads(self, ask: Ask, layer: int) -> torch.Tensor:
-        weights: torch.Tensor = self._patterns.heads[ask.prefix, ask.request, self._of_layer[layer]]
+        weights: torch.Tensor = self.patterns.heads[ask.prefix, ask.request, self._of_layer[layer]]
         return weights.float() / self.num_tokens
 
     def mean(self, ask: Ask, layer: int) -> torch.Tensor:
-        weights: torch.Tensor = self._patterns.mean[ask.prefix, ask.request, self._of_layer[layer]]
+        weights: torch.Tensor = self.patterns.mean[ask.prefix, ask.request, self._of_layer[layer]]
         return weights.float() / self.num_tokens
 
     def choice(

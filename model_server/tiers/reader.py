@@ -31,7 +31,7 @@ from model_server.tiers.events import Tell
 from model_server.tiers.foresight import Foresight
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
-from model_server.tiers.placement import Score, TieredPlacement, by_importance
+from model_server.tiers.placement import Score, TieredPlacement, by_uses_and_importance
 from model_server.tiers.records import Records
 from model_server.tiers.repacking import repacked
 from model_server.tiers.residency import Residency
@@ -57,7 +57,7 @@ class TieredReader:
         settings: SelectionSettings,
         *,
         capacities_bytes: Sequence[int],
-        score: Score = by_importance,
+        score: Score = by_uses_and_importance,
         forgetful: bool = False,
         layers_ahead: int = 2,
         device: torch.device = _CPU,

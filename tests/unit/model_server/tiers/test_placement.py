@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import random
 
-from model_server.tiers.placement import Score, TieredPlacement, by_age, by_importance, by_uses
+import pytest
+
+from model_server.tiers.placement import (
+    ChunkUse,
+    Score,
+    TieredPlacement,
+    by_age,
+    by_importance,
+    by_uses,
+    by_uses_and_importance,
+)
 
 
 def test_002_4_the_documents_example_keeps_the_chunk_with_more_important_tokens() -> None:
@@ -46,9 +56,57 @@ def test_002_4_more_is_found_than_with_lru_and_lfu_where_each_chunks_importance_
         assert ours > important_hit_rate(by_uses, seed=seed) > important_hit_rate(by_age, seed=seed)
 
 
-def test_002_4_each_step_of_a_random_history_keeps_the_invariants() -> None:
+def test_by_default_uses_decide_and_important_tokens_break_ties() -> None:
+    def strength(*, uses: int, important: float, earlier: float = 0.0) -> float:
+        return by_uses_and_importance(ChunkUse(1, important, uses, earlier=earlier))
+
+    assert strength(uses=2, important=0) > strength(uses=1, important=16), "unlike the document's"
+    assert strength(uses=2, important=3) > strength(uses=2, important=2)
+    assert strength(uses=1, important=4, earlier=8) == 1 + strength(uses=1, important=4), (
+        "its tokens had two uses"
+    )
+    long_ago = strength(uses=1, important=4, earlier=4000)
+    assert strength(uses=3, important=4) == long_ago < strength(uses=4, important=0)
+
+
+def chunks_found(score: Score, *, seed: int, history_holds: bool) -> int:
+    """How often a chunk is in a fast tier when it is read. A chunk is read whole, however many of its tokens are important.
+
+    All chunks come with a history of uses; where it does not hold, other chunks are read often now.
+    """
+    rng = random.Random(seed)
+    keys = range(200)
+    often = [1 / (rank + 1) ** 0.9 for rank in keys]
+    rng.shuffle(often)
+    before = often if history_holds else rng.sample(often, len(often))
+    important = [rng.choice((1, 2, 4, 8, 16)) for _ in keys]
+    tiers: TieredPlacement[int] = TieredPlacement([15, 25], score=score)
+    found = 0
+    for key in rng.choices(keys, often, k=3000):
+        earlier = 60 * before[key] * important[key]
+        tier, _ = tiers.use(key, size_bytes=1, num_important=important[key], earlier=earlier)
+        found += tier < tiers.num_tiers
+    return found
+
+
+@pytest.mark.parametrize("history_holds", [True, False])
+def test_the_default_finds_as_many_chunks_as_counting_uses_and_the_documents_rule_does_not(
+    *, history_holds: bool
+) -> None:
+    seeds = range(8)
+    found = {
+        score: sum(chunks_found(score, seed=seed, history_holds=history_holds) for seed in seeds)
+        for score in (by_uses_and_importance, by_uses, by_importance)
+    }
+    print(f"\n{found.values()}")
+    assert found[by_uses_and_importance] >= 0.995 * found[by_uses]
+    assert found[by_importance] < 0.95 * found[by_uses]
+
+
+@pytest.mark.parametrize("score", [by_importance, by_uses_and_importance])
+def test_002_4_each_step_of_a_random_history_keeps_the_invariants(score: Score) -> None:
     rng = random.Random(4)
-    tiers: TieredPlacement[int] = TieredPlacement([30, 50])
+    tiers: TieredPlacement[int] = TieredPlacement([30, 50], score=score)
     sizes = {key: rng.randrange(1, 12) for key in range(40)}
     tier_of: dict[int, int] = {}
     for _ in range(1500):
@@ -69,7 +127,7 @@ def test_002_4_each_step_of_a_random_history_keeps_the_invariants() -> None:
 
 
 def test_what_a_chunk_displaces_moves_one_tier_down_and_then_out() -> None:
-    tiers: TieredPlacement[str] = TieredPlacement([1, 1])
+    tiers: TieredPlacement[str] = TieredPlacement([1, 1], score=by_importance)
     assert tiers.use("a", size_bytes=1, num_important=1) == (2, {"a": 0})
     assert tiers.use("b", size_bytes=1, num_important=2) == (2, {"b": 0, "a": 1})
     assert tiers.use("c", size_bytes=1, num_important=3) == (2, {"c": 0, "b": 1, "a": 2})
@@ -85,7 +143,7 @@ def test_a_chunk_that_fits_nowhere_leaves_all_as_it_was() -> None:
 
 def test_002_4_a_use_counts_the_tokens_that_mattered_to_it() -> None:
     """One use for four tokens and one for none weigh as much as two for two each."""
-    tiers: TieredPlacement[str] = TieredPlacement([1])
+    tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     for important in (4, 0):
         tiers.use("a", size_bytes=1, num_important=important)
     for _ in range(2):
@@ -96,7 +154,7 @@ def test_002_4_a_use_counts_the_tokens_that_mattered_to_it() -> None:
 
 
 def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_use_on() -> None:
-    tiers: TieredPlacement[str] = TieredPlacement([1])
+    tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     for _ in range(3):
         tiers.use("old", size_bytes=1, num_important=2)
     assert "new" not in tiers
@@ -121,7 +179,7 @@ def test_002_4_a_request_that_reads_a_node_from_end_to_end_does_not_push_out_wha
 
 
 def test_002_4_a_node_that_is_read_more_often_pushes_out_another_ones_chunks() -> None:
-    tiers: TieredPlacement[str] = TieredPlacement([1])
+    tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     tiers.use("a", size_bytes=1, num_important=2, node="a")
     assert tiers.use("b", size_bytes=1, num_important=3, node="b") == (1, {"b": 0, "a": 1})
 
