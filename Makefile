@@ -84,8 +84,8 @@ bench-schedulers: engine-env ## naive, offline and online batches of a real mode
 bench-serving: engine-env vllm-env ## Poisson arrivals at our engine and at vLLM on the CPU, with the cache and without; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.serving $(ARGS)
 
-bench-gpu: $(VENV)/.dev ## the rows that need a GPU, under ten minutes, going on where it stopped; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
-	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python -m tests.engine_env run,$(PYTHON) -m) bench.gpu $(ARGS)
+bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## the rows that need a GPU, within ten minutes, going on where it stopped; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
+	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.peers $(ARGS)

@@ -48,7 +48,7 @@ PARTS = (
         name="integration",
         about="real Envoy, Redis, Valkey and vLLM; what takes long",
         command=(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow) and not cluster"),
-        needs="vllm-env",
+        needs="vllm-env engine-env",
     ),
     Part(
         name="cluster",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.engine_env import environment as engine_environment
 from tests.harness.envoy import ENVOY
 from tests.vllm_env import environment
 
@@ -20,12 +21,17 @@ class Step:
     """Of the documents."""
     module: str
     arguments: Sequence[str]
+    planned_s: float
+    """What it is expected to take: an estimate, until it has been run there."""
     timeout_s: float
     missing: str = ""
     """Why it cannot run here; empty: it can."""
+    engine_environment: bool = False
+    """Its Python is that of `make engine-env`, where torch is; otherwise the Python of this process."""
 
     def command(self, python: str, figures: Path) -> list[str]:
-        return [python, "-m", self.module, *self.arguments, "--json", str(figures)]
+        within = ("tests.engine_env", "run") if self.engine_environment else ()
+        return [python, "-m", *within, self.module, *self.arguments, "--json", str(figures)]
 
 
 def on_gpu(device: str) -> list[Step]:
@@ -35,14 +41,14 @@ def on_gpu(device: str) -> list[Step]:
     opt = ("--device", device, "--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
     asked = ("--prefixes", "4", "--recorded", "12", "--warm-up", "8", "--requests", "10")
     return [
-        _engine("001-6, 8B", "001-6", (*large, "--repeats", "2"), 120),
-        _engine("001-7, 8B", "001-7", (*large, "--repeats", "1"), 180),
-        _engine("001-8, 8B", "001-8", (*large, "--repeats", "3"), 60),
-        _engine("003-5, GPT-2's size", "003-5", (*small, "--repeats", "2"), 90),
-        _engine("003-5, 8B", "003-5", (*large, "--repeats", "1"), 120),
-        Step("002-5, OPT-13B", "002-5", _TIERS, ("--shape", "opt-13b", *opt, *asked), 120),
-        Step("002-5, OPT-30B", "002-5", _TIERS, ("--shape", "opt-30b", *opt, *asked), 150),
-        _gateway(device="cuda", seconds=25, timeout_s=240),
+        _engine("001-6, 8B", "001-6", (*large, "--repeats", "2"), planned_s=60, timeout_s=120),
+        _engine("001-7, 8B", "001-7", (*large, "--repeats", "1"), planned_s=150, timeout_s=240),
+        _engine("001-8, 8B", "001-8", (*large, "--repeats", "3"), planned_s=30, timeout_s=90),
+        _engine("003-5, GPT-2's size", "003-5", (*small, "--repeats", "2"), planned_s=45, timeout_s=120),
+        _engine("003-5, 8B", "003-5", (*large, "--repeats", "1"), planned_s=60, timeout_s=150),
+        _tiers("OPT-13B", ("--shape", "opt-13b", *opt, *asked), planned_s=50, timeout_s=150),
+        _tiers("OPT-30B", ("--shape", "opt-30b", *opt, *asked), planned_s=75, timeout_s=200),
+        _gateway(device="cuda", seconds=25, planned_s=130, timeout_s=240),
     ]
 
 
@@ -61,23 +67,31 @@ def tiny() -> list[Step]:
         "64",
     )
     asked = ("--prefixes", "1", "--recorded", "4", "--warm-up", "2", "--requests", "2")
+    rows = ("001-6", "001-7", "001-8", "003-5")
+    found = [
+        *(_engine(f"{row}, tiny", row, shape, planned_s=20, timeout_s=300) for row in rows),
+        _tiers("tiny", (*tiers, *asked), planned_s=60, timeout_s=600),
+    ]
+    lacking = "" if engine_environment.locate().ready else "torch is not here: make engine-env"
     return [
-        *(_engine(f"{row}, tiny", row, shape, 300) for row in ("001-6", "001-7", "001-8", "003-5")),
-        Step("002-5, tiny", "002-5", _TIERS, (*tiers, *asked), 600),
-        _gateway(device="cpu", seconds=5, timeout_s=600),
+        *(replace(step, engine_environment=True, missing=lacking) for step in found),
+        _gateway(device="cpu", seconds=5, planned_s=180, timeout_s=600),
     ]
 
 
-def _engine(name: str, row: str, arguments: Sequence[str], timeout_s: float) -> Step:
-    return Step(name, row, _ENGINE, (*arguments, "--rows", row), timeout_s)
+def _engine(name: str, row: str, arguments: Sequence[str], *, planned_s: float, timeout_s: float) -> Step:
+    return Step(name, row, _ENGINE, (*arguments, "--rows", row), planned_s, timeout_s)
 
 
-def _gateway(*, device: str, seconds: float, timeout_s: float) -> Step:
+def _tiers(shape: str, arguments: Sequence[str], *, planned_s: float, timeout_s: float) -> Step:
+    return Step(f"002-5, {shape}", "002-5", _TIERS, arguments, planned_s, timeout_s)
+
+
+def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float) -> Step:
     """Two real vLLM servers behind the gateway."""
     arguments = ("--device", device, "--seconds", str(seconds))
-    return Step(
-        "two vLLM servers behind the gateway", "", _GATEWAY, arguments, timeout_s, missing=_lacking(device)
-    )
+    name = "two vLLM servers behind the gateway"
+    return Step(name, "", _GATEWAY, arguments, planned_s, timeout_s, missing=_lacking(device))
 
 
 def _lacking(device: str) -> str:

@@ -1,8 +1,7 @@
-"""`make bench-gpu`: every step has an outcome, a run goes on where one stopped, and all of it runs at tiny sizes."""
+"""`make bench-gpu`: every step has an outcome, a run goes on where one stopped and ends in time. All of it at tiny sizes: tests/integration."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from bench.gpu.steps import Step
 
 
 def step(name: str, *, missing: str = "") -> Step:
-    return Step(name, "001-6", "some.module", ("--rows", "001-6"), 5.0, missing)
+    return Step(name, "001-6", "some.module", ("--rows", "001-6"), 5.0, 100.0, missing)
 
 
 class Runs:
@@ -22,9 +21,11 @@ class Runs:
     def __init__(self, **statuses: int | None) -> None:
         self.statuses = statuses
         self.ran: list[str] = []
+        self.given_s: list[float] = []
 
     def __call__(self, step: Step, command: list[str]) -> tuple[int | None, str]:
         self.ran.append(step.name)
+        self.given_s.append(step.timeout_s)
         status = self.statuses.get(step.name, 0)
         if status == 0:
             Path(command[-1]).write_text("{}")
@@ -53,21 +54,29 @@ def test_steps_that_had_no_time_are_told_as_not_run(tmp_path: Path) -> None:
     assert "| b | not run |" in (tmp_path / "page.md").read_text()
 
 
-def test_the_same_rows_are_run_on_a_gpu_and_at_tiny_sizes() -> None:
-    assert {one.rows for one in steps.on_gpu("cuda")} == {one.rows for one in steps.tiny()}
-    assert sum(one.timeout_s for one in steps.on_gpu("cuda")) <= 1100
-    assert {"001-6", "001-7", "001-8", "002-5", "003-5"} <= {one.rows for one in steps.tiny()}
+def test_a_step_is_given_no_more_than_is_left_of_the_whole_time(tmp_path: Path) -> None:
+    for limit_s, most_s in ((30.0, 30.0), (1000.0, 100.0)):
+        runs, folder = Runs(), tmp_path / str(limit_s)
+        folder.mkdir()
+        command.run_all([step("a")], folder=folder, device="d", limit_s=limit_s, run=runs)
+        [given_s] = runs.given_s
+        assert most_s - 5 < given_s <= most_s
 
 
-@pytest.mark.timeout(1500)
-def test_every_step_runs_at_tiny_sizes(
+def test_the_same_rows_are_run_on_a_gpu_and_at_tiny_sizes_and_are_planned_for_ten_minutes() -> None:
+    wanted = steps.on_gpu("cuda")
+    assert {one.rows for one in wanted} == {one.rows for one in steps.tiny()}
+    assert {"001-6", "001-7", "001-8", "002-5", "003-5"} <= {one.rows for one in wanted}
+    assert sum(one.planned_s for one in wanted) <= 600
+    assert all(one.planned_s < one.timeout_s for one in wanted)
+
+
+@pytest.mark.skipif(bool(command._gpu("cuda")), reason="there is a GPU")
+def test_where_there_is_no_gpu_the_command_says_so_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", "--tiny", "--folder", str(tmp_path), "--limit-s", "3000"])
-    status = command.main()
-    told = capsys.readouterr().out
-    outcomes = json.loads((tmp_path / "state.json").read_text())
-    assert status == 0, told
-    assert {one["status"] for one in outcomes} == {"done", "not possible here"}
-    assert "without / with" in told
-    assert len(list(tmp_path.glob("*.json"))) == 1 + sum(one["status"] == "done" for one in outcomes)
+    monkeypatch.setattr("sys.argv", ["bench", "--folder", str(tmp_path / "made")])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "torch sees no GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
