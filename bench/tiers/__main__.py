@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from bench.tiers import report
+from bench.tiers.cells import pooled, write_cells
 from bench.tiers.disks import DirectDisk, SwitchedDisk
 from bench.tiers.patterns import Patterns, Recipe, patterns
 from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
@@ -52,7 +53,7 @@ def main() -> None:
     args = parser().parse_args()
     rows: list[dict[str, Any]] = []
     if args.merge:
-        rows = [row for path in args.merge for row in json.loads(path.read_text())]
+        rows = pooled([row for path in args.merge for row in json.loads(path.read_text())])
     else:
         for name in args.shape:
             for prefix_tokens in args.prefix_tokens:
@@ -67,6 +68,8 @@ def main() -> None:
                     report.write_json(args.json, rows)
     report.write_json(args.json, rows)
     report.tell(rows)
+    if args.cells:
+        write_cells(args.cells, rows, new_tokens=args.new_tokens)
     if args.svg:
         args.svg.write_text(report.svg(rows))
 
@@ -254,8 +257,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     parser.add_argument(
-        "--merge", type=Path, nargs="+", help="show what earlier runs wrote, and measure nothing"
+        "--merge",
+        type=Path,
+        nargs="+",
+        help="show what earlier runs wrote, runs of the same cells together, and measure nothing",
     )
+    parser.add_argument("--cells", type=Path, help="write what the cost model is checked against")
     return parser
 
 

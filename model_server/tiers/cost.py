@@ -3,15 +3,16 @@
 `Machine` and `Work` say what a request costs on stated hardware; `Speeds` learns the same from a running server, which knows
 neither its disk's bandwidth nor its processor's. Pure: times come in as numbers.
 
-The model is a sum: the new tokens' computation, what disk has to give, a latency for each read. Reads ahead of the computation
-make it smaller, and the tiers' own work makes it larger. Against the measured cells of docs/tiers.md it is right within a third where the
-tiers are small.
+The model is a sum: the new tokens' computation, what disk has to give, a latency for each read, and a copy of all that is used, wherever
+it was found. With large tiers the copy is most of it. Reads ahead of the computation make the sum smaller. How near it comes to the measured
+cells of docs/tiers.md is said there, and a test holds it.
 
 Callers: the server's tiers (`Speeds`), tests and docs (the rest).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _MEMORY = 0.2
@@ -30,11 +31,13 @@ class Machine:
     disk_bytes_per_s: float
     read_s: float = 0.0
     """What each read takes beside its bytes."""
+    copied_bytes_per_s: float = math.inf
+    """How fast keys and values that are in memory are brought together for attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One request: its computation, and what its way to the prefix's KV reads from disk (what the tiers hold costs nothing here)."""
+    """One request: its computation, what its way to the prefix's KV reads from disk, and what it uses in all."""
 
     computed_tokens: int
     """The new ones; with those of the prefix where it is computed again."""
@@ -42,12 +45,14 @@ class Work:
     layer_weights: int
     disk_bytes: float = 0.0
     reads: float = 0.0
+    used_bytes: float = 0.0
+    """Of the prefix's KV, whether disk or a fast tier had it."""
 
     def seconds(self, machine: Machine) -> float:
         flops = 2 * self.layer_weights * self.computed_tokens / machine.flops_per_s
         weights = 2 * self.layer_weights / machine.weights_bytes_per_s
         disk = self.disk_bytes / machine.disk_bytes_per_s + self.reads * machine.read_s
-        return self.layers * max(flops, weights) + disk
+        return self.layers * max(flops, weights) + disk + self.used_bytes / machine.copied_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
