@@ -23,7 +23,7 @@ from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import FlowKey, Row, Telling
 from epp.flow.queues import OTHERS, Load
-from epp.flow.request import Forecast, Held, LetGo, RefusedFor, Verdict
+from epp.flow.request import Forecast, Held, LetGo, Pool, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
@@ -282,7 +282,13 @@ class _ModelFlow:
         self.control: FlowControl[Ticket] = FlowControl(settings, self)
 
     def least_wait_s(self, *, now: float) -> float:
-        return self._picker.least_wait_s(self._model, now=now)
+        undone_tokens, rate = self._picker.queued(self._model, now=now)
+        return float((undone_tokens / rate).min()) if len(rate) else 0.0
+
+    def pool(self, *, now: float) -> Pool:
+        undone_tokens, rate = self._picker.queued(self._model, now=now)
+        tokens_per_s = float(rate.sum()) or 1.0
+        return Pool(len(rate), float(undone_tokens.sum()) / tokens_per_s, tokens_per_s)
 
     def forecast(self, payload: Ticket, *, now: float) -> Forecast:
         try:
@@ -322,7 +328,7 @@ def _readable(tenant: str) -> str:
 
 def settings_of(spec: Flow) -> FlowSettings:
     return FlowSettings(
-        headroom_s=spec.headroom_seconds,
+        headroom_s=spec.headroom_seconds or None,
         rides_s=_RIDES_S,
         order=_ORDERS[spec.order],
         ttft_s=spec.deadline_seconds or inf,

@@ -35,7 +35,7 @@ from epp.routed_request import RoutedRequest, is_fault, own
 from epp.scheduling.record import decision_of, hurried_decision
 from epp.scheduling.schedule import Choice, Scheduler
 from epp.scheduling.schedule import Request as Asked
-from epp.scheduling.snapshot import Snapshot
+from epp.scheduling.snapshot import NO_SERVERS, Floats, Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import (
     PREFILLER,
@@ -351,16 +351,16 @@ class Picker:
         self._tell(Began(now, routed, request.inference))
         return routed
 
-    def least_wait_s(self, model: str, *, now: float) -> float:
-        """The least time until a server of this base model begins with what it is sent now: the least B/V. 0 where there is none."""
+    def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
+        """B and V of each server of this base model; empty where there is none."""
         try:
             slots = self._fleet.candidates(
                 model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject
             )
         except NoEndpointError:
-            return 0.0
+            return NO_SERVERS, NO_SERVERS
         snapshot = self._fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
-        return float((snapshot.undone_tokens / snapshot.rate).min())
+        return snapshot.undone_tokens, snapshot.rate
 
     def _pick_hurried(self, request: PickRequest, *, now: float) -> RoutedRequest:
         """The less loaded of two by chance, whatever the rule and the prompt. Nobody is scored."""

@@ -2,6 +2,7 @@
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
+    python -m bench.routing.flow --page --workloads conversation,none --settings off,queue,refuse,demote --seeds 2
     python -m bench.routing.flow --burst --workloads conversation
     python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
 
@@ -16,11 +17,12 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from msgspec.structs import replace
 
@@ -43,6 +45,8 @@ SETTINGS = {
     "shortest": replace(_HOLD, order="Shortest"),
     "demote shortest": replace(_HOLD, order="Shortest", deadline_seconds=GOOD_TTFT_S, when_late="Demote"),
 }
+_AS_GOOD = 1.02
+"""Times as long is as good."""
 _CLOSED_S = 300.0
 _DRAIN_S = 600.0
 """After the last arrival the run goes on for so long: with nothing refused, the last answers are late ones."""
@@ -85,6 +89,8 @@ def main() -> int:
         replicas=args.replicas,
         share_delay_s=args.share_delay,
     )
+    if args.page:
+        return _page(names, setting, args)
     print(
         "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
     )
@@ -113,6 +119,71 @@ def main() -> int:
     return 0
 
 
+def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> int:
+    """The table of docs/bench-flow.md, a line for each workload and load, and what all lines come to; from several processes."""
+    arms, loads = args.settings.split(","), [*map(float, args.loads.split(","))]
+    seeds = range(1, 1 + args.seeds)
+    with ProcessPoolExecutor(args.processes) as pool:
+        capacities = dict(zip(names, pool.map(calibrate, names, [setting] * len(names)), strict=True))
+        keys = [(name, load, arm, seed) for name in names for load in loads for arm in arms for seed in seeds]
+        jobs = [
+            (
+                Place(workload=name, load=load, seed=seed, setting=setting, capacity=capacities[name]),
+                _changed(SETTINGS[arm], args),
+            )
+            for name, load, arm, seed in keys
+        ]
+        rows = dict(zip(keys, pool.map(_row, jobs), strict=True))
+    ticked = [f"`{arm}`" for arm in arms]
+    heads = ["workload", "load", *(f"good: {t}" if n == 0 else t for n, t in enumerate(ticked))]
+    heads += [f"mean TTFT, s: {t}" if n == 0 else t for n, t in enumerate(ticked)]
+    heads += [f"p90, s: {t}" if n == 0 else t for n, t in enumerate(ticked)]
+    heads += [f"longest, s: {t}" if n == 0 else t for n, t in enumerate(ticked)]
+    heads += [f"good by length, `{arm}`" for arm in arms if arm != "off"]
+    print("| " + " | ".join(heads) + " |")
+    print("| --- " * len(heads) + "|")
+    for name in names:
+        for load in loads:
+            of = [[rows[name, load, arm, seed] for seed in seeds] for arm in arms]
+            cells = [label(name), f"{load:g}", *(f"{_mean(r, 'good'):.3f}" for r in of)]
+            cells += [f"{_mean(r, 'ttft_mean_s'):.2f}" for r in of]
+            cells += [f"{_mean(r, 'ttft_p90_s'):.2f}" for r in of]
+            cells += [f"{_mean(r, 'ttft_max_s'):.1f}" for r in of]
+            cells += [_lengths(r) for arm, r in zip(arms, of, strict=True) if arm != "off"]
+            print("| " + " | ".join(cells) + " |", flush=True)
+    _print_ratios(names, loads, arms, rows, seeds)
+    return 0
+
+
+def _row(job: tuple[Place, Flow]) -> Row:
+    return row_of(outcome_of(*job))
+
+
+def _print_ratios(
+    names: Sequence[str],
+    loads: Sequence[float],
+    arms: Sequence[str],
+    rows: Mapping[tuple[str, float, str, int], Row],
+    seeds: Sequence[int],
+) -> None:
+    """For each setting and load: times over those of the first setting, and at how many workloads both stay within 1.02."""
+    print("\n| flow | load | mean TTFT, times that of the first | p90 | both within 1.02 at |")
+    print("| --- " * 5 + "|")
+    for arm in arms[1:]:
+        for load in loads:
+            ratios = []
+            for name in names:
+                own, first = ([rows[name, load, a, seed] for seed in seeds] for a in (arm, arms[0]))
+                ratios.append(
+                    [_mean(own, field) / _mean(first, field) for field in ("ttft_mean_s", "ttft_p90_s")]
+                )
+            means, p90s = zip(*ratios, strict=True)
+            within = sum(max(pair) <= _AS_GOOD for pair in ratios)
+            print(
+                f"| `{arm}` | {load:g} | {geometric_mean(means):.2f} | {geometric_mean(p90s):.2f} | {within} of {len(ratios)} |"
+            )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,6 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--scale", type=float, default=0.3, metavar="X", help="times the usual number of requests")
     add("--servers", type=int, default=8, metavar="N")
     add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
+    add("--page", action="store_true", help="the table of docs/bench-flow.md")
+    add("--processes", type=int, default=2, metavar="N", help="with --page")
     add("--mix", choices=["", "interactive", "greedy"], default="", help="classes of requests")
     add("--burst", action="store_true", help="ten times the load for 30 s in the middle")
     add("--headroom", type=float, metavar="S")
@@ -227,11 +300,9 @@ def _by_length(records: Sequence[Record], parts: int = 4) -> tuple[float, ...]:
 
 def _line(workload: str, load: float, arm: str, rows: Sequence[Row]) -> str:
     def mean(name: str) -> float:
-        return fmean(getattr(row, name) for row in rows)
+        return _mean(rows, name)
 
-    lengths = " ".join(
-        f"{fmean(shares):.2f}" for shares in zip(*(row.by_length for row in rows), strict=True)
-    )
+    lengths = _lengths(rows)
     classes = "; ".join(
         f"{name} {fmean(row.by_class[name][0] for row in rows):.2f}, {fmean(row.by_class[name][1] for row in rows):.1f} s"
         for name in rows[0].by_class
@@ -241,6 +312,14 @@ def _line(workload: str, load: float, arm: str, rows: Sequence[Row]) -> str:
         f" | {mean('ttft_max_s'):.1f} | {mean('tpot_p90_s') * 1000:.0f} | {mean('hit_ratio'):.3f}"
         f" | {mean('refused'):.2f} | {lengths} | {classes} |"
     )
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return fmean(getattr(row, name) for row in rows)
+
+
+def _lengths(rows: Sequence[Row]) -> str:
+    return " ".join(f"{fmean(shares):.2f}" for shares in zip(*(row.by_length for row in rows), strict=True))
 
 
 if __name__ == "__main__":

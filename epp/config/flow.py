@@ -35,9 +35,10 @@ class Flow(Strict, frozen=True):
         Meta(
             ge=0,
             le=60,
-            description="A request goes when its server is predicted to begin with it within this time.",
+            description="A request goes when its server is predicted to begin with it within this time. 0: learned, at once while nobody more "
+            "pressing is expected, else within 0.1 s (docs/flow-control.md).",
         ),
-    ] = 0.1
+    ] = 0.0
     order: Annotated[
         Literal["Arrival", "Deadline", "Shortest"],
         Meta(

@@ -24,10 +24,11 @@ from typing import Generic
 
 from epp.flow.bounds import Bounds
 from epp.flow.elsewhere import Elsewhere, FlowKey, Row
-from epp.flow.pace import Pace
+from epp.flow.expected import Expected
+from epp.flow.pace import Pace, Rate
 from epp.flow.queues import BandKey, Load, Queues
 from epp.flow.request import Forecast, Forecaster, Held, LetGo, Refused, RefusedFor, T, Verdict
-from epp.flow.settings import FlowSettings
+from epp.flow.settings import SHORT_S, FlowSettings
 from epp.flow.shares import Shares
 
 _LEAST_DELAY_S = 0.01
@@ -35,6 +36,9 @@ _LEAST_DELAY_S = 0.01
 _SHARE_OF_LEFT = 0.25
 _LONGEST_DELAY_S = 1.0
 """A fleet without room is looked at so often even when nothing happens: predictions err."""
+_LATER_THAN_FAIR = 1.5
+_RESERVE = 1.3
+"""Servers that are kept for requests in time, for each that they use."""
 _MAX_RETRY_AFTER_S = 3600
 _MOST_CHARGES = 4096
 """Tenants whose tokens other pickers are yet to be told of; while these cannot be told, others are not counted."""
@@ -64,6 +68,11 @@ class FlowControl(Generic[T]):
         self._shares = Shares()
         self.demoted = 0
         """Requests that were demoted when they came or while they waited."""
+        self._expected = Expected()
+        self._in_time = Rate()
+        """Seconds of prefill in a second, of requests in time: the servers that they use."""
+        self._late_until: list[float] = []
+        """When each demoted request that is computed will be done."""
         self._draining = False
         self._room_at = 0.0
         self._elsewhere = Elsewhere()
@@ -106,12 +115,15 @@ class FlowControl(Generic[T]):
             now=now,
         )
         if self._draining:
-            return held, self._go(held, forecast.tokens, now=now)
+            return held, self._go(held, forecast, now=now)
         if hopeless and not held.late:
             return held, self._refusal(held, "deadline", now=now)
-        headroom_s = self._headroom_s((-held.priority, held.late), 0)
-        if not self._queues and forecast.wait_s <= self._room_s(forecast, headroom_s, first=True):
-            return held, self._go(held, forecast.tokens, now=now)
+        if not self._queues and not held.late:
+            headroom_s = self._headroom_s((-held.priority, False), 0, now=now)
+            if forecast.wait_s <= self._room_s(held, forecast, headroom_s, first=True, now=now):
+                return held, self._go(held, forecast, now=now)
+        if held.late:
+            held.fair_at = self._fair_at(forecast, now=now)
         victims = self._bounds.admit(held)
         if held in victims:
             return held, self._refusal(held, "full", now=now)
@@ -130,17 +142,13 @@ class FlowControl(Generic[T]):
         """The next request whose fate is decided, most pressing first; None: nothing more at this moment."""
         if self._shed:
             return self._shed.popleft()
-        refused = None if self._draining else self._ring(now=now)
-        if refused is not None or not self._queues:
-            return refused
+        verdict = None if self._draining else self._ring(now=now)
+        if verdict is not None or not self._queues:
+            return verdict
         found = self._first_that_may_go(now=now)
         if found is None:
             return None
-        held, forecast = found
-        self._queues.take(held)
-        verdict = self._go(held, forecast.tokens, now=now)
-        self._tidy()
-        return verdict
+        return self._take_and_go(*found, now=now)
 
     @property
     def due_at(self) -> float:
@@ -261,6 +269,7 @@ class FlowControl(Generic[T]):
         )
         held.late = late
         self.demoted += late
+        self._expected.came(priority, held.tenant, now=now)
         held.key = (self._place(held, own_s=forecast.own_s), held.number)
         return held
 
@@ -274,23 +283,30 @@ class FlowControl(Generic[T]):
 
     def _first_that_may_go(self, *, now: float) -> tuple[Held[T], Forecast] | None:
         settings, forecaster = self._settings, self._forecaster
+        least_s = forecaster.least_wait_s(now=now)
         bands = [
-            (band, self._headroom_s(key, band.tokens)) for key, band in self._queues.bands() if band.tokens
+            (key, band, self._headroom_s(key, band.tokens, now=now))
+            for key, band in self._queues.bands()
+            if band.tokens
         ]
-        least_s, most_s = forecaster.least_wait_s(now=now), max(headroom_s for _, headroom_s in bands)
+        most_s = max(headroom_s for _, _, headroom_s in bands)
         early_s = settings.goal_s if settings.rides_s else 0.0
         if least_s > max(most_s, early_s):
             self._room_at = now + _delay_s(least_s - max(most_s, early_s))
             return None
         looks, missing_s = settings.max_looks, inf
-        for band, headroom_s in bands:
+        for key, band, headroom_s in bands:
+            if key[1] and (busy_s := self._late_busy_s(now=now)) > 0:
+                missing_s = min(missing_s, busy_s)
+                continue
             missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)
             if least_s > headroom_s and not (looks == settings.max_looks and least_s <= early_s):
                 continue
             for flow in band.by_share(looks):
                 for held in flow.items[: min(looks, settings.looks)]:
                     forecast = forecaster.forecast(held.payload, now=now)
-                    room_s = self._room_s(forecast, headroom_s, first=looks == settings.max_looks)
+                    first = looks == settings.max_looks
+                    room_s = self._room_s(held, forecast, headroom_s, first=first, now=now)
                     if forecast.wait_s <= room_s:
                         return held, forecast
                     looks -= 1
@@ -300,14 +316,23 @@ class FlowControl(Generic[T]):
         self._room_at = now + _delay_s(missing_s)
         return None
 
-    def _room_s(self, forecast: Forecast, headroom_s: float, *, first: bool) -> float:
+    def _room_s(
+        self, held: Held[T], forecast: Forecast, headroom_s: float, *, first: bool, now: float
+    ) -> float:
         """How soon a server must be free for this request. first: nobody stands before it who waits for room, and would starve."""
         settings = self._settings
-        rides = first and headroom_s >= settings.headroom_s and forecast.own_s <= settings.rides_s
+        if self._draining:
+            return inf
+        if headroom_s == inf:
+            # Nobody is to overtake it. It waits only for a server on which it would be in time.
+            return max(SHORT_S, held.deadline - now - forecast.own_s)
+        rides = (
+            first and headroom_s >= (settings.headroom_s or SHORT_S) and forecast.own_s <= settings.rides_s
+        )
         return max(headroom_s, settings.goal_s) if rides else headroom_s
 
-    def _headroom_s(self, band: BandKey, tokens: int) -> float:
-        """How soon a server must be free for a request of this band to go.
+    def _headroom_s(self, band: BandKey, tokens: int, *, now: float) -> float:
+        """How soon a server must be free for a request of this band to go; inf: nobody is to overtake it.
 
         What is more pressing at another picker goes first. Of those at which equals wait, the one with the most tokens looks first and the
         others later by as long as news of it takes; or all of them would send to the same server at the same moment.
@@ -316,9 +341,47 @@ class FlowControl(Generic[T]):
             return inf
         if self._elsewhere.waits_before(band):
             return 0.0
-        return self._settings.headroom_s + _NEWS_S * self._elsewhere.shorter(band, tokens)
+        headroom_s = self._settings.headroom_s
+        if headroom_s is None:
+            in_order = self._settings.order == "arrival"
+            if in_order and not self._expected.more_pressing(band, now=now):
+                return inf
+            headroom_s = SHORT_S
+        return headroom_s + _NEWS_S * self._elsewhere.shorter(band, tokens)
 
-    def _go(self, held: Held[T], tokens: int, *, now: float) -> LetGo[T]:
+    # -- what was demoted ----------------------------------------------------------------------------------------
+
+    def _fair_at(self, forecast: Forecast, *, now: float) -> float:
+        """A little later than it would begin if everything went in order of arrival."""
+        pool = self._forecaster.pool(now=now)
+        tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
+        in_order_s = pool.undone_s + tokens / pool.tokens_per_s
+        return now + _LATER_THAN_FAIR * in_order_s + (_LATER_THAN_FAIR - 1) * forecast.own_s
+
+    def _late_busy_s(self, *, now: float) -> float:
+        """How long until another demoted request may go; 0: now. Those in time keep as many servers as they use, and a little more."""
+        running = self._late_until = [until for until in self._late_until if until > now]
+        pickers = 1 + self._elsewhere.pickers
+        in_time = pickers * self._in_time.per_s(now=now)
+        servers = self._forecaster.pool(now=now).servers
+        most = max(1, int((servers - _RESERVE * in_time) / pickers))
+        return min(running) - now if len(running) >= most else 0.0
+
+    # -- the ends ------------------------------------------------------------------------------------------------
+
+    def _take_and_go(self, held: Held[T], forecast: Forecast, *, now: float) -> LetGo[T]:
+        self._queues.take(held)
+        verdict = self._go(held, forecast, now=now)
+        self._tidy()
+        return verdict
+
+    def _go(self, held: Held[T], forecast: Forecast, *, now: float) -> LetGo[T]:
+        tokens = forecast.tokens
+        if held.late:
+            self._late_until = [until for until in self._late_until if until > now]
+            self._late_until.append(now + forecast.wait_s + forecast.own_s)
+        else:
+            self._in_time.add(forecast.own_s, now=now)
         self._queues.charge(held.priority, held.tenant, tokens, late=held.late)
         self._pace.let_go(tokens, now=now)
         self._shares.add(held.tenant, max(1, tokens))
@@ -337,7 +400,7 @@ class FlowControl(Generic[T]):
     # -- deadlines and ends of life ------------------------------------------------------------------------------
 
     def _alarm_at(self, held: Held[T]) -> float:
-        return held.expires_at if held.late else min(held.expires_at, held.deadline)
+        return min(held.expires_at, held.fair_at if held.late else held.deadline)
 
     def _set_alarm(self, held: Held[T], forecast: Forecast | None, *, now: float) -> None:
         """Look again when it could be too late: with the servers as they are now, or as busy as others make them until then.
@@ -345,15 +408,17 @@ class FlowControl(Generic[T]):
         What others are sent is seen late by a quarter of the time that is left at most, for some twenty looks in all.
         """
         latest = held.expires_at
-        if forecast is not None and not held.late:
+        if held.late:
+            latest = min(latest, held.fair_at if held.fair_at > now else now + _LONGEST_DELAY_S)
+        elif forecast is not None:
             slack_s = held.deadline - forecast.soonest_s - now
             left_s = held.deadline - forecast.own_s - now
             latest = min(latest, now + max(_LEAST_DELAY_S, slack_s, _SHARE_OF_LEFT * left_s))
         if latest < inf:
             heapq.heappush(self._alarms, (latest, held.number, held))
 
-    def _ring(self, *, now: float) -> Refused[T] | None:
-        """Refuse or demote the first that is too late."""
+    def _ring(self, *, now: float) -> Verdict[T] | None:
+        """Refuse or demote the first that is too late, or let go one that was demoted and has waited long enough."""
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             held = heapq.heappop(alarms)[2]
@@ -362,6 +427,8 @@ class FlowControl(Generic[T]):
             if now >= held.expires_at:
                 return self._give_up(held, "ttl", now=now)
             if held.late:
+                if now >= held.fair_at and not self._waits_above(held.priority):
+                    return self._take_and_go(held, self._forecaster.forecast(held.payload, now=now), now=now)
                 self._set_alarm(held, None, now=now)
                 continue
             forecast = self._forecaster.forecast(held.payload, now=now)
@@ -371,9 +438,14 @@ class FlowControl(Generic[T]):
                 return self._give_up(held, "deadline", now=now)
             else:
                 self.demoted += 1
+                held.fair_at = self._fair_at(forecast, now=now)
                 self._queues.demote(held, max_tenants=self._settings.max_tenants)
                 self._set_alarm(held, None, now=now)
         return None
+
+    def _waits_above(self, priority: int) -> bool:
+        """Whether a request of a higher priority waits, here or elsewhere."""
+        return max(self._queues.by_priority) > priority or self._elsewhere.waits_before((-priority, False))
 
     def _give_up(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
         self._queues.take(held)

@@ -61,6 +61,11 @@ class Elsewhere:
         self.by_tenant: dict[tuple[int, str], Load] = {}
 
     @property
+    def pickers(self) -> int:
+        """Other pickers at which something waits."""
+        return sum(map(bool, self._by_picker.values()))
+
+    @property
     def lowest(self) -> int | None:
         """The lowest priority of which something waits elsewhere."""
         return min(self.by_priority, default=None)

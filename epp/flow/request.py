@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -27,11 +27,23 @@ class Forecast(Struct, frozen=True):
     """Prompt tokens that the chosen server would compute: U."""
 
 
+class Pool(NamedTuple):
+    """The servers together."""
+
+    servers: int
+    undone_s: float
+    """Until they have computed all that they were sent, if each had its share."""
+    tokens_per_s: float
+
+
 class Forecaster(Protocol[T_contra]):
-    """The door to the rest: what the picker predicts. Both methods leave everything as it was."""
+    """The door to the rest: what the picker predicts. Its methods leave everything as it was."""
 
     def least_wait_s(self, *, now: float) -> float:
         """The least B/V of all servers: nobody can begin sooner. One pass over the servers, no look at any prompt."""
+
+    def pool(self, *, now: float) -> Pool:
+        """One pass over the servers, as above."""
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
         """For one request. Where no server can take the request: wait 0, so that the request goes to the picker's refusal."""
@@ -41,8 +53,19 @@ class Held(Generic[T]):
     """A request that waits, or did. Public to read; `control` and `queues` alone write."""
 
     __slots__ = (
-        "arrived_at", "deadline", "expires_at", "key", "late", "number", "payload", "priority", "size_bytes",
-        "tenant", "tokens", "waits",
+        "arrived_at",
+        "deadline",
+        "expires_at",
+        "fair_at",
+        "key",
+        "late",
+        "number",
+        "payload",
+        "priority",
+        "size_bytes",
+        "tenant",
+        "tokens",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +93,8 @@ class Held(Generic[T]):
         self.arrived_at = arrived_at
         self.deadline = deadline
         """When its first token is due; inf: at no time."""
+        self.fair_at = 0.0
+        """Demoted, it would have begun by then if all went in order of arrival, or a little later: it waits no longer for others."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)
         """Its place among the requests of its tenant."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Final, Literal
 
 Order = Literal["arrival", "deadline", "shortest"]
 """Who goes first within a tenant: who came first, whose deadline is first, or who has the least to compute.
 
 `shortest` ages: a request goes before every one that comes `patience` times its own prefill time later.
 """
+SHORT_S: Final = 0.1
+"""The headroom of a request that somebody more pressing may overtake."""
 WhenLate = Literal["refuse", "demote"]
 
 
@@ -25,8 +27,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
-    headroom_s: float = 0.1
-    """A request is let go once the server that it would be sent to is predicted to begin with it within this time."""
+    headroom_s: float | None = SHORT_S
+    """A request is let go once the server that it would be sent to is predicted to begin with it within this time. None: a request that nobody
+    more pressing is expected to overtake goes at once if it is in time there, and any other within `SHORT_S`."""
     rides_s: float = 0.0
     """A request with so little to compute goes once its server begins within `goal_s`, unless somebody waits before it: it rides on a prompt
     that is there or under way, and would gain nothing here."""
@@ -57,8 +60,8 @@ class FlowSettings:
     """The wait at which saturation is 1."""
 
     def __post_init__(self) -> None:
-        for name in ("headroom_s", "patience"):
-            if not 0 <= getattr(self, name) < inf:
+        for name, seconds in (("headroom_s", self.headroom_s or 0.0), ("patience", self.patience)):
+            if not 0 <= seconds < inf:
                 raise ValueError(f"{name}: not a time that can pass")
         if not all(t > 0 for t in (self.ttft_s, self.ttl_s, self.goal_s, *self.ttl_by_priority_s.values())):
             raise ValueError("ttft_s, ttl_s and goal_s are times over 0")

@@ -19,6 +19,8 @@ from epp.types import Address, Endpoint, EndpointName
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+NO_SERVERS: Floats = np.empty(0)
+"""A column of no servers."""
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 Array = TypeVar("Array", Floats, Ints, Hashes, Bools)

@@ -26,7 +26,7 @@ pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 
 RUNNING = "vllm:num_requests_running"
-FLOW = {"mode": "Hold", "objectives": {"person": 10}}
+FLOW = {"mode": "Hold", "headroomSeconds": 0.1, "objectives": {"person": 10}}
 
 
 @asynccontextmanager

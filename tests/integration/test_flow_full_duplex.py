@@ -43,7 +43,7 @@ SERVER = EndpointName("m0")
 def make_picker(port: int) -> Picker:
     """Its one server computes a token a second, by the policy's belief."""
     spec = PolicySpec(
-        flow=Flow(mode="Hold"),
+        flow=Flow(mode="Hold", headroom_seconds=0.1),
         cost=Cost(prefill_tokens_per_second=1.0),
         sampling=Sampling(share=0),
     )

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import Row
 from epp.flow.request import Held, LetGo, Verdict
-from epp.flow.settings import Bound, FlowSettings
+from epp.flow.settings import SHORT_S, Bound, FlowSettings
 from tests.unit.flow.a_fleet import RATE, AFleet, Ask, Gateway
 
 MANY = 10**6
@@ -26,7 +26,7 @@ asks = st.builds(Ask, tokens=st.integers(1, 3000), home=st.integers(-1, 2))
 bounds = st.sampled_from([Bound(), Bound(requests=3), Bound(requests=6), Bound(size_bytes=200)])
 all_settings = st.builds(
     FlowSettings,
-    headroom_s=st.sampled_from([0.0, 0.1, 1.0]),
+    headroom_s=st.sampled_from([None, 0.0, 0.1, 1.0]),
     order=st.sampled_from(["arrival", "deadline", "shortest"]),
     ttft_s=st.sampled_from([inf, 0.5, 2.0]),
     when_late=st.sampled_from(["refuse", "demote"]),
@@ -183,16 +183,21 @@ class FlowMachine(RuleBasedStateMachine):
         """
         if not self.alone:
             return
-        forecast = self.fleet.forecast(gone.payload, now=self.now)
-        assert self.draining or forecast.wait_s <= self.settings.headroom_s
+        forecast, headroom_s = self.fleet.forecast(gone.payload, now=self.now), self.settings.headroom_s
+        if gone.late and self.now >= gone.fair_at and not self.draining:
+            assert all(other.priority <= gone.priority for other in self.waiting.values())
+            return
+        assert self.draining or headroom_s is None or forecast.wait_s <= headroom_s
         if self.draining or self.settings.looks < MANY or self.settings.max_looks < MANY:
             return
         for other in self.waiting.values():
             before = (-other.priority, other.late) < (-gone.priority, gone.late)
             same_flow = (other.priority, other.late, other.tenant) == (gone.priority, gone.late, gone.tenant)
+            if before and other.late:
+                continue  # servers may be kept for those in time
             if before or (same_flow and other.key < gone.key):
                 wait_s = self.fleet.forecast(other.payload, now=self.now).wait_s
-                assert wait_s > self.settings.headroom_s, (other.number, gone.number)
+                assert wait_s > (SHORT_S if headroom_s is None else headroom_s), (other.number, gone.number)
 
     def check_worth(self, refused: Held[Ask]) -> None:
         """Where only the bound in all can have been passed, nobody of a lower priority waits on."""

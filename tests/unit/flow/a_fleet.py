@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epp.flow.control import FlowControl
-from epp.flow.request import Forecast, Held, LetGo, Refused, Verdict
+from epp.flow.request import Forecast, Held, LetGo, Pool, Refused, Verdict
 
 RATE = 1000.0
 
@@ -27,6 +27,11 @@ class AFleet:
 
     def least_wait_s(self, *, now: float) -> float:
         return min((max(0.0, until - now) for until in self.busy_until), default=0.0)
+
+    def pool(self, *, now: float) -> Pool:
+        busy_s = sum(max(0.0, until - now) for until in self.busy_until)
+        count = len(self.busy_until)
+        return Pool(count, busy_s / max(1, count), RATE * max(1, count))
 
     def forecast(self, payload: Ask, *, now: float) -> Forecast:
         self.asked += 1

@@ -23,7 +23,7 @@ def replica(number: int, **flow: object) -> Replica:
     spec = replace(
         DEFAULT_POLICY.spec,
         cost=SLOW,
-        flow=Flow(mode="Hold", objectives={"high": 5}, **flow),  # type: ignore[arg-type]  # any field of it
+        flow=Flow(mode="Hold", headroom_seconds=0.1, objectives={"high": 5}, **flow),  # type: ignore[arg-type]  # any field of it
     )
     return Replica(number, policy=replace(DEFAULT_POLICY, spec=spec))
 

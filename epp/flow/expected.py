@@ -1,0 +1,52 @@
+"""Who is expected to come: whether a request that goes now may stand in the way of somebody more pressing.
+
+Where nobody is expected, holding a request gains nothing: it goes at once, as if there were no flow control. What came within the last
+seconds is expected to come again.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from epp.flow.queues import BandKey
+
+_EXPECTED_S = 30.0
+"""What has not come for so long is not expected."""
+
+
+class _Seen:
+    """When requests of one priority came, and when those of more than one tenant."""
+
+    __slots__ = ("at", "other_at", "tenant")
+
+    def __init__(self) -> None:
+        self.tenant = ""
+        self.at = -inf
+        self.other_at = -inf
+        """When a tenant other than `tenant` came last."""
+
+
+class Expected:
+    """Bounded by the number of priorities that its caller keeps."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def came(self, priority: int, tenant: str, *, now: float) -> None:
+        seen = self._seen.get(priority)
+        if seen is None:
+            self._seen = {p: s for p, s in self._seen.items() if s.at > now - _EXPECTED_S}
+            seen = self._seen[priority] = _Seen()
+        if tenant != seen.tenant:
+            seen.tenant, seen.other_at = tenant, seen.at
+        seen.at = now
+
+    def more_pressing(self, band: BandKey, *, now: float) -> bool:
+        """Whether a request may come that should go before those of this band: of a higher priority, of another tenant, or in time."""
+        if band[1]:
+            return True
+        since, priority = now - _EXPECTED_S, -band[0]
+        for of, seen in self._seen.items():
+            if (of > priority and seen.at > since) or (of == priority and seen.other_at > since):
+                return True
+        return False

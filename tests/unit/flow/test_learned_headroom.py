@@ -1,0 +1,95 @@
+"""Without a headroom in the policy, a request waits only where somebody more pressing may come; what was demoted is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from epp.flow.control import FlowControl
+from epp.flow.settings import FlowSettings
+from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
+
+SECOND = Ask(1000)
+
+
+def gateway(*, num_servers: int = 1, **settings: Any) -> Gateway:
+    fleet = AFleet(num_servers)
+    return Gateway(FlowControl(FlowSettings(headroom_s=None, **settings), fleet), fleet)
+
+
+def test_where_nobody_more_pressing_is_expected_every_request_goes_at_once() -> None:
+    gate = gateway()
+    for n in range(20):
+        gate.offer(SECOND, now=0.1 * n)
+    assert len(gate.let_go) == 20
+
+
+@pytest.mark.parametrize("other", [{"priority": 10}, {"tenant": "light"}], ids=["priority", "tenant"])
+def test_who_may_be_overtaken_waits_until_a_server_is_free(other: dict[str, Any]) -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0, **other)
+    held = gate.offer(SECOND, now=0.0)
+    assert held.waits
+    gate.run(now=0.0, until=0.95)
+    assert gate.let_go[-1] is held
+
+
+def test_who_has_not_come_for_long_is_not_expected_any_more() -> None:
+    gate = gateway()
+    gate.offer(SECOND, priority=10, now=0.0)
+    for _ in range(2):
+        assert not gate.offer(SECOND, now=31.0).waits
+
+
+def test_the_most_pressing_are_not_held() -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0)
+    assert [gate.offer(SECOND, priority=10, now=0.0).waits for _ in range(3)] == [False] * 3
+
+
+def test_a_request_is_not_sent_where_it_would_be_late_while_another_server_would_do() -> None:
+    gate = gateway(num_servers=2, ttft_s=2.0)
+    gate.fleet.busy_until = [1.95, 2.0]
+    assert gate.offer(Ask(1000), now=0.0).waits is False  # it is refused
+    assert [refused.reason for refused in gate.refused] == ["deadline"]
+    gate.offer(Ask(1000), now=1.0)
+    assert len(gate.let_go) == 1
+
+
+def test_demoted_requests_leave_servers_to_those_in_time() -> None:
+    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    for n in range(40):  # half a second of work every quarter of a second: two servers
+        gate.offer(Ask(500), now=0.25 * n)
+    for _ in range(4):
+        gate.offer(Ask(9000), now=10.0)
+    gate.run(now=10.0, until=10.5)
+    assert sum(held.payload.tokens == 9000 for held in gate.let_go) == 1
+    for n in range(8):
+        in_time = gate.offer(Ask(500), now=10.5 + 0.25 * n)
+        gate.pump(now=10.5 + 0.25 * n)
+        assert not in_time.waits
+
+
+def test_a_demoted_request_goes_once_it_would_have_gone_in_order_of_arrival() -> None:
+    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate.offer(SECOND, now=0.0)
+    late = gate.offer(Ask(3000), now=0.0)
+    assert late.late
+    now = 0.0
+    while late.waits:  # the server has no rest
+        now += 0.25
+        gate.offer(Ask(300), now=now)
+        gate.run(now=now, until=now + 0.2)
+        assert now < 10
+    assert now == pytest.approx(late.fair_at, abs=0.5)
+
+
+def test_a_demoted_request_does_not_go_before_a_higher_priority() -> None:
+    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate.offer(SECOND, priority=1, now=0.0)
+    gate.offer(Ask(30_000), priority=1, ttft_s=100.0, now=0.0)
+    late = gate.offer(Ask(3000), now=0.0)
+    high = gate.offer(SECOND, priority=1, now=0.0, ttft_s=1000.0)
+    gate.run(now=0.0, until=60.0)
+    assert gate.let_go.index(high) < gate.let_go.index(late)
