@@ -300,6 +300,7 @@ async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mail
 @web.middleware
 async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        _refuse_compressed(request)
         return await handler(request)
     except ApiError as error:
         headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
@@ -322,6 +323,13 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
     except Exception:  # noqa: BLE001 - any fault of ours: told in the API's shape, and in full in the log
         _log.exception("%s %s failed", request.method, request.path)
         return web.json_response(_unexpected(), status=500)
+
+
+def _refuse_compressed(request: web.Request) -> None:
+    """As vLLM, which does not unpack bodies either."""
+    coding = request.headers.get("content-encoding", "").strip()
+    if coding.lower() not in ("", "identity"):
+        raise ApiError(f"A body with content-encoding: {coding[:100]} is not read here; send it as it is.")
 
 
 def _unexpected() -> object:

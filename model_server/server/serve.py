@@ -214,6 +214,7 @@ async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[i
     """The server takes requests inside; yields its port. On the way out it finishes what it has begun."""
     runner = web.AppRunner(
         server.application,
+        auto_decompress=False,  # A compressed body is refused: a thousandth of what it unpacks to may be sent.
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=settings.drain_timeout_s,

@@ -23,8 +23,9 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 from epp.types import Address
-from tests.fuzz.entries import SMALL, OfBytes, StoredTables
+from tests.fuzz.behind import SMALL, OfBytes
 from tests.fuzz.entry import Entry
+from tests.fuzz.peers import StoredTables
 from tests.harness.live_page import a_board
 from tests.unit.sharing.pickers import Replica
 

@@ -1,4 +1,4 @@
-"""Generated input at all entries, at the quick ones ten million bytes each: typed errors only, state that stays sound, nothing grows."""
+"""Generated input at all entries, ten million bytes each: typed errors only, state that stays sound, nothing grows."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.entries import ENTRIES, OfBytes
+from tests.fuzz.behind import OfBytes
+from tests.fuzz.entries import ENTRIES
 from tests.fuzz.listening import LISTENING
 from tests.fuzz.mutating import MOST_BYTES, mutants
 from tests.fuzz.run import SEEDS, FindingError, feed
 
-BYTES = 910_000
-"""Of each entry that is slow to feed; together with the others over 37 million. `make fuzz` feeds any entry as many as it is told."""
-MORE_BYTES = 10_000_000
-QUICK = ("ext_proc", "metrics_page", "redis_values")
-"""Entries that take some seconds for `MORE_BYTES`."""
+BYTES = 10_000_000
+"""For each entry: a minute for all eleven on one core."""
 SEED = 1
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 async def test_generated_input_is_taken_or_refused_and_leaves_the_picker_sound(name: str) -> None:
-    fed = await feed(name, ENTRIES[name](), seed=SEED, size_bytes=MORE_BYTES if name in QUICK else BYTES)
+    fed = await feed(name, ENTRIES[name](), seed=SEED, size_bytes=BYTES)
     print(
         f"{name}: {fed.inputs} inputs, {fed.size_bytes:,} bytes, {fed.refused} refused, {fed.grown_blocks} blocks"
     )
@@ -34,7 +32,7 @@ async def test_generated_input_on_a_connection_ends_at_most_that_connection(
     name: str, tmp_path: Path
 ) -> None:
     async with LISTENING[name](tmp_path) as entry:
-        fed = await feed(name, entry, seed=SEED, size_bytes=MORE_BYTES if name in QUICK else BYTES)
+        fed = await feed(name, entry, seed=SEED, size_bytes=BYTES)
     print(
         f"{name}: {fed.inputs} inputs, {fed.size_bytes:,} bytes, {fed.refused} refused, {fed.grown_blocks} blocks"
     )

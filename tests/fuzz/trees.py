@@ -130,13 +130,17 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 def as_msgpack(document: object) -> bytes:
     """With its own writer for what is nested too deeply for the usual one."""
-    return b"".join(_msgpack(document))
+    try:
+        return msgspec.msgpack.encode(document)
+    except RecursionError:
+        return b"".join(_deep_msgpack(document))
 
 
-def _msgpack(document: Any) -> list[bytes]:
+def _deep_msgpack(document: Any) -> list[bytes]:
     pieces: list[bytes] = []
     waiting = [document]
     while waiting:
+        _check_size(pieces)
         value = waiting.pop()
         if isinstance(value, list):
             few = len(value) < 16
@@ -149,6 +153,12 @@ def _msgpack(document: Any) -> list[bytes]:
         else:
             pieces.append(msgspec.msgpack.encode(value))
     return pieces
+
+
+def _check_size(pieces: Sequence[object]) -> None:
+    """Every piece has a byte at the least."""
+    if len(pieces) > _MOST_BYTES:
+        raise ValueError
 
 
 def as_json(document: object) -> bytes:
@@ -171,9 +181,18 @@ class _Said(str):
 
 
 def _json(document: Any) -> list[str]:
+    """With its own writer for what is nested too deeply for the usual one."""
+    try:
+        return [json.dumps(document, default=lambda value: value.decode("latin-1"))]
+    except RecursionError:
+        return _deep_json(document)
+
+
+def _deep_json(document: Any) -> list[str]:
     pieces: list[str] = []
     waiting: list[Any] = [document]
     while waiting:
+        _check_size(pieces)
         value = waiting.pop()
         if isinstance(value, _Said):
             pieces.append(value)

@@ -1,0 +1,48 @@
+"""What stands behind an entry: a small picker, and that it still picks."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.prefix import Table
+from epp.decision import PickRequest
+from epp.errors import PickError
+from epp.picker import Picker
+from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+
+MOST_ENTRIES = 2_000
+SMALL = msgspec.structs.replace(
+    DEFAULT_POLICY, spec=msgspec.structs.replace(DEFAULT_POLICY.spec, table=Table(max_entries=MOST_ENTRIES))
+)
+"""A table that is full soon, so that growth would show."""
+A = EndpointName("a")
+
+
+def small_picker() -> Picker:
+    picker = Picker(SMALL, rng=random.Random(1))
+    picker.set_endpoints([Endpoint(A, Address("10.0.0.1", 8000), model="m")], now=0.0)
+    return picker
+
+
+def one_pick(picker: Picker, *, now: float) -> None:
+    """What came in has left a picker that picks, or says why not."""
+    inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=b"some prompt " * 50)
+    with contextlib.suppress(PickError):
+        pick = picker.pick(PickRequest(request_id="r", inference=inference), now=now)
+        picker.end(pick, outcome="ended", now=now)
+    picker.housekeep(now=now)
+    picker.check_integrity()
+
+
+class OfBytes:
+    """An entry whose input is no document."""
+
+    documents: Sequence[object] = ()
+
+    def encode(self, _: object, /) -> bytes:
+        raise NotImplementedError

@@ -1,0 +1,172 @@
+"""What the API server says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from epp.kube.api import Query
+from epp.kube.discovery import Discovery, pool_ports
+from epp.kube.live import Live
+from epp.kube.objects import Pod, PolicyObject, Pool
+from epp.kube.policies import PolicySet
+from epp.kube.policy_status import desired
+from epp.kube.reflector import Reflector, Source
+from tests.fuzz.behind import SMALL, one_pick, small_picker
+from tests.fuzz.trees import as_json
+from tests.unit.kube.objects import pod, policy, pool
+
+
+class ClusterObjects:
+    """Pods, pools and policies, as lists and as lines of a watch."""
+
+    words: Sequence[bytes] = (
+        *(
+            b'"metadata":',
+            b'"name":"a"',
+            b'"resourceVersion":"7"',
+            b'"spec":',
+            b'"status":',
+            b'"DELETED"',
+            b'"ERROR"',
+            b'"code":410',
+        ),
+        *(
+            b'"podIP":"fd00::1"',
+            b'"number":0',
+            b'"generation":-1',
+            b'"targetRef":',
+            b'"lastAccepted":',
+            b'"mode":"DryRun"',
+        ),
+    )
+
+    def __init__(self) -> None:
+        objects: list[Any] = [
+            pod("a", "10.0.0.1"),
+            pod("b", "fd00::1"),
+            pool(),
+            policy("p"),
+            policy("q", mode="DryRun"),
+        ]
+        documents = [json.loads(msgspec.json.encode(each)) for each in objects]
+        lines = [
+            json.dumps({"type": kind, "object": d})
+            for d in documents
+            for kind in ("ADDED", "MODIFIED", "DELETED")
+        ]
+        pages = [json.dumps({"metadata": {"resourceVersion": "5"}, "items": [d]}) for d in documents]
+        self.documents: Sequence[object] = [json.loads(each) for each in (*lines, *pages)]
+        gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+        self.seeds: Sequence[bytes] = [each.encode() for each in (*lines, *pages, gone)]
+        self._discovery = Discovery(family="Primary", ports=(8000,))
+        self._policies = PolicySet(pool="vllm")
+        self._ports: tuple[int, ...] = ()
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+
+    def encode(self, document: object, /) -> bytes:
+        return as_json(document)
+
+    async def feed(self, data: bytes) -> bool:
+        taken = False
+        for kind, sink in (
+            (Pod, self._discovery),
+            (PolicyObject, self._policies),
+            (Pool, _Pools(self._discovery)),
+        ):
+            for reader in (_Reader(page=data), _Reader(line=data)):
+                taken |= await _follow(reader, kind, sink)
+        return taken
+
+    async def check(self) -> None:
+        self._discovery.check_integrity()
+        self._picker.set_endpoints(self._discovery.endpoints(), now=next(self._now))
+        outcome = self._policies.resolve(default=SMALL, pool_exists=True)
+        self._policies.check_integrity()
+        for name, verdict in outcome.verdicts.items():
+            before = self._policies.observed()[name]
+            after = desired(verdict, before=before, live=Live([], 0, 0), hit_ratio=None, time_text="t")
+            assert msgspec.json.encode(after)
+        one_pick(self._picker, now=next(self._now))
+
+
+class _Pools:
+    """What the watch of the pool does with it."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+
+    def replace(self, pools: Iterable[Pool]) -> None:
+        for found in pools:
+            self.put(found)
+
+    def put(self, found: Pool) -> None:
+        self._discovery.set_ports(pool_ports(found))
+
+    def remove(self, _: Pool) -> None: ...
+
+
+class _Reader:
+    """An API server that says one thing, and then hangs."""
+
+    def __init__(
+        self, *, page: bytes = b'{"metadata":{"resourceVersion":"1"},"items":[]}', line: bytes = b""
+    ) -> None:
+        self._page: bytes | None = page
+        self._line = line
+        self.done = asyncio.Event()
+
+    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes:
+        page, self._page = self._page, None
+        if page is None:
+            self.done.set()
+            await asyncio.get_running_loop().create_future()
+        assert page is not None
+        return page
+
+    async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
+        yield b""
+        line, self._line = self._line, b""
+        if line:
+            yield line
+        self.done.set()
+        await asyncio.get_running_loop().create_future()
+
+
+async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
+    """True: it was taken, and the watch goes on."""
+    states: list[bool] = []
+    reflector = Reflector(
+        reader,
+        Source(what="objects", kind=kind, path="/"),
+        sink=sink,
+        on_change=lambda: None,
+        on_state=lambda _, answers: states.append(answers),
+        rng=_NoPauses(),
+    )
+    task = asyncio.ensure_future(reflector.run())
+    done = asyncio.ensure_future(reader.done.wait())
+    await asyncio.wait((task, done), return_when=asyncio.FIRST_COMPLETED)
+    done.cancel()
+    reflector.check_integrity()
+    ended = task.done()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert not ended
+    return False not in states
+
+
+class _NoPauses(random.Random):
+    """So that a refused answer is asked for again at once."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return 0.0

@@ -1,0 +1,120 @@
+"""What the data plane says over ext_proc."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from epp import picker_events
+from epp.config.policy import PolicySpec
+from epp.decision import Pick
+from epp.errors import PickError
+from epp.extproc.codec import decode, encode
+from epp.extproc.events import StreamProtocolError
+from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.response import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.picker_events import Ended, PickerEvent
+from tests.fuzz.behind import OfBytes, one_pick, small_picker
+
+
+class ExtProcMessages(OfBytes):
+    """The data plane's messages, through the codec into the state machine of a request."""
+
+    words: Sequence[bytes] = (
+        *(
+            b":path",
+            b"/v1/chat/completions",
+            b"x-request-id",
+            b"content-length",
+            b"\x10\x01",
+            b"\x5a\x02\x08\x02",
+            b"\x42\x00",
+        ),
+        *(b'{"model":"m","prompt":"', b'"messages":', b'"cache_salt":"', b":status", b"text/event-stream"),
+    )
+
+    def __init__(self) -> None:
+        self.seeds: Sequence[bytes] = talk()
+        self._picker = small_picker()
+        self._seen = _Seen()
+        self._picker.subscribe(self._seen.hear)
+        self._names = request_names(PolicySpec())
+        self._now = itertools.count(1.0)
+        self._stream = self._new_stream()
+        self._messages = 0
+
+    def _new_stream(self) -> HttpStream:
+        self._messages = 0
+        return HttpStream(
+            self._picker,
+            self._seen,
+            settings=StreamSettings(scores_metadata=True),
+            new_request_id=lambda: "made",
+            timer=lambda: 0.0,
+        )
+
+    async def feed(self, data: bytes) -> bool:
+        now = next(self._now)
+        try:
+            event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=self._stream.first)
+            for action in self._stream.receive(event, now=now):
+                assert encode(action)
+        except StreamProtocolError:
+            self._over(now=now)
+            return False
+        self._stream.check_integrity()
+        self._messages += 1
+        if self._stream.closed or self._messages > 6:
+            self._over(now=now)
+        return True
+
+    def _over(self, *, now: float) -> None:
+        self._stream.close(now=now)
+        self._stream = self._new_stream()
+
+    async def check(self) -> None:
+        self._over(now=next(self._now))
+        assert self._seen.open == 0
+        assert all(state.in_flight == 0 for state in self._picker.fleet.states())
+        one_pick(self._picker, now=next(self._now))
+
+
+class _Seen:
+    """Counts picks whose end nobody heard of."""
+
+    open = 0
+
+    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
+    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None: ...
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
+    def hear(self, event: PickerEvent) -> None:
+        self.open += isinstance(event, picker_events.Began) - isinstance(event, Ended)
+
+    def protocol_error(self, reason: str) -> None: ...
+
+
+def talk() -> list[bytes]:
+    """The messages of one request, as Envoy sends them."""
+    from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc  # noqa: PLC0415 - a second to import
+
+    made = []
+    for path in ("/v1/chat/completions", "/v1/completions", "/metrics"):
+        head = ext_proc.ProcessingRequest()
+        for key, value in ((":path", path), ("x-request-id", "r1"), ("content-type", "application/json")):
+            head.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+        head.protocol_config.request_body_mode = 2
+        made.append(head.SerializeToString())
+    for body in (
+        b'{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true}',
+        b'{"model":"m","prompt":"hello hello hello","cache_salt":"x"}',
+        b'{"model":"m","prompt":[1,2,3,4]}',
+    ):
+        message = ext_proc.ProcessingRequest()
+        message.request_body.body = body
+        message.request_body.end_of_stream = True
+        made.append(message.SerializeToString())
+    answer = ext_proc.ProcessingRequest()
+    answer.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    made.append(answer.SerializeToString())
+    return [bytes(each) for each in made]

@@ -1,0 +1,157 @@
+"""What is read from files and pages: a model server's metrics, the endpoints file, the policy file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from epp.config.policy import Policy, load_policy
+from epp.errors import ConfigError
+from epp.files.endpoints_file import load_endpoints
+from epp.scraping.metrics_page import MetricsError, parse_page
+from tests.fuzz.behind import SMALL, A, OfBytes, one_pick, small_picker
+from tests.fuzz.trees import as_yaml
+
+DATA = Path(__file__).parents[1] / "contract" / "data"
+HEAD = b"apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: p}\n"
+SHORT_PAGE = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="4096"} 1.0
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="x,y",waiting_lora_adapters=""} 1.7e9
+# TYPE vllm:prompt_tokens counter
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1000.0
+"""
+
+
+class MetricsPages(OfBytes):
+    """A model server's page, scraped."""
+
+    words: Sequence[bytes] = (
+        *(
+            b"vllm:num_requests_running",
+            b"vllm:cache_config_info{",
+            b'block_size="',
+            b'num_gpu_blocks="',
+            b"# TYPE ",
+        ),
+        *(
+            b"vllm:lora_requests_info{",
+            b'running_lora_adapters="',
+            b"sglang:num_running_reqs 1\n",
+            b"sglang:page_size 1e15\n",
+        ),
+    )
+
+    def __init__(self) -> None:
+        pages = [path.read_bytes() for path in sorted(DATA.glob("metrics_*.txt"))]
+        self.seeds: Sequence[bytes] = [page[:3_000] for page in pages] + [SHORT_PAGE] * 3
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+
+    async def feed(self, data: bytes) -> bool:
+        now = next(self._now)
+        try:
+            metrics = parse_page(data, scraped_at=now)
+        except MetricsError:
+            self._picker.observe(A, None, now=now)
+            return False
+        self._picker.observe(A, metrics, now=now)
+        assert metrics.capacity_tokens is None or 0 < metrics.capacity_tokens <= 2**36
+        assert len(metrics.active_adapters) <= 4_096
+        return True
+
+    async def check(self) -> None:
+        one_pick(self._picker, now=next(self._now))
+
+
+class EndpointsFile:
+    """The endpoints file."""
+
+    words: Sequence[bytes] = (
+        b"endpoints:",
+        b"name:",
+        b"address:",
+        b'"10.0.0.9:1"',
+        b"adapters: [x]",
+        b"kv_events: tcp://a:1",
+    )
+
+    def __init__(self) -> None:
+        entries = [
+            {"name": n, "address": f"10.0.0.{i}:8000", "model": "m", "adapters": ["x"]}
+            for i, n in enumerate("abc")
+        ]
+        self.documents: Sequence[object] = [
+            {"endpoints": entries},
+            {"endpoints": [entries[0] | {"port": 1, "labels": {"zone": "b"}}]},
+        ]
+        self.seeds: Sequence[bytes] = [
+            yaml.safe_dump({"endpoints": entries}).encode(),
+            b'endpoints: [{name: a, address: "[fd00::1]:80", labels: {zone: b}, kv_events: tcp://10.0.0.1:5557}]\n',
+            b"endpoints: []\n",
+        ]
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+
+    def encode(self, document: object, /) -> bytes:
+        return as_yaml(document)
+
+    async def feed(self, data: bytes) -> bool:
+        try:
+            endpoints = load_endpoints(data, source="e.yaml")
+        except ConfigError:
+            return False
+        self._picker.set_endpoints(endpoints, now=next(self._now))
+        return True
+
+    async def check(self) -> None:
+        one_pick(self._picker, now=next(self._now))
+
+
+class PolicyFile:
+    """The policy file."""
+
+    words: Sequence[bytes] = (
+        b"spec:",
+        b"rule: session",
+        b"mode: DryRun",
+        b"chunks: {sizeBytes: 16}",
+        b"table: {}",
+        b"load: {}",
+    )
+
+    def __init__(self) -> None:
+        document = msgspec.yaml.encode(SMALL)
+        self.documents: Sequence[object] = [msgspec.yaml.decode(msgspec.yaml.encode(SMALL))]
+        self.seeds: Sequence[bytes] = [
+            document,
+            HEAD + b"spec: {rule: affinity, chunks: {sizeBytes: 512}}\n",
+            HEAD,
+        ]
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+
+    def encode(self, document: object, /) -> bytes:
+        return as_yaml(document)
+
+    async def feed(self, data: bytes) -> bool:
+        try:
+            policy: Policy = load_policy(data, source="p.yaml")
+        except ConfigError:
+            return False
+        self._picker.set_policy(policy, now=next(self._now))
+        self._picker.set_dry_run(policy)
+        return True
+
+    async def check(self) -> None:
+        one_pick(self._picker, now=next(self._now))

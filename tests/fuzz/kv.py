@@ -1,0 +1,81 @@
+"""KV events of a model server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from epp.kvevents.exact import Exact, ModelSettings
+from epp.kvevents.sequence import Deliver, Forget
+from epp.kvevents.sequence import Sequence as Messages
+from tests.fuzz.behind import MOST_ENTRIES, A, one_pick, small_picker
+from tests.fuzz.trees import as_msgpack
+
+
+class KvEvents:
+    """A server's KV events, behind the order of its messages."""
+
+    words: Sequence[bytes] = (
+        b"BlockStored",
+        b"BlockRemoved",
+        b"AllBlocksCleared",
+        b"medium",
+        b"token_ids",
+        b"\xa3GPU",
+        b"\xa3CPU",
+    )
+
+    def __init__(self) -> None:
+        batches = [
+            [
+                0.0,
+                [
+                    {
+                        "type": "BlockStored",
+                        "block_hashes": [1, 2],
+                        "token_ids": list(range(8)),
+                        "block_size": 4,
+                        "medium": "GPU",
+                    }
+                ],
+                0,
+            ],
+            [
+                0.0,
+                [["BlockStored", [3], 1, [1, 2, 3, 4], 4, None, "CPU"], ["BlockRemoved", [1], "GPU"]],
+                None,
+            ],
+            [0.0, [{"type": "BlockRemoved", "block_hashes": [b"x" * 32]}, {"type": "AllBlocksCleared"}]],
+        ]
+        self.documents: Sequence[object] = batches
+        self.seeds: Sequence[bytes] = [msgspec.msgpack.encode(batch) for batch in batches]
+        self._exact = Exact(
+            {"": ModelSettings(language=None)}, max_blocks=MOST_ENTRIES, max_chunks=MOST_ENTRIES
+        )
+        self._messages = Messages(replays=False)
+        self._exact.add(A, model="m")
+        self._picker = small_picker()
+        self._now, self._number = itertools.count(1.0), itertools.count()
+
+    def encode(self, document: object, /) -> bytes:
+        return as_msgpack(document)
+
+    async def feed(self, data: bytes) -> bool:
+        before, now = self._exact.malformed, next(self._now)
+        steps = self._messages.live(next(self._number), data)
+        assert all(isinstance(step, Deliver | Forget) for step in steps)
+        self._exact.heard(A, steps, complete=self._messages.complete, now=now)
+        self._picker.take_in(self._exact.findings(now=now))
+        return self._exact.malformed == before
+
+    async def check(self) -> None:
+        self._messages.check_integrity()
+        self._exact.check_integrity()
+        if (
+            self._exact.servers()[A].state == "off"
+        ):  # as by a server that says too much; the next process is heard anew
+            self._exact.drop(A)
+            self._exact.add(A, model="m")
+        one_pick(self._picker, now=next(self._now))

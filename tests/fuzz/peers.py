@@ -1,0 +1,122 @@
+"""What other pickers say: batches, and the table that is kept for those who join."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from epp.sharing.batches import (
+    Batch,
+    Began,
+    Event,
+    Flag,
+    Held,
+    MalformedError,
+    Moved,
+    Over,
+    Restarted,
+    pack_hashes,
+)
+from epp.sharing.batches import encode as packed
+from epp.sharing.speaker import identity_of
+from tests.fuzz.behind import SMALL
+from tests.fuzz.trees import as_msgpack
+from tests.unit.sharing.pickers import Replica, meet, text
+
+
+class PeerBatches:
+    """Batches of other pickers: from Redis, or from the workers' hub."""
+
+    words: Sequence[bytes] = (b"\x95\x02", b"\x97\x01", b"\xc4\x08" + b"\1" * 8, b"other", b"third", bytes(8))
+
+    def __init__(self) -> None:
+        self._replica = Replica(1, policy=SMALL)
+        self.documents: Sequence[object] = [
+            msgspec.msgpack.decode(each) for each in (*spoken(), *hand_made(self._replica))
+        ]
+        self.seeds: Sequence[bytes] = [*spoken(), *hand_made(self._replica)]
+        self._now = itertools.count(1.0, 0.01)
+
+    def encode(self, document: object, /) -> bytes:
+        return as_msgpack(document)
+
+    async def feed(self, data: bytes) -> bool:
+        try:
+            self._replica.exchange.hear(data, now=next(self._now))
+        except MalformedError:
+            return False
+        return True
+
+    async def check(self) -> None:
+        now = next(self._now)
+        self._replica.exchange.expire(now=now)
+        self._replica.picker.housekeep(now=now)
+        self._replica.check()
+        assert self._replica.exchange.listener.peers < 2_000
+
+
+class StoredTables:
+    """The table that Redis or the hub keeps for those who join."""
+
+    words: Sequence[bytes] = PeerBatches.words
+
+    def __init__(self) -> None:
+        writer = Replica(7, policy=SMALL)
+        for n in range(5):
+            writer.end(writer.pick(text(f"t{n}", 2_000), now=1.0), now=1.0)
+        storing = writer.exchange.writer()
+        for _ in storing.portions():
+            pass
+        self._replica = Replica(1, policy=SMALL)
+        (portions,) = msgspec.msgpack.decode(storing.data())
+        self.documents: Sequence[object] = [list(map(msgspec.msgpack.decode, portions))]
+        self.seeds: Sequence[bytes] = [storing.data()]
+        self._now = itertools.count(1.0, 0.01)
+
+    def encode(self, document: object, /) -> bytes:
+        portions = list(map(as_msgpack, document)) if isinstance(document, list) else document
+        return msgspec.msgpack.encode([portions])
+
+    async def feed(self, data: bytes) -> bool:
+        try:
+            for _ in self._replica.exchange.load(data, now=next(self._now), age_s=0.5):
+                pass
+        except MalformedError:
+            return False
+        return True
+
+    async def check(self) -> None:
+        self._replica.picker.housekeep(now=next(self._now))
+        self._replica.check()
+
+
+def spoken() -> list[bytes]:
+    """What a real picker says."""
+    one, other = Replica(8), Replica(9)
+    meet([one, other], now=0.0)
+    said: list[bytes] = []
+    for n in range(4):
+        pick = one.pick(text(f"s{n}", 1_500), now=1.0 + n)
+        said += one.say(now=1.0 + n)
+        one.end(pick, now=1.5 + n)
+        said += one.say(now=1.5 + n)
+    return said
+
+
+def hand_made(replica: Replica) -> list[bytes]:
+    """Batches that fit together, of every kind of event."""
+    identity = identity_of(next(iter(replica.picker.fleet.states())))
+    chain, last = pack_hashes([1, 2, 3]), pack_hashes([3])
+    events: list[Event] = [
+        Held(0, 0, b"", chain),
+        Began(0, 0, 0, 9, 0, last, pack_hashes([4])),
+        Moved(0, 0, 0, 9, 1, last, b""),
+    ]
+    batches = [
+        Batch(b"other", 1, 0, Flag.FRESH, 1, [("a", identity), ("x", 0)], events),
+        Batch(b"other", 2, 0, 0, 2, [], [Over(0, 0, 2), Restarted(0, 0)]),
+        Batch(b"third", 1, 1, Flag.FRESH | Flag.JOINING, 0, [], []),
+    ]
+    return [packed(batch) for batch in batches]
