@@ -40,6 +40,7 @@ from epp.recording import start as recording
 from epp.recording.tap import Tap
 from epp.request import jsontext
 from epp.request.blocked import BlockedPaths
+from epp.scraping.model_lists import ModelLists
 from epp.scraping.scraper import Scraper
 from epp.sharing import start as sharing
 from epp.sources import Sources
@@ -157,6 +158,7 @@ class App:
             rng=rng,
             unix_offset_s=time.time() - now,
             secret=hash_secret(config, hub=hub),
+            refuses_unknown_models=config.models.unknown == "NotFound",
         )
         self._use_policy(inputs.policy)
         self._gate = Gate(self._picker)
@@ -168,6 +170,13 @@ class App:
             in_use=self._picker.fleet.in_use,
             clock=time.monotonic,
             keep=sources.keep,
+            rng=rng,
+        )
+        self._model_lists = ModelLists(
+            config.models,
+            on_lists=lambda lists: self._picker.take_lists(lists, now=time.monotonic()),
+            unknown_asked=lambda: self._picker.fleet.unknown_asked,
+            clock=time.monotonic,
             rng=rng,
         )
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
@@ -235,6 +244,7 @@ class App:
                 mode_override=config.streams.mode_override,
                 longest_delay_s=config.asks_for_s,
                 given_delay_s=config.gives_s,
+                answers_list=config.models.answer_list,
                 traced=self._tracer is not None,
                 assumed_modes=_modes(config.streams.assumed_modes),
             ),
@@ -309,6 +319,7 @@ class App:
             tasks.append(asyncio.create_task(self._sources.keep(source, run), name=name or source))
 
         keep("scrape", self._scraper.run)
+        keep("models", self._model_lists.run)
         keep("housekeeping", self._housekeep)
         keep("housekeeping", self._watch_lag, name="watch of the event loop")
         watchers: list[FileWatcher[Any]] = []
@@ -512,6 +523,7 @@ class App:
                 ) from error
         self._picker.set_endpoints(endpoints, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
+        self._model_lists.set_endpoints(endpoints)
         if self._exact is not None:
             self._exact.set_endpoints(endpoints)
         self._endpoints_known.set()

@@ -9,6 +9,8 @@ from typing import Final
 
 DETAILS: Final = "picker_"
 """What the data plane writes into its access log of an error that the picker answered: this, and `PickError.reason`."""
+_MOST_NAME_CHARS: Final = 200
+"""Of a name that a client sent, in the answer to it."""
 
 
 class PickError(Exception):
@@ -55,6 +57,19 @@ class NoEndpointError(PickError):
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class UnknownModelError(PickError):
+    """No server has the model, and every server has said what it has."""
+
+    status = 404
+    reason = "model_not_found"
+    error_type = "invalid_request_error"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {model[:_MOST_NAME_CHARS]!r} does not exist; GET /v1/models lists those that do."
+        )
 
 
 class SaturatedError(PickError):

@@ -177,7 +177,7 @@ class Gate:
         by_model: dict[str, list[Row]] = {}
         for model, row in told:
             by_model.setdefault(model, []).append(row)
-        served = {state.endpoint.model for state in self._picker.fleet.states()} if by_model else set()
+        served = {state.model for state in self._picker.fleet.states()} if by_model else set()
         for model, rows in by_model.items():
             if model in served:
                 self._flow(model).control.hear(picker, rows, now=now)

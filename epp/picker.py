@@ -22,6 +22,7 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
 from epp.endpoints.recently_left import RecentlyLeft
+from epp.endpoints.served_models import ModelList
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Listener, Moved, PickerEvent, Restarted
@@ -85,11 +86,13 @@ class Picker:
         rng: random.Random,
         unix_offset_s: float = 0.0,
         secret: HashSecret = _NO_SECRET,
+        refuses_unknown_models: bool = True,
     ) -> None:
+        """refuses_unknown_models: a model that no server lists is 404, where every server's list is known."""
         self._rng = rng
         self._listeners: tuple[Listener, ...] = ()
         self._unix_offset_s = unix_offset_s
-        self._fleet = Fleet()
+        self._fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(policy.spec, secret=secret)
         self._prefilling = Prefilling(self._fleet, self.caches, rng)
@@ -183,6 +186,19 @@ class Picker:
                 self.table.drop_endpoint(name)
             self.caches.add(state)
         self._align()
+
+    def take_lists(self, lists: Mapping[EndpointName, ModelList], *, now: float) -> None:
+        """What servers list at `/v1/models` from now on."""
+        for name in self._fleet.take_lists(lists, spec=self._spec, now=now):
+            self.table.clear_endpoint(name)
+        for name in lists:
+            state = self._fleet.get(name)
+            if state is not None:
+                self.caches.fit(state)
+
+    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
+        """The answer to `GET /v1/models`, of the servers at these addresses if some are given. None: no server has said."""
+        return self._fleet.model_list(subset)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape; None: it failed."""
@@ -376,7 +392,7 @@ class Picker:
         if failures.known:
             few.sort(key=lambda state: round(failures.share(state, now=now), 1))
         state = few[0]
-        prompt = self.caches.prompt(inference, base_model=state.endpoint.model, body_bytes=request.body_bytes)
+        prompt = self.caches.prompt(inference, base_model=state.model, body_bytes=request.body_bytes)
         decision = hurried_decision(
             request,
             [each.endpoint for each in few[:most]],
@@ -429,7 +445,7 @@ class Picker:
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
         if feedback.prompt_tokens and routed.prompt.teaches:
-            learned = self.caches.learned(routed.state.endpoint.model)
+            learned = self.caches.learned(routed.state.model)
             learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
         conversation = routed.conversation
         if conversation is None or not feedback.complete or not feedback.text:
@@ -589,9 +605,7 @@ class Picker:
         state = self._fleet.at(served)
         if state is None:
             # An endpoint that just left the fleet, or has yet to join it: booked on a state that no pick looks at.
-            stranger = Endpoint(
-                name=EndpointName(str(served)), address=served, model=routed.state.endpoint.model
-            )
+            stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
             state = self._fleet.new_state(stranger, spec=self._spec, now=now)
         routed.state, routed.process = state, state.process
         cached = 0

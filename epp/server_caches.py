@@ -132,7 +132,7 @@ class ServerCaches:
         self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
     ) -> None:
         """One scrape, taken in by the endpoint's state already; before: the last one of the same process."""
-        name, tokens = state.endpoint.name, self.learned(state.endpoint.model).tokens
+        name, tokens = state.endpoint.name, self.learned(state.model).tokens
         sample = state.window.observe(after)
         if sample:
             tokens.learn(*sample)
@@ -264,7 +264,7 @@ class ServerCaches:
         if not prompt.chain:
             return None
         recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
-        self.learned(state.endpoint.model).cache.predicted(
+        self.learned(state.model).cache.predicted(
             state.hits,
             tokens=cached_tokens,
             others=prompt.tokens - cached_tokens,
@@ -303,7 +303,7 @@ class ServerCaches:
         if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
             return
         name = state.endpoint.name
-        self.learned(state.endpoint.model).cache.observe(
+        self.learned(state.model).cache.observe(
             state.hits,
             hits=metrics.prefix_hits,
             waiting=metrics.waiting,
@@ -326,7 +326,7 @@ class ServerCaches:
     def _assumed_bytes(self, state: EndpointState) -> int:
         stated = state.metrics.capacity_tokens if state.metrics else None
         tokens = stated or self._spec.table.default_capacity_tokens
-        learned = self.learned(state.endpoint.model)
+        learned = self.learned(state.model)
         factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
         return int(tokens * factor * learned.tokens.bytes_per_token)
 

@@ -45,6 +45,7 @@ def status_of(
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         draining=draining,
+        without_model_list=picker.fleet.unlisted,
         held_body_bytes=held_body_bytes,
         overload_ratio=overload_ratio,
         goal_s=spec.flow.goal_seconds,
@@ -169,11 +170,11 @@ def _endpoint(
     endpoint, table = state.endpoint, picker.table
     name, rate = endpoint.name, state.rate.tokens_per_s
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
-    age, learned = ages.get(name), picker.learned(endpoint.model)
+    age, learned = ages.get(name), picker.learned(state.model)
     return EndpointStatus(
         name=name,
         address=endpoint.address,
-        model=endpoint.model,
+        model=state.model,
         adapters=tuple(sorted(state.loaded_adapters())),
         ready=ready and not left_out,
         failure_share=picker.fleet.failures.share(state, now=now),

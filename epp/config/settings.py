@@ -15,6 +15,7 @@ from epp.config.dialects import Dialect, DialectName, dialect_of
 from epp.config.envoy import Envoy
 from epp.config.exact import ExactMode
 from epp.config.kubernetes import Kubernetes
+from epp.config.models import Models
 from epp.config.sharing import Sharing
 from epp.config.strict import Strict
 from epp.config.tls import Tls
@@ -210,6 +211,7 @@ class Config(Strict, frozen=True):
         ),
     ] = ""
     kubernetes: Kubernetes | None = None
+    models: Models = Models()
     hash_secret_file: Annotated[
         str,
         Meta(

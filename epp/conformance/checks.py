@@ -135,7 +135,7 @@ async def _what_is_not_understood_is_routed(target: Target) -> None:
     odd: tuple[tuple[str, str, bytes | None], ...] = (
         ("POST", "/v2/tomorrow", b'{"anything": [1, 2, 3]}'),
         ("POST", "/upload", b"\x00\xff\x00"),
-        ("GET", "/v1/models", None),
+        ("GET", "/v1/fine_tuning/jobs", None),
         ("POST", _CHAT, None),
         ("DELETE", "/v1/responses/1", None),
     )

@@ -27,7 +27,7 @@ class Columns:
     def __init__(self, states: Sequence[EndpointState]) -> None:
         n = len(states)
         self._states = states
-        self.roster = Roster([state.endpoint for state in states])
+        self.roster = Roster([state.endpoint for state in states], models=[state.model for state in states])
         self.changed: set[int] = set(range(n))
         """Slots whose states have changed since their rows were copied."""
         self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)

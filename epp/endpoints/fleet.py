@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
+from epp.endpoints.served_models import ModelList, Serving, union
 from epp.endpoints.state import EndpointState
-from epp.errors import NoEndpointError
+from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointName
+
+_KEPT_UNIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +33,22 @@ class FleetChange:
 class Fleet:
     """States by name. Names and addresses are unique; the source checks that."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refuses_unknown_models: bool = True) -> None:
+        """refuses_unknown_models: where every server's list is known, a model in none of them is an error of the client."""
+        self._refuses = refuses_unknown_models
+        self.unknown_asked = 0
+        """Requests so far for a model that no server lists: it may have been loaded since."""
         self._states: dict[EndpointName, EndpointState] = {}
         self._by_address: dict[Address, EndpointState] = {}
         self._model_rates: dict[str, ModelRate] = {}
-        # What the source says of models, kept since every pick asks for it; made anew with each list of endpoints.
-        self._declared: frozenset[str] = frozenset()
-        """Every adapter that some endpoint declares."""
         self._no_answers: frozenset[int] = frozenset()
         """Slots of those that are never a destination."""
         self._prefilling: list[int] = []
         """Slots of those that compute prompts for others."""
-        self._able: dict[str, list[int]] = {}
-        """By base model or declared adapter, the slots of those that serve it."""
+        self._serving = Serving((), (), everyone=range(0))
+        """Who serves which model, kept since every pick asks for it."""
+        self._unions: dict[frozenset[Address] | None, bytes | None] = {}
+        """Answers to `GET /v1/models`, by subset."""
         self.failures = Failures()
         """Who answers badly, for the picker to tell and people to read."""
         self._in_slots: list[EndpointState] = []
@@ -60,8 +67,8 @@ class Fleet:
 
     @property
     def one_model(self) -> bool:
-        """Every endpoint serves the same base model, and declares the same adapters."""
-        return all(len(slots) == len(self._states) for slots in self._able.values())
+        """Every endpoint serves the same base model, and the same adapters."""
+        return self._serving.one_model
 
     def get(self, name: EndpointName) -> EndpointState | None:
         return self._states.get(name)
@@ -83,25 +90,82 @@ class Fleet:
                 self._states[name] = self.new_state(endpoint, spec=spec, now=now)
                 added.append(name)
                 continue
-            old = state.endpoint
+            old, old_model = state.endpoint, state.model
             state.endpoint = endpoint
             if _process(old) != _process(endpoint):
-                state.forget_server(now=now)
-                state.failures = 0
-                self.failures.forget(state)
+                state.listed = None
+                self._start_anew(state, now=now)
                 restarted.append(name)
-            if old.model != endpoint.model:
-                state.rate = PrefillRate(self._model_rate(endpoint.model, spec=spec))
+            if old_model != state.model:
+                state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
-        self._declared = frozenset(a for e in wanted.values() for a in e.adapters)
         self._in_slots = list(self._states.values())
         self._columns = Columns(self._in_slots)
-        self._able = self._by_model()
+        self._serving = self._index()
         self._no_answers = frozenset(
             slot for slot, s in enumerate(self._in_slots) if not s.endpoint.role.answers
         )
         self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
+
+    def take_lists(
+        self, lists: Mapping[EndpointName, ModelList], *, spec: PolicySpec, now: float
+    ) -> Sequence[EndpointName]:
+        """What servers list from now on. Those that list another base model than before, and so are other servers now."""
+        restarted: list[EndpointName] = []
+        renamed = changed = False
+        for name, listed in lists.items():
+            state = self._states.get(name)
+            if state is None or state.listed == listed:
+                continue
+            before, state.listed, changed = state.model, listed, True
+            if state.model == before:
+                continue
+            renamed = True
+            if before:
+                self._start_anew(state, now=now)
+                restarted.append(name)
+            state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
+        if renamed:
+            self._columns = Columns(self._in_slots)
+        if changed:
+            self._serving = self._index()
+        return restarted
+
+    def _start_anew(self, state: EndpointState, *, now: float) -> None:
+        """Another process serves under this name."""
+        state.forget_server(now=now)
+        state.failures = 0
+        self.failures.forget(state)
+
+    def _index(self) -> Serving:
+        self._unions.clear()
+        return Serving(
+            [state.endpoint for state in self._in_slots],
+            [state.listed for state in self._in_slots],
+            everyone=self._columns.roster.everyone,
+        )
+
+    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
+        """What the servers list, all together, as JSON; subset: those at these addresses. None: none of them has said.
+
+        Made once until the lists change, since a client may ask as often as it likes.
+        """
+        if subset not in self._unions:
+            lists = [
+                state.listed
+                for state in self._in_slots
+                if state.listed is not None and (subset is None or state.endpoint.address in subset)
+            ]
+            if len(self._unions) >= _KEPT_UNIONS:
+                self._unions.clear()
+            self._unions[subset] = union(lists) if lists else None
+        return self._unions[subset]
+
+    @property
+    def unlisted(self) -> int:
+        """Servers that have not said yet what they serve."""
+        return len(self._serving.unlisted)
 
     def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
         """A state that nothing is known about, but for the rate of its model's other servers."""
@@ -120,7 +184,7 @@ class Fleet:
     ) -> Sequence[int]:
         """Slots of those that may serve a request for `model`, of the addresses in `subset` if there is one.
 
-        NoEndpointError: there are none.
+        NoEndpointError: there are none. UnknownModelError: none of them has such a model.
         """
         slots = self.serving(model) if model else self._columns.roster.everyone
         if self._no_answers:
@@ -135,6 +199,10 @@ class Fleet:
             return slots
         allowed = self._within(slots, subset)
         if not allowed:
+            within = self._within(self._columns.roster.everyone, subset)
+            if model and self._refuses and self._serving.none_serves(model, within):
+                self.unknown_asked += 1
+                raise UnknownModelError(model)
             raise NoEndpointError(
                 "none of the endpoints that the data plane allows is ready", reason="subset_empty"
             )
@@ -196,7 +264,7 @@ class Fleet:
 
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
-        if model in self._declared:
+        if self._serving.declares(model):
             return model
         holders = self._followed().holders(model)
         if not holders:
@@ -205,22 +273,15 @@ class Fleet:
         return model if any(models[slot] != model for slot in holders) else ""
 
     def serving(self, model: str) -> Sequence[int]:
-        """Slots of those that can serve `model`, ready or not: as base model or adapter, where any endpoint says so; else all.
-
-        An adapter that no source declares but a server was seen to hold can be on any server of the same base model:
-        having seen it once must not tie it to that server for good.
-        """
-        everyone = self._columns.roster.everyone
-        able = self._able.get(model, ())
-        if len(able) == len(everyone):
-            return everyone
-        holders = sorted(self._followed().holders(model))
-        if able:
-            declared = set(able)
-            return [*able, *(slot for slot in holders if slot not in declared)]
-        models = self._columns.roster.models
-        bases = {models[slot] for slot in holders}
-        return [slot for slot in everyone if models[slot] in bases] if bases else everyone
+        """Slots of those that can serve `model`, ready or not. UnknownModelError: every server says that it does not."""
+        columns = self._followed()
+        try:
+            return self._serving.slots(
+                model, holders=columns.holders(model), bases=columns.roster.models, refuses=self._refuses
+            )
+        except UnknownModelError:
+            self.unknown_asked += 1
+            raise
 
     def _followed(self) -> Columns:
         columns = self._columns
@@ -228,21 +289,14 @@ class Fleet:
             columns.follow()
         return columns
 
-    def _by_model(self) -> dict[str, list[int]]:
-        able: dict[str, list[int]] = {}
-        for slot, state in enumerate(self._states.values()):
-            for model in state.endpoint.adapters | {state.endpoint.model}:
-                able.setdefault(model, []).append(slot)
-        return able
-
     def check_integrity(self) -> None:
         """Assert that the indexes agree and every state is sound."""
         assert set(self._by_address.values()) == set(self._states.values())
         assert self._in_slots == list(self._states.values())
-        assert self._able == self._by_model()
         assert all(not self._in_slots[slot].endpoint.role.answers for slot in self._no_answers)
         assert all(self._in_slots[slot].endpoint.role.prefills for slot in self._prefilling)
-        assert self._declared == {a for s in self._states.values() for a in s.endpoint.adapters}
+        assert self._columns.roster.models == [state.model for state in self._in_slots]
+        assert self.unlisted == sum(state.listed is None for state in self._in_slots)
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0

@@ -18,6 +18,7 @@ from epp.endpoints.cache_size import HitWindow
 from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.learning import CounterWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
+from epp.endpoints.served_models import ModelList
 from epp.types import Endpoint, EndpointMetrics
 
 _BUSY_HALF_LIFE_S = 20.0
@@ -59,6 +60,8 @@ class EndpointState:
     """Answers that have begun, for requests of this picker."""
     slot: int = -1
     """Its place in the fleet's columns; -1: it is not in the fleet."""
+    listed: ModelList | None = None
+    """What it lists at `/v1/models`; None: not known."""
     changed: set[int] = field(default_factory=set)
     """Where every change here notes the slot, for the columns."""
 
@@ -70,6 +73,11 @@ class EndpointState:
             rate=PrefillRate(model_rate),
             window=CounterWindow(),
         )
+
+    @property
+    def model(self) -> str:
+        """The base model: as the source declares it, else as the server itself lists it; empty: neither says."""
+        return self.endpoint.model or (self.listed.base if self.listed is not None else "")
 
     def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
         """The last metrics, unless there are none or they are too old to be believed."""

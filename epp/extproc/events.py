@@ -127,7 +127,7 @@ class Echo(Struct, frozen=True, gc=False):
 
 
 class Refuse(Struct, frozen=True, gc=False):
-    """Answer the client now, with an error; nothing goes to any server."""
+    """Answer the client now, mostly with an error; nothing goes to any server."""
 
     status: int
     headers: tuple[tuple[str, str], ...]

@@ -38,7 +38,7 @@ _MAX_TRACEPARENT_CHARS: Final = 128
 
 RESPONSE_NAMES: Final = frozenset((":status", "content-type", "content-encoding"))
 _REQUEST_NAMES: Final = frozenset(
-    (":path", REQUEST_ID, "content-length", "content-encoding", DESTINATION, TEST_SELECTION)
+    (":method", ":path", REQUEST_ID, "content-length", "content-encoding", DESTINATION, TEST_SELECTION)
 )
 _MAX_REQUEST_ID_CHARS: Final = 256
 
@@ -102,6 +102,18 @@ def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec) -> RequestHe
         prescribed=found.get(TEST_SELECTION, ""),
         trace=bounded_trace(found.get(TRACEPARENT, "")),
         claim=NO_CLAIM if spec.flow.mode == "Direct" else _claim(found, spec.flow),
+    )
+
+
+def asks_for_models(headers: Sequence[tuple[str, str]], path: str) -> bool:
+    """`GET /v1/models`, whatever a gateway put in front of it."""
+    return path.partition("?")[0].rstrip("/").endswith("/v1/models") and (":method", "GET") in headers
+
+
+def model_list_answer(listed: bytes) -> Refuse:
+    """The list of models, from the gateway itself."""
+    return Refuse(
+        status=200, headers=(("content-type", "application/json"),), body=listed, reason="model_list"
     )
 
 

@@ -66,6 +66,8 @@ from epp.extproc.reading import (
     DESTINATION,
     REQUEST_ID,
     RequestHead,
+    asks_for_models,
+    model_list_answer,
     read_addresses,
     read_head,
     read_prescribed,
@@ -259,23 +261,36 @@ class HttpStream:
         self._asks_only = event.modes is None and not (head.path and self._settings.shows_answers)
         if not self._trace:
             self._trace = head.trace
-        mode = self._modes.request_body
         if self._response.status is not None:
             return self._pass_on(Slot.REQUEST_HEADERS)
         if self._settings.blocked.refuse(head.path):
             return self._refuse(BlockedPathError("not served by this gateway"))
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
             return self._refuse(self._too_large())
-        if event.end_of_stream or self._decides_unseen():
+        if event.end_of_stream:
+            return self._without_body(event, head, now=now)
+        if self._decides_unseen():
             return self._decide(Slot.REQUEST_HEADERS, instead=self._unseen(), now=now)
-        if mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
-            self._phase = _Phase.BODY
-            if head.client_destination:
-                # The pick overwrites it, but only if it is made: nothing of it may survive a picker that dies now.
-                return (Answer(Slot.REQUEST_HEADERS, remove_headers=(DESTINATION,)),)
-            return PLAIN[Slot.REQUEST_HEADERS]
-        self._phase = _Phase.HOLDING
-        return ()
+        return self._await_body(head)
+
+    def _without_body(self, event: RequestHeaders, head: RequestHead, *, now: float) -> Sequence[Action]:
+        """The headers are all of the request."""
+        if self._settings.answers_list and asks_for_models(event.headers, head.path):
+            listed = self._picker.model_list(None if event.subset is None else read_addresses(event.subset))
+            if listed is not None:
+                self._phase = _Phase.REFUSED
+                return (model_list_answer(listed),)
+        return self._decide(Slot.REQUEST_HEADERS, instead=self._unseen(), now=now)
+
+    def _await_body(self, head: RequestHead) -> Sequence[Action]:
+        if self._modes.request_body not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+            self._phase = _Phase.HOLDING
+            return ()
+        self._phase = _Phase.BODY
+        if head.client_destination:
+            # The pick overwrites it, but only if it is made: nothing of it may survive a picker that dies now.
+            return (Answer(Slot.REQUEST_HEADERS, remove_headers=(DESTINATION,)),)
+        return PLAIN[Slot.REQUEST_HEADERS]
 
     def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
         self._request_done = event.end_of_stream

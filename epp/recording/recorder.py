@@ -43,7 +43,7 @@ class Recorder:
                 at_unix_s=decision.at_unix_s,
                 waited_s=decision.waited_s,
                 kind=str(decision.kind),
-                base_model=request.state.endpoint.model,
+                base_model=request.state.model,
                 adapter=decision.adapter,
                 tenant=self._hashed(decision.tenant),
                 priority=decision.priority,

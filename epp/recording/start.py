@@ -51,7 +51,7 @@ def servers_of(picker: Picker) -> Servers:
         servers=tuple(
             Server(
                 name=state.endpoint.name,
-                model=state.endpoint.model,
+                model=state.model,
                 capacity_tokens=state.metrics.capacity_tokens if state.metrics else None,
                 prefill_tokens_per_s=state.rate.tokens_per_s,
             )

@@ -34,12 +34,13 @@ class Roster:
 
     __slots__ = ("addresses", "answers", "by_name", "everyone", "models", "names", "names_hashed", "turn")
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], *, models: Sequence[str] = ()) -> None:
+        """models: the base model of each endpoint, where more is known than what the source declares."""
         self.everyone = range(len(endpoints))
         """All slots, in order."""
         self.names: list[EndpointName] = [e.name for e in endpoints]
         self.addresses: list[Address] = [e.address for e in endpoints]
-        self.models: list[str] = [e.model for e in endpoints]
+        self.models: Sequence[str] = models or [e.model for e in endpoints]
         self.answers: Bools = np.array([e.role.answers for e in endpoints], dtype=np.bool_)
         """For each slot, whether it may be a destination."""
         self.by_name: list[EndpointName] = sorted(self.names)

@@ -170,6 +170,14 @@ class PickerStatus:
     policy: str = ""
     rule: str = ""
     draining: Annotated[bool, gauge("epp_draining", "1 while the picker drains after SIGTERM.")] = False
+    without_model_list: Annotated[
+        int,
+        gauge(
+            "epp_endpoints_without_model_list",
+            "Endpoints that have not said yet at `/v1/models` what they serve. While there is one, no model is unknown "
+            "(docs/models.md).",
+        ),
+    ] = 0
     held_body_bytes: Annotated[
         int,
         gauge(

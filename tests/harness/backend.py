@@ -103,6 +103,8 @@ class Backend:
         self.received: list[Received] = []
         self.metrics: dict[str, float] = dict(METRICS)
         self.metrics_page: MetricsPage = "normal"
+        self.models: list[dict[str, object]] = []
+        """What it tells pickers that ask for its models; empty: it does not list them."""
         self.more_metrics = ""
         """Further lines of the normal page."""
         self._runner: web.AppRunner | None = None
@@ -133,6 +135,10 @@ class Backend:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models" and request.headers.get("user-agent") == "prefix-gateway-epp":
+            return web.json_response(
+                {"object": "list", "data": self.models}, status=200 if self.models else 404
+            )
         received = Received(
             request.method,
             request.path,

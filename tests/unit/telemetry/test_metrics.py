@@ -192,7 +192,7 @@ def test_state_is_read_at_the_time_of_asking(shown: Shown) -> None:
         scrape_error="HTTP status 500",
     )
     shown.status = PickerStatus(
-        endpoints=(status,), table_entries=7, policy="p", rule="affinity", draining=True
+        endpoints=(status,), table_entries=7, policy="p", rule="affinity", draining=True, without_model_list=3
     )
     assert shown.samples("epp_endpoint_ready") == {("a",): 0}
     assert shown.samples("epp_endpoint_in_flight") == {("a",): 3}
@@ -202,6 +202,7 @@ def test_state_is_read_at_the_time_of_asking(shown: Shown) -> None:
     assert shown.samples("epp_table_evictions_total") == {("a",): 2}
     assert shown.samples("epp_policy_info") == {("p", "affinity"): 1}
     assert shown.value("epp_draining") == 1
+    assert shown.value("epp_endpoints_without_model_list") == 3
 
 
 def test_what_a_server_does_not_say_is_absent_not_zero(shown: Shown) -> None:

@@ -1,0 +1,134 @@
+"""Which servers can serve which model: what the source declares, and what each server lists at `/v1/models`.
+
+`ModelList` is what one server lists. `Serving` is an index over one list of endpoints; it never changes, and `Fleet` makes another one
+when endpoints come or go, or when a server lists other models. The one place that says who is asked for a model that nobody
+declares: servers whose list is not known yet, since they may have it. Only when every list is known can a model be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from epp.errors import UnknownModelError
+from epp.types import Endpoint
+
+MOST_LISTED: Final = 4096
+"""Models in the gateway's answer to `GET /v1/models`; more are left out."""
+
+
+class ModelCard(Struct, frozen=True, gc=False):
+    """One model or adapter that a server lists. Fields as OpenAI and vLLM have them."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = ""
+    root: str | None = None
+    parent: str | None = None
+    """The base model of an adapter; None: it is a base model itself."""
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """What one server lists; never empty."""
+
+    cards: tuple[ModelCard, ...]
+
+    @property
+    def base(self) -> str:
+        """The name of its base model; a server may have several names for it, and the first counts."""
+        return next((card.id for card in self.cards if card.parent is None), self.cards[0].id)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards if card.parent is not None)
+
+
+def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
+    """The answer to `GET /v1/models` in OpenAI's shape: every model once, as the first server of it says, by name.
+
+    more: models that no server lists. They give way to those that one does.
+    """
+    cards: dict[str, ModelCard] = {}
+    for one in lists:
+        for card in one.cards:
+            cards.setdefault(card.id, card)
+    for card in more:
+        cards.setdefault(card.id, card)
+    data = [cards[name] for name in sorted(cards)[:MOST_LISTED]]
+    return msgspec.json.encode({"object": "list", "data": data})
+
+
+class Serving:
+    """`listed`: by slot, what each server lists; None: not known."""
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], listed: Sequence[ModelList | None], *, everyone: range
+    ) -> None:
+        """everyone: all slots; returned as that very object where everyone serves a model."""
+        self._everyone = everyone
+        self._declared: set[str] = set()
+        """Adapters that a source or a server's list names."""
+        self.unlisted: Sequence[int] = [slot for slot, one in enumerate(listed) if one is None]
+        able: dict[str, set[int]] = {}
+        said: set[str] = set()
+        for slot, endpoint in enumerate(endpoints):
+            self._declared |= endpoint.adapters
+            for model in endpoint.adapters | {endpoint.model}:
+                able.setdefault(model, set()).add(slot)
+                said.add(model)
+        for slot, one in enumerate(listed):
+            if one is not None:
+                self._declared |= one.adapters
+                for model in one.names:
+                    able.setdefault(model, set()).add(slot)
+        # Of these nothing is known, so that they may have what others list. What the source declares is meant to be all.
+        silent = {slot for slot in self.unlisted if not endpoints[slot].model}
+        for model in able.keys() - said:
+            able[model] |= silent
+        self._able: dict[str, Sequence[int]] = {
+            model: everyone if len(slots) == len(endpoints) else sorted(slots)
+            for model, slots in able.items()
+        }
+        self.one_model = all(
+            slots is everyone for model, slots in self._able.items() if model or not any(listed)
+        )
+        """Every endpoint serves the same models, as far as anybody says."""
+
+    def declares(self, adapter: str) -> bool:
+        """Whether a source or a server's list names an adapter so."""
+        return adapter in self._declared
+
+    def slots(
+        self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
+    ) -> Sequence[int]:
+        """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter; bases: base models by slot.
+
+        An adapter that nobody declares but a server was seen to hold can be on any server of the same base model: having seen it
+        once must not tie it to that server for good. UnknownModelError: no server has it, if `refuses` such models.
+        """
+        able = self._able.get(model)
+        if able is not None:
+            return able if able is self._everyone or not holders else sorted({*able, *holders})
+        if holders:
+            known = {bases[slot] for slot in holders}
+            return [slot for slot in self._everyone if bases[slot] in known]
+        if self._everyone and not self.unlisted and refuses:
+            raise UnknownModelError(model)
+        return self.unlisted if 0 < len(self.unlisted) < len(self._everyone) else self._everyone
+
+    def none_serves(self, model: str, slots: Iterable[int]) -> bool:
+        """Whether it is known of all these, of which there is at least one, that they do not serve `model`."""
+        asked = set(slots)
+        return bool(asked) and asked.isdisjoint(self.unlisted) and asked.isdisjoint(self._able.get(model, ()))

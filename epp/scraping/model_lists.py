@@ -1,0 +1,187 @@
+"""Asks every server for its list of models, slowly, off the pick path.
+
+One loop looks twice a second who is due, and asks at most `_AT_ONCE` of them at a time: a server that hangs holds one place for the
+timeout, and no other server up. What came in is handed on in portions, since each portion costs the fleet a new index. A server
+keeps its last list while it cannot be asked. Where a request named a model that no server lists, they are asked again soon, for
+an adapter may have been loaded since; however many such requests come, no more than `_SOON_PER_S` servers are asked in a second.
+
+Called by `app`; everything runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from epp.config.models import Models
+from epp.endpoints.served_models import ModelList
+from epp.scraping.model_page import ModelPageError, parse_model_page
+from epp.types import Endpoint, EndpointName
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
+_AT_ONCE: Final = 32
+_RETRY_S: Final = 5.0
+"""Until a server that could not be asked is asked again, the first time; twice as long each time after that."""
+_SOON_S: Final = 5.0
+_SOON_PER_S: Final = 20
+_TIMEOUT_S: Final = 5.0
+_MOST_PAGE_BYTES: Final = 512 * 2**10
+"""vLLM writes 600 bytes for each model."""
+_JITTER: Final = 0.1
+_HEADERS: Final = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "User-Agent": "prefix-gateway-epp",
+}
+
+
+@dataclass(slots=True)
+class _Server:
+    endpoint: Endpoint
+    due_at: float
+    asked_at: float = -inf
+    failures: int = 0
+    asking: bool = False
+    known: bool = False
+
+
+class ModelLists:
+    """`run` until cancelled. `unknown_asked`: how many requests so far named a model that no server lists."""
+
+    def __init__(
+        self,
+        settings: Models,
+        *,
+        on_lists: Callable[[Mapping[EndpointName, ModelList]], None],
+        unknown_asked: Callable[[], int],
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._on_lists = on_lists
+        self._unknown_asked = unknown_asked
+        self._unknown_seen = 0
+        self._clock = clock
+        self._rng = rng
+        self._servers: dict[EndpointName, _Server] = {}
+        self._heard: dict[EndpointName, ModelList] = {}
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Follow a new list. A server that is new, or another process than before, is asked at once."""
+        before, self._servers = self._servers, {}
+        for endpoint in endpoints:
+            server = before.get(endpoint.name)
+            if server is None or not _same_process(server.endpoint, endpoint):
+                server = _Server(endpoint, due_at=self._clock())
+                self._heard.pop(endpoint.name, None)
+            server.endpoint = endpoint
+            self._servers[endpoint.name] = server
+
+    async def run(self) -> None:
+        """Until cancelled; without asking anybody where the settings say so."""
+        if not self._settings.ask:
+            await asyncio.get_running_loop().create_future()
+        for server in self._servers.values():
+            server.asking = False
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, force_close=True
+            ),  # asked once a minute, none is kept open
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            trust_env=False,
+        )
+        async with session, asyncio.TaskGroup() as group:
+            while True:
+                self._hand_on()
+                for server in self._due(now=self._clock()):
+                    server.asking = True
+                    group.create_task(self._ask(session, server), name=f"models of {server.endpoint.name}")
+                await asyncio.sleep(_LOOK_S)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _hand_on(self) -> None:
+        if self._heard:
+            heard, self._heard = self._heard, {}
+            self._on_lists(heard)
+
+    def _due(self, *, now: float) -> Sequence[_Server]:
+        self._look_for_new_models(now=now)
+        free = _AT_ONCE - sum(server.asking for server in self._servers.values())
+        due = [s for s in self._servers.values() if not s.asking and s.due_at <= now]
+        return sorted(due, key=lambda server: server.due_at)[: max(0, free)]
+
+    def _look_for_new_models(self, *, now: float) -> None:
+        asked = self._unknown_asked()
+        if asked == self._unknown_seen:
+            return
+        self._unknown_seen = asked
+        after_s = soon_s(len(self._servers))
+        for server in self._servers.values():
+            if server.known:
+                server.due_at = min(server.due_at, max(now, server.asked_at + after_s))
+
+    async def _ask(self, session: aiohttp.ClientSession, server: _Server) -> None:
+        server.asked_at = self._clock()
+        try:
+            listed = parse_model_page(await _fetch(session, server.endpoint))
+        except (TimeoutError, ModelPageError, aiohttp.ClientError, OSError, ValueError) as error:
+            self._failed(server, error)
+        else:
+            self._took(server, listed)
+        server.asking = False
+
+    def _failed(self, server: _Server, error: Exception) -> None:
+        if server.failures == 0:
+            said = " ".join(str(error).split())[:300] or f"no answer within {_TIMEOUT_S:g} s"
+            logger.info("%s does not list its models: %s", server.endpoint.name, said)
+        server.failures += 1
+        wait_s = min(_RETRY_S * 2 ** min(server.failures - 1, 8), self._settings.interval_seconds)
+        server.due_at = self._clock() + self._jittered(wait_s)
+
+    def _took(self, server: _Server, listed: ModelList) -> None:
+        server.failures, server.known = 0, True
+        server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
+        if (
+            self._servers.get(server.endpoint.name) is server
+        ):  # else it left, or another process came meanwhile
+            self._heard[server.endpoint.name] = listed
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1 + self._rng.uniform(-_JITTER, _JITTER))
+
+
+def soon_s(servers: int) -> float:
+    """After how long each of so many servers may be asked again because of requests for unknown models."""
+    return max(_SOON_S, servers / _SOON_PER_S)
+
+
+async def _fetch(session: aiohttp.ClientSession, endpoint: Endpoint) -> bytes:
+    async with session.get(f"http://{endpoint.address}/v1/models", allow_redirects=False) as response:
+        if response.status != 200:
+            raise ModelPageError(f"HTTP status {response.status}")
+        pieces: list[bytes] = []
+        left_bytes = _MOST_PAGE_BYTES
+        async for piece in response.content.iter_any():
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                response.close()
+                raise ModelPageError(f"a page over {_MOST_PAGE_BYTES} bytes")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def _same_process(new: Endpoint, old: Endpoint) -> bool:
+    return (new.address, new.incarnation, new.model) == (old.address, old.incarnation, old.model)

@@ -1,0 +1,83 @@
+"""A server's answer to `GET /v1/models`: OpenAI's list of models, as vLLM and others write it.
+
+Strict about what routing uses (`id`, `parent`), lenient about the rest: a field of the wrong type is left out. A list that is too long or
+names nothing is no list, so that its server counts as one that has not said what it has. Pure; called by `model_lists`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from epp.endpoints.served_models import ModelCard, ModelList
+from epp.request.names import MAX_NAME_CHARS
+
+MOST_CARDS: Final = 512
+"""Models and adapters of one server."""
+_MOST_OWNER_CHARS: Final = 256
+_MOST_NUMBER: Final = 2**53
+
+
+class ModelPageError(Exception):
+    """What came is no list of models."""
+
+
+class _Card(Struct, gc=False):
+    id: str
+    parent: str | None = None
+    root: Raw = Raw(b"null")
+    created: Raw = Raw(b"null")
+    owned_by: Raw = Raw(b"null")
+    max_model_len: Raw = Raw(b"null")
+
+
+class _Page(Struct, gc=False):
+    data: list[_Card]
+
+
+_DECODE: Final = msgspec.json.Decoder(_Page)
+
+
+def parse_model_page(page: bytes) -> ModelList:
+    """ModelPageError, whatever the bytes."""
+    try:
+        cards = _DECODE.decode(page).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelPageError(f"no list of models: {str(error)[:200]}") from error
+    if not 0 < len(cards) <= MOST_CARDS:
+        raise ModelPageError(f"a list of {len(cards)} models; from 1 to {MOST_CARDS} are read")
+    if not all(
+        0 < len(name) <= MAX_NAME_CHARS for card in cards for name in (card.id, card.parent or card.id)
+    ):
+        raise ModelPageError(f"the name of a model is empty or has over {MAX_NAME_CHARS} characters")
+    return ModelList(tuple(_card(card) for card in cards))
+
+
+def _card(card: _Card) -> ModelCard:
+    root = _text(card.root, most_chars=MAX_NAME_CHARS)
+    return ModelCard(
+        id=card.id,
+        created=_number(card.created) or 0,
+        owned_by=_text(card.owned_by, most_chars=_MOST_OWNER_CHARS) or "",
+        root=root,
+        parent=card.parent or None,
+        max_model_len=_number(card.max_model_len),
+    )
+
+
+def _text(raw: Raw, *, most_chars: int) -> str | None:
+    try:
+        text = msgspec.json.decode(raw, type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return text if len(text) <= most_chars else None
+
+
+def _number(raw: Raw) -> int | None:
+    try:
+        number = msgspec.json.decode(raw, type=int)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return number if 0 <= number <= _MOST_NUMBER else None

@@ -1,0 +1,42 @@
+"""Several models behind one real Envoy and one real picker, which learns from the servers who has what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.processes import wait_until
+
+pytestmark = pytest.mark.envoy
+
+
+async def all_listed(gateway: Gateway) -> None:
+    """Until every server has said what it has."""
+
+    async def so() -> bool:
+        return await gateway.picker.metric("epp_endpoints_without_model_list") == 0
+
+    await wait_until(so, what="every server has listed its models")
+
+
+async def test_the_model_chooses_the_servers_and_an_unknown_one_is_404(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, backends=3) as gateway:
+        for backend, name in zip(gateway.backends, ("m", "n", "n"), strict=True):
+            backend.models = [{"id": name, "max_model_len": 4096}, {"id": f"{name}-sql", "parent": name}]
+        await all_listed(gateway)
+        for model, servers in {"m": {"s0"}, "m-sql": {"s0"}, "n": {"s1", "s2"}}.items():
+            replies = [await gateway.client.complete(f"prompt {n}", model=model) for n in range(6)]
+            assert [reply.status for reply in replies] == [200] * 6
+            assert {reply.served_by for reply in replies} <= servers
+        unknown = await gateway.client.complete(model="ghost")
+        assert unknown.status == 404
+        assert json.loads(unknown.body)["error"]["code"] == "model_not_found"
+        assert not any(
+            b"ghost" in request.body for backend in gateway.backends for request in backend.prompts
+        )
+        listed = await gateway.client.get("/v1/models")
+        assert listed.headers["content-type"] == "application/json"
+        assert [card["id"] for card in json.loads(listed.body)["data"]] == ["m", "m-sql", "n", "n-sql"]

@@ -1,0 +1,140 @@
+"""Servers are asked for their models over real HTTP, well-behaved ones and others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+
+from aiohttp import web
+
+from epp.config.models import Models
+from epp.endpoints.served_models import ModelList
+from epp.scraping.model_lists import ModelLists, soon_s
+from epp.types import Address, Endpoint, EndpointName
+from tests.harness.ports import free_port
+from tests.harness.processes import wait_until
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def a_server(handler: Handler) -> AsyncIterator[Address]:
+    app = web.Application()
+    app.router.add_get("/v1/models", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield Address("127.0.0.1", port)
+    finally:
+        await runner.cleanup()
+
+
+class Heard:
+    """What the asker has handed on."""
+
+    def __init__(self) -> None:
+        self.lists: dict[EndpointName, ModelList] = {}
+        self.portions = 0
+        self.unknown = 0
+
+    def take(self, lists: Mapping[EndpointName, ModelList]) -> None:
+        self.portions += 1
+        self.lists.update(lists)
+
+
+@asynccontextmanager
+async def asking(heard: Heard, **servers: Address) -> AsyncIterator[ModelLists]:
+    lists = ModelLists(
+        Models(),
+        on_lists=heard.take,
+        unknown_asked=lambda: heard.unknown,
+        clock=time.monotonic,
+        rng=Random(1),
+    )
+    lists.set_endpoints([Endpoint(EndpointName(name), address) for name, address in servers.items()])
+    task = asyncio.create_task(lists.run())
+    try:
+        yield lists
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def listing(*names: str) -> Handler:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in names]})
+
+    return answer
+
+
+async def hang(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await response.write(b" " * 2**16)
+    return response
+
+
+async def locked(_: web.Request) -> web.Response:
+    return web.Response(status=401)
+
+
+async def test_every_server_is_asked_and_bad_ones_hold_nobody_up() -> None:
+    heard = Heard()
+    async with AsyncExitStack() as stack:
+        addresses = {
+            name: await stack.enter_async_context(a_server(handler))
+            for name, handler in {
+                "a": listing("m"),
+                "b": hang,
+                "c": endless,
+                "d": locked,
+                "e": listing("n"),
+            }.items()
+        }
+        async with asking(heard, **addresses):
+            await wait_until(lambda: len(heard.lists) == 2, what="the good ones have answered")
+    assert {name: listed.base for name, listed in heard.lists.items()} == {"a": "m", "e": "n"}
+
+
+async def test_a_new_process_is_asked_at_once_and_what_the_old_one_said_is_not_handed_on() -> None:
+    heard = Heard()
+    async with (
+        a_server(listing("m")) as first,
+        a_server(listing("n")) as second,
+        asking(heard, a=first) as lists,
+    ):
+        await wait_until(lambda: EndpointName("a") in heard.lists, what="the first answer")
+        lists.set_endpoints([Endpoint(EndpointName("a"), second)])
+        await wait_until(lambda: heard.lists[EndpointName("a")].base == "n", what="the second answer")
+
+
+async def test_a_request_for_an_unknown_model_has_the_servers_asked_again_soon() -> None:
+    heard, names = Heard(), ["m"]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in names]})
+
+    async with a_server(answer) as address, asking(heard, a=address):
+        await wait_until(lambda: EndpointName("a") in heard.lists, what="the first answer")
+        names.append("fresh")
+        heard.unknown += 1
+        await wait_until(lambda: "fresh" in heard.lists[EndpointName("a")].names, what="the adapter is known")
+    assert heard.portions == 2
+
+
+def test_for_unknown_models_a_large_fleet_is_asked_no_faster_than_it_is_allowed() -> None:
+    assert soon_s(4) == 5
+    assert soon_s(1000) == 50

@@ -1,0 +1,156 @@
+"""Which servers are asked for a model, by what the source declares and what servers list themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from epp.config.policy import PolicySpec
+from epp.endpoints.fleet import Fleet
+from epp.endpoints.served_models import ModelCard, ModelList, union
+from epp.errors import NoEndpointError, UnknownModelError
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+
+SPEC = PolicySpec()
+
+
+def endpoint(name: str, *, model: str = "", adapters: Sequence[str] = ()) -> Endpoint:
+    address = Address(f"10.0.0.{ord(name)}", 8000)
+    return Endpoint(EndpointName(name), address, model=model, adapters=frozenset(adapters))
+
+
+def listing(*bases: str, adapters: Sequence[str] = ()) -> ModelList:
+    return ModelList(
+        (*(ModelCard(name) for name in bases), *(ModelCard(name, parent=bases[0]) for name in adapters))
+    )
+
+
+def fleet_of(names: str, *, refuses: bool = True, **lists: ModelList) -> Fleet:
+    fleet = Fleet(refuses_unknown_models=refuses)
+    fleet.set_endpoints([endpoint(name) for name in names], spec=SPEC, now=0.0)
+    take(fleet, **lists)
+    return fleet
+
+
+def take(fleet: Fleet, **lists: ModelList) -> Sequence[str]:
+    restarted = fleet.take_lists(
+        {EndpointName(name): listed for name, listed in lists.items()}, spec=SPEC, now=1.0
+    )
+    fleet.check_integrity()
+    return restarted
+
+
+def serving(fleet: Fleet, model: str) -> str:
+    return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.serving(model)))
+
+
+def picked_from(fleet: Fleet, model: str, subset: str) -> str:
+    allowed = {endpoint(name).address for name in subset}
+    slots = fleet.candidates(model, subset=allowed, failures_to_eject=3)
+    return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in slots))
+
+
+def test_a_model_goes_to_the_servers_that_list_it() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=listing("n", adapters=["sql"]), c=listing("n", "alias"))
+    assert [serving(fleet, model) for model in ("m", "n", "sql", "alias")] == ["a", "bc", "b", "c"]
+    assert [fleet.adapter(model) for model in ("m", "n", "sql", "alias")] == ["", "", "sql", ""]
+    assert not fleet.one_model
+
+
+def test_an_unknown_model_is_an_error_once_every_server_has_said_what_it_has() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=listing("n"))
+    assert serving(fleet, "ghost") == "c", "this one alone may have it"
+    assert serving(fleet, "m") == "ac"
+    take(fleet, c=listing("n"))
+    with pytest.raises(UnknownModelError, match="'ghost' does not exist") as raised:
+        fleet.serving("ghost")
+    assert (raised.value.status, raised.value.reason) == (404, "model_not_found")
+    assert fleet.unknown_asked == 1
+    assert serving(fleet, "m") == "a"
+
+
+def test_where_unknown_models_are_not_refused_they_go_anywhere() -> None:
+    fleet = fleet_of("ab", refuses=False, a=listing("m"), b=listing("n"))
+    assert serving(fleet, "ghost") == "ab"
+    assert serving(fleet, "n") == "b"
+
+
+def test_a_server_whose_list_is_not_known_may_have_what_others_list() -> None:
+    fleet = fleet_of("abc", a=listing("m"))
+    assert serving(fleet, "m") == "abc"
+
+
+def test_a_declared_model_stays_with_those_that_declare_it() -> None:
+    fleet = Fleet()
+    fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], spec=SPEC, now=0.0)
+    assert serving(fleet, "m") == "a"
+    take(fleet, a=listing("served-name"))
+    assert serving(fleet, "m") == "a"
+    assert serving(fleet, "served-name") == "ab"
+
+
+def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
+    state = fleet.get(EndpointName("a"))
+    assert state is not None
+    state.observe(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
+    assert serving(fleet, "fresh") == "ab"
+
+
+def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=listing("n"))
+    assert picked_from(fleet, "m", "ab") == "a"
+    with pytest.raises(UnknownModelError):
+        picked_from(fleet, "m", "b")
+    assert picked_from(fleet, "m", "bc") == "c", "its list is not known"
+    with pytest.raises(NoEndpointError):
+        picked_from(fleet, "m", "")
+
+
+def test_servers_that_list_the_same_model_learn_together_and_others_apart() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
+    rates = {name: state.rate.model for name in "abc" if (state := fleet.get(EndpointName(name)))}
+    assert rates["a"] is rates["b"] is not rates["c"]
+    assert list(fleet.columns.roster.models) == ["m", "m", "n"]
+
+
+def test_a_server_that_lists_another_model_than_before_is_another_server() -> None:
+    fleet = fleet_of("ab", a=listing("m"), b=listing("m"))
+    state = fleet.get(EndpointName("a"))
+    assert state is not None
+    before = state.process
+    assert take(fleet, a=listing("m", adapters=["sql"])) == []
+    assert state.process == before
+    assert take(fleet, a=listing("n")) == ["a"]
+    assert (state.process, state.model) == (before + 1, "n")
+
+
+def test_a_new_process_has_said_nothing_yet_and_a_new_list_of_endpoints_forgets_nobody() -> None:
+    fleet = fleet_of("ab", a=listing("m"), b=listing("n"))
+    again = [endpoint("a"), Endpoint(EndpointName("b"), endpoint("b").address, incarnation="2")]
+    fleet.set_endpoints(again, spec=SPEC, now=2.0)
+    assert serving(fleet, "m") == "ab"
+    assert serving(fleet, "ghost") == "b"
+    fleet.check_integrity()
+
+
+def test_a_fleet_with_one_model_has_all_slots_without_a_look_at_any() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("m"))
+    assert fleet.one_model
+    assert fleet.serving("m") is fleet.columns.roster.everyone
+    unlisted = fleet_of("abc")
+    assert unlisted.serving("m") is unlisted.columns.roster.everyone
+
+
+def test_the_union_has_every_model_once_by_name() -> None:
+    more = [ModelCard("m", owned_by="alias"), ModelCard("gpt", root="m")]
+    listed = json.loads(union([listing("m", adapters=["sql"]), listing("m"), listing("b")], more=more))
+    assert listed["object"] == "list"
+    assert [(card["id"], card["parent"]) for card in listed["data"]] == [
+        ("b", None), ("gpt", None), ("m", None), ("sql", "m"),
+    ]  # fmt: skip
+    assert set(listed["data"][0]) == {
+        "id", "object", "created", "owned_by", "root", "parent", "max_model_len",
+    }  # fmt: skip

@@ -1,0 +1,83 @@
+"""Models as one stream meets them: the list that the gateway answers itself, and a model that no server has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from epp.endpoints.served_models import ModelCard, ModelList
+from epp.extproc.events import Answer, Modes, Refuse, RequestBody, RequestHeaders
+from epp.extproc.response import StreamSettings
+from epp.types import EndpointName
+from tests.unit.extproc.stream_bench import ALL, BUFFERED, B, Bench, C
+
+
+def listed_by(bench: Bench, *names: str) -> None:
+    """The first servers of the bench list these models, one each."""
+    lists = {EndpointName(f"e{n}"): ModelList((ModelCard(name),)) for n, name in enumerate(names)}
+    bench.picker.take_lists(lists, now=0.0)
+
+
+@pytest.mark.parametrize("modes", [*ALL, None])
+def test_the_list_of_models_is_answered_from_what_the_servers_list(modes: Modes | None) -> None:
+    bench = Bench()
+    listed_by(bench, "m", "n")
+    for path in ("/v1/models", "/v1/models/?limit=20", "/prefix/v1/models"):
+        event = RequestHeaders(((":method", "GET"), (":path", path)), end_of_stream=True, modes=modes)
+        (answer,) = bench.stream().receive(event, now=1.0)
+        assert isinstance(answer, Refuse)
+        assert (answer.status, answer.reason) == (200, "model_list")
+        assert [card["id"] for card in json.loads(answer.body)["data"]] == ["m", "n"]
+    assert bench.in_flight() == 0
+
+
+def test_the_list_of_models_is_of_the_subset_where_one_is_given() -> None:
+    bench = Bench()
+    listed_by(bench, "m", "n")
+    asked = ((":method", "GET"), (":path", "/v1/models"))
+    event = RequestHeaders(asked, end_of_stream=True, subset=(str(B),), modes=BUFFERED)
+    (answer,) = bench.stream().receive(event, now=1.0)
+    assert isinstance(answer, Refuse)
+    assert [card["id"] for card in json.loads(answer.body)["data"]] == ["n"]
+    event = RequestHeaders(asked, end_of_stream=True, subset=(str(C),), modes=BUFFERED)
+    (routed,) = bench.stream().receive(event, now=1.0)
+    assert isinstance(routed, Answer), "nothing is known of this server, so it is asked itself"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "settings", "known"),
+    [
+        ("DELETE", "/v1/models", StreamSettings(), True),
+        ("GET", "/v1/models/m", StreamSettings(), True),
+        ("GET", "/v1/models", StreamSettings(answers_list=False), True),
+        ("GET", "/v1/models", StreamSettings(), False),
+    ],
+)
+def test_what_is_not_the_list_of_models_or_not_known_goes_to_a_server(
+    method: str, path: str, settings: StreamSettings, *, known: bool
+) -> None:
+    bench = Bench(settings=settings)
+    if known:
+        listed_by(bench, "m")
+    event = RequestHeaders(((":method", method), (":path", path)), end_of_stream=True, modes=BUFFERED)
+    (routed,) = bench.stream().receive(event, now=1.0)
+    assert isinstance(routed, Answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("/v1/completions", {"code": "model_not_found"}), ("/v1/messages", {"type": "not_found_error"})],
+)
+def test_an_unknown_model_is_404_in_the_shape_of_its_api(path: str, told: dict[str, str]) -> None:
+    bench = Bench()
+    listed_by(bench, "m", "n", "n")
+    body = {"model": "ghost", "prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    stream = bench.stream()
+    stream.receive(RequestHeaders(((":path", path),), modes=BUFFERED), now=1.0)
+    (answer,) = stream.receive(RequestBody(json.dumps(body).encode(), end_of_stream=True), now=1.0)
+    assert isinstance(answer, Refuse)
+    assert answer.status == 404
+    error = json.loads(answer.body)["error"]
+    assert "ghost" in error["message"]
+    assert error | told == error
