@@ -13,6 +13,8 @@ from typing import Final
 
 _SURELY_BUSY_S: Final = 0.002
 """From a look until bytes came: with less, it does not matter whether the loop waited."""
+_BETWEEN_LOOKS_S: Final = 0.001
+"""Each look makes the loop ask the kernel once more. A wait is said to be longer than it was by twice this at the most."""
 _MOST: Final = 0.5
 _KEEP: Final = 0.9
 """Of what was measured before, after one more turn."""
@@ -61,9 +63,10 @@ class Lateness:
 
     def worked(self) -> None:
         """What was read has been handled for now. Whatever came meanwhile has waited."""
-        self._wall_s = _KEEP * self._wall_s + self._clock() - self._turn_began
+        now = self._clock()
+        self._wall_s = _KEEP * self._wall_s + now - self._turn_began
         self._cpu_s = _KEEP * self._cpu_s + self._cpu_clock() - self._cpu_at_turn
-        if not self._asked:
+        if not self._asked and now - self._looked_at >= _BETWEEN_LOOKS_S:
             self._asked = True
             self._soon(self._look)
 

@@ -99,3 +99,13 @@ def test_a_connection_whose_reading_was_paused_has_waited_since_its_last_read() 
     loop.looks()
     loop.looks()
     assert loop.turn(before=first, seconds=0.01, resumed=resumed) == pytest.approx(0.01)
+
+
+def test_short_turns_do_not_each_ask_for_a_look() -> None:
+    loop = Loop()
+    asked = 0
+    for _ in range(100):
+        assert loop.turn(before=loop.now, seconds=0.0001) <= 0.0011
+        asked += len(loop.asked)
+        loop.looks()
+    assert 5 <= asked <= 10
