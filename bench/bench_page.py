@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Sequence
 
 import aiohttp
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
+from epp.decision import Pick
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
 from epp.scraping.scraper import Scraper
@@ -28,7 +32,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.queued import LogCounts
 from epp.telemetry.state import PickerStatus
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import ask, text
 
 
@@ -37,6 +41,11 @@ async def main() -> None:
     parser.add_argument("--endpoints", type=int, default=1000)
     parser.add_argument("--browsers", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="every endpoint is scraped each second, and 50 requests a second come",
+    )
     parser.add_argument("--client", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
@@ -90,6 +99,8 @@ async def main() -> None:
     )
     url = f"http://{await server.start()}/live"
     tasks = [asyncio.create_task(board.run()), asyncio.create_task(explaining.run())]
+    if args.busy:
+        tasks.append(asyncio.create_task(_traffic(picker, [e.name for e in endpoints], ring)))
     idle = await _share(args.seconds)
     command = [sys.executable, "-m", "bench.bench_page", "--client", url, "--browsers", str(args.browsers)]
     with subprocess.Popen(command) as clients:
@@ -103,6 +114,39 @@ async def main() -> None:
     print(
         f"{args.endpoints} endpoints: {idle:.2%} of a core with nobody looking (history and account), {looked_at:.2%} with {args.browsers} "
         f"browsers; an answer has {size:,} bytes"
+    )
+
+
+async def _traffic(picker: Picker, names: Sequence[EndpointName], ring: DecisionRing) -> None:
+    """A tenth of the endpoints' pages and five requests, ten times a second; each request ends two seconds later."""
+    rng, under_way = random.Random(2), deque[tuple[float, Pick]]()
+    tokens = dict.fromkeys(names, 0.0)
+    for turn in itertools.count():
+        now = time.monotonic()
+        for name in names[turn % 10 :: 10]:
+            tokens[name] += rng.randrange(8000)
+            picker.observe(name, _page(rng, tokens[name], now), now=now)
+        while under_way and under_way[0][0] <= now:
+            picker.end(under_way.popleft()[1], outcome="ended", now=now)
+        for _ in range(5):
+            prompt = text(f"system {rng.randrange(20)}", 4000) + text(f"{turn} {rng.random()}", 4000)
+            pick = picker.pick(ask(prompt), now=now)
+            ring.add(pick.decision)
+            under_way.append((now + 2, pick))
+        await asyncio.sleep(0.1)
+
+
+def _page(rng: random.Random, tokens: float, now: float) -> EndpointMetrics:
+    return EndpointMetrics(
+        scraped_at=now,
+        running=rng.randrange(60),
+        waiting=rng.randrange(5),
+        kv_usage=rng.random(),
+        capacity_tokens=500_000,
+        prompt_tokens=tokens,
+        cached_prompt_tokens=tokens * 0.6,
+        prefix_queries=tokens,
+        prefix_hits=tokens * 0.6,
     )
 
 
