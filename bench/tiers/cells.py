@@ -44,8 +44,10 @@ def _one(alike: Sequence[Row]) -> Row:
 
 
 def write_cells(path: Path, rows: Sequence[Row], *, new_tokens: int) -> None:
-    lines = [json.dumps(_cell(row, new_tokens=new_tokens)) for row in rows if row["ttft_mean_s"] is not None]
-    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    cells = [_cell(row, new_tokens=new_tokens) for row in rows if row["ttft_mean_s"] is not None]
+    lines = ",\n".join(json.dumps(list(cell.values())) for cell in cells)
+    columns = json.dumps(list(cells[0]) if cells else [])
+    path.write_text(f'{{"columns": {columns}, "cells": [\n{lines}\n]}}\n')
 
 
 def _cell(row: Row, *, new_tokens: int) -> Row:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
 import pytest
 
 from model_server.tiers.cost import Load, Machine, Speeds, Work
@@ -77,6 +84,95 @@ def test_a_disk_that_is_slower_than_the_accelerator_makes_recompute_the_fastest(
     assert recompute.seconds(slow) < load.seconds(slow)
     weak = Machine(flops_per_s=10e12, weights_bytes_per_s=250e9, disk_bytes_per_s=0.4e9)
     assert recompute.seconds(weak) > load.seconds(weak)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A system on this project's machine, on its real disk: what it had to do, and the mean seconds that were measured."""
+
+    shape: str
+    tiers: float
+    """The first tier's share of all KV."""
+    case: tuple[Any, ...]
+    """What the systems of one comparison have in common."""
+    system: str
+    work: Work
+    seconds: float
+
+    def on(self, machine: Machine) -> float:
+        """The seconds that were measured, with another accelerator's computation in the place of the imposed one."""
+        computed = replace(self.work, disk_bytes=0.0, reads=0.0, used_bytes=0.0)
+        return self.seconds - computed.seconds(_REAL) + computed.seconds(machine)
+
+
+_REAL = Machine(
+    flops_per_s=10e12,
+    weights_bytes_per_s=250e9,
+    disk_bytes_per_s=0.8e9,
+    read_s=300e-6,
+    copied_bytes_per_s=0.8e9,
+)
+"""The accelerator is the imposed one; disk and copy are those that come nearest to the cells of 30B."""
+_CELLS = Path(__file__).with_name("real_disk_cells.json")
+
+
+def real_cells() -> list[Cell]:
+    content = json.loads(_CELLS.read_text())
+    found = []
+    for values in content["cells"]:
+        told = dict(zip(content["columns"], values, strict=True))
+        names = ("computed_tokens", "layers", "layer_weights", "disk_bytes", "reads", "used_bytes")
+        case = tuple(told[name] for name in ("shape", "prefix_tokens", "ratio", "gpu_share"))
+        work = Work(**{name: told[name] for name in names})
+        found.append(
+            Cell(told["shape"], told["gpu_share"], case, told["system"], work, seconds=told["seconds"])
+        )
+    return found
+
+
+def cases(*systems: str) -> list[list[Cell]]:
+    found: defaultdict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in real_cells():
+        if cell.system in systems:
+            found[cell.case].append(cell)
+    return list(found.values())
+
+
+def test_on_a_real_disk_the_model_is_right_with_large_tiers_as_with_small_ones() -> None:
+    """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine, where a cell is off by itself."""
+    ratios: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
+    without_copy: defaultdict[float, list[float]] = defaultdict(list)
+    disk_alone = replace(_REAL, copied_bytes_per_s=1e30)
+    for cell in real_cells():
+        if cell.system != "recompute":
+            ratios[cell.shape, cell.tiers].append(cell.work.seconds(_REAL) / cell.seconds)
+            without_copy[cell.tiers].append(cell.work.seconds(disk_alone) / cell.seconds)
+    assert len(ratios) == 6
+    for group, found in ratios.items():
+        near = fmean(2 / 3 <= ratio <= 4 / 3 for ratio in found)
+        print(f"\n{group}: {len(found)} cells, median {median(found):.2f}, within a third {near:.0%}")
+        assert 0.8 <= median(found) <= 1.25
+        assert near >= 0.55
+        assert fmean(0.5 <= ratio <= 2 for ratio in found) >= 0.88
+    assert median(without_copy[0.1]) < 0.7, "what large tiers hold has to be copied too"
+
+
+@pytest.mark.parametrize(("tflops", "right"), [(10, 28), (30, 36), (150, 36)])
+def test_the_model_says_whether_to_load_or_to_compute_and_where_it_errs_little_is_lost(
+    tflops: int, right: int
+) -> None:
+    """The two ways between which `--kv-store-mode auto` chooses; 36 cases."""
+    machine = replace(_REAL, flops_per_s=tflops * 1e12, weights_bytes_per_s=tflops * 25e9)
+    lost, agreed = [], 0
+    for both in cases("recompute", "load everything + LFU"):
+        chosen = min(both, key=lambda cell: cell.work.seconds(machine))
+        best = min(both, key=lambda cell: cell.on(machine))
+        agreed += chosen is best
+        lost.append(chosen.on(machine) / best.on(machine))
+    print(f"\n{tflops} TFLOP/s: right in {agreed} of {len(lost)}, {fmean(lost) - 1:.1%} lost on the average")
+    assert len(lost) == 36
+    assert agreed >= right
+    assert fmean(lost) <= 1.07
 
 
 DISK = Load(disk_bytes=1000)
