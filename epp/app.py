@@ -13,133 +13,48 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
-from epp.config.settings import AssumedModes, Config, Listen
+from epp import parts
+from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
-from epp.extproc.events import BodyMode, Modes
 from epp.extproc.gathering import BodyRoom
-from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
 from epp.files.endpoints_file import load_endpoints
 from epp.files.watch import FileWatcher
 from epp.gate import Gate
 from epp.hash_secret import hash_secret
-from epp.kube.api import require
+from epp.inputs import file_policy, load_inputs
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
-from epp.recording import start as recording
 from epp.recording.tap import Tap
 from epp.request import jsontext
-from epp.request.blocked import BlockedPaths
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.scraper import Scraper
 from epp.sharing import start as sharing
 from epp.sources import Sources
-from epp.state_report import live_of, status_of
+from epp.state_report import dry_run_of, live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.sick_servers import SickServersLog
 from epp.telemetry.state import PickerStatus
 from epp.tracing import start as tracing
 from epp.types import Endpoint
-
-if TYPE_CHECKING:
-    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
+from epp.upkeep import Upkeep
 
 _log = logging.getLogger("epp")
-_HOUSEKEEPING_S = 1.0
-_LAG_LOOK_S = 0.1
 
 T = TypeVar("T")
 _STOP_GRACE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What the configuration's files said at start."""
-
-    policy: Policy
-    endpoints: Sequence[Endpoint]
-    policy_text: bytes | None
-    """What `policy` was read from; None: it is the default, and the file, if there is one, was refused."""
-    endpoints_text: bytes
-
-
-def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
-    """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field.
-
-    `tolerant`: a policy file that is refused is logged, and the default policy stands in for it: a fault in how requests are
-    routed is no reason to serve none.
-    """
-    if config.kubernetes is not None:
-        require(config.kubernetes)
-    sharing.require(config.sharing)
-    if config.exact_mode is not None:
-        from epp.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
-
-        exact.require(config.exact_mode)
-    tracing.require(config.tracing)
-    endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
-    policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else None
-    policy = DEFAULT_POLICY
-    try:
-        if policy_text is not None:
-            policy = _policy(policy_text, config)
-    except ConfigError as error:
-        if not tolerant:
-            raise
-        _log.error("the default policy routes until this file is mended: %s", error)
-        policy_text = None
-    return Inputs(
-        policy=policy,
-        endpoints=load_endpoints(endpoints_text, source=config.endpoints_file)
-        if config.endpoints_file
-        else (),
-        policy_text=policy_text,
-        endpoints_text=endpoints_text,
-    )
-
-
-def _read(path: str, *, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        where = "" if Path(path).is_absolute() else f", looked for in {Path.cwd()}"
-        raise ConfigError(f"{field}: {path}: {error.strerror}{where}") from error
-
-
-def _policy(text: bytes, config: Config) -> Policy:
-    policy = load_policy(text, source=config.policy_file)
-    if config.kubernetes is not None and policy.spec.mode == "DryRun":
-        raise ConfigError(
-            f"{config.policy_file}: spec.mode: beside `kubernetes` this policy is what routes while no object does; "
-            "set Enforce here, and DryRun in an object"
-        )
-    return policy
-
-
-def _exact_mode(config: Config, picker: Picker) -> ExactService | None:
-    if config.exact_mode is None:
-        return None
-    from epp.kvevents import start  # noqa: PLC0415 - nothing of exact mode is loaded without it
-
-    return start.make(picker, config.exact_mode)
-
-
-def _modes(assumed: AssumedModes) -> Modes:
-    return Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body])
 
 
 class App:
@@ -149,122 +64,41 @@ class App:
         self._config = config
         self._worker = worker
         self._log_counts = setup_logging(config.log).counts
-        self._inputs = inputs = load_inputs(config, tolerant=True)
-        now = time.monotonic()
-        rng = random.Random()
+        self._inputs = load_inputs(config, tolerant=True)
+        self._draining = False
+        self._endpoints_known = asyncio.Event()
+        self._rng = rng = random.Random()
         self._sources = sources = Sources(rng=rng)
         self._picker = Picker(
             DEFAULT_POLICY,
             rng=rng,
-            unix_offset_s=time.time() - now,
+            unix_offset_s=time.time() - time.monotonic(),
             secret=hash_secret(config, hub=hub),
             refuses_unknown_models=config.models.unknown == "NotFound",
         )
-        self._use_policy(inputs.policy)
+        self._use_policy(self._inputs.policy)
         self._gate = Gate(self._picker)
         self._sharing = sharing.make(self._picker, self._gate, config.sharing, hub=hub, keep=sources.keep)
-        self._exact = _exact_mode(config, self._picker)
-        self._scraper = Scraper(
-            settings=lambda: self._picker.policy.spec.scrape,
-            on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
-            in_use=self._picker.fleet.in_use,
-            clock=time.monotonic,
-            keep=sources.keep,
-            rng=rng,
-        )
-        self._model_lists = ModelLists(
-            config.models,
-            on_lists=lambda lists: self._picker.take_lists(lists, now=time.monotonic()),
-            unknown_asked=lambda: self._picker.fleet.unknown_asked,
-            clock=time.monotonic,
-            rng=rng,
-        )
+        self._exact = parts.exact_mode(config, self._picker)
+        self._model_lists = self._make_model_lists()
+        self._scraper = self._make_scraper()
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
-        decisions = DecisionRing(keep=config.admin.keep_decisions)
-        self._recording = (
-            recording.make(self._picker, config.recording, worker=worker, workers=config.workers)
-            if config.recording is not None
-            else None
-        )
+        self._recording = parts.recording_service(config, self._picker, worker=worker)
         self._explaining = Explaining(self._picker)
-        self._metrics = Metrics(decisions=decisions, state=self._status)
+        self._decisions = DecisionRing(keep=config.admin.keep_decisions)
+        self._metrics = Metrics(decisions=self._decisions, state=self._status)
         self._picker.subscribe(self._metrics.hear)
         self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None
         if self._tracer is not None:
             self._picker.subscribe(self._tracer.hear)
-        self._listen = Listen(
-            address=config.listen.addresses(workers=config.workers)[worker],
-            transport=config.listen.transport,
-            tls=config.listen.tls,
-            socket_mode=config.listen.socket_mode,
-        )
-        self._board = Board(
-            state=self._status,
-            decisions=decisions,
-            explain=self._explaining.told,
-            prefixes=self._explaining.hot_prefixes,
-            dry_run=self._tried,
-            siblings=[
-                *(
-                    str(a)
-                    for n, a in enumerate(config.admin.addresses(workers=config.workers))
-                    if n != worker
-                ),
-                *config.admin.peers,
-            ],
-        )
-        self._admin = AdminServer(
-            address=config.admin.addresses(workers=config.workers)[worker],
-            metrics=self._metrics,
-            decisions=decisions,
-            state=self._status,
-            not_ready=self._not_ready,
-            explain=self._explaining.told,
-            board=self._board,
-            recording=Tap(self._picker).read,
-            config=config,
-            policy=lambda: self._picker.policy,
-        )
+        self._board = self._make_board()
+        self._admin = self._make_admin()
         self._room = BodyRoom(config.streams.max_held_body_bytes)
-        self._server = ExtProcServer(
-            self._picker,
-            self._tracer or self._metrics,
-            listen=self._listen,
-            gate=self._gate,
-            settings=StreamSettings(
-                max_body_bytes=config.envoy.max_body_bytes,
-                room=self._room,
-                blocked=BlockedPaths(config.blocked_paths),
-                hold_streams=config.holds_streams,
-                max_destinations=config.caller.max_destinations,
-                shows_answers=config.caller.shows_answers,
-                conformance_headers=config.conformance_headers,
-                scores_metadata=config.scores_metadata,
-                cost_metadata=config.cost_metadata,
-                mode_override=config.streams.mode_override,
-                longest_delay_s=config.asks_for_s,
-                given_delay_s=config.gives_s,
-                answers_list=config.models.answer_list,
-                traced=self._tracer is not None,
-                assumed_modes=_modes(config.streams.assumed_modes),
-            ),
-        )
-        self._draining = False
-        self._overloaded = False
-        self._sick_servers = SickServersLog()
-        self._endpoints_known = asyncio.Event()
+        self._listen = parts.listen(config, worker=worker)
+        self._server = self._make_server()
+        self._upkeep = Upkeep(self._picker, self._metrics, overload=self._overload)
         self._cluster = self._follow_cluster(config, rng) if config.kubernetes is not None else None
-        try:
-            if self._eds is not None:
-                sds.write(config)
-            if self._cluster is None:
-                self._set_endpoints(inputs.endpoints)
-            elif self._eds is not None and not Path(config.envoy.eds_file).exists():
-                self._eds.write(
-                    ()
-                )  # Envoy does not start without; what an earlier process wrote serves it meanwhile
-        except OSError as error:
-            raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
+        self._write_for_envoy()
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then drain."""
@@ -283,7 +117,85 @@ class App:
             self._recording.stop()  # streams that were cut just now are over too
         return 0
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts, made at start --------------------------------------------------------------------------------------
+
+    def _make_scraper(self) -> Scraper:
+        return Scraper(
+            settings=lambda: self._picker.policy.spec.scrape,
+            on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
+            in_use=self._picker.fleet.in_use,
+            clock=time.monotonic,
+            keep=self._sources.keep,
+            rng=self._rng,
+        )
+
+    def _make_model_lists(self) -> ModelLists:
+        return ModelLists(
+            self._config.models,
+            on_lists=lambda lists: self._picker.take_lists(lists, now=time.monotonic()),
+            unknown_asked=lambda: self._picker.fleet.unknown_asked,
+            clock=time.monotonic,
+            rng=self._rng,
+        )
+
+    def _make_board(self) -> Board:
+        config, worker = self._config, self._worker
+        return Board(
+            state=self._status,
+            decisions=self._decisions,
+            explain=self._explaining.told,
+            prefixes=self._explaining.hot_prefixes,
+            dry_run=lambda: dry_run_of(self._picker),
+            siblings=[
+                *(
+                    str(a)
+                    for n, a in enumerate(config.admin.addresses(workers=config.workers))
+                    if n != worker
+                ),
+                *config.admin.peers,
+            ],
+        )
+
+    def _make_admin(self) -> AdminServer:
+        config, worker = self._config, self._worker
+        return AdminServer(
+            address=config.admin.addresses(workers=config.workers)[worker],
+            metrics=self._metrics,
+            decisions=self._decisions,
+            state=self._status,
+            not_ready=self._not_ready,
+            explain=self._explaining.told,
+            board=self._board,
+            recording=Tap(self._picker).read,
+            config=config,
+            policy=lambda: self._picker.policy,
+        )
+
+    def _make_server(self) -> ExtProcServer:
+        return ExtProcServer(
+            self._picker,
+            self._tracer or self._metrics,
+            listen=self._listen,
+            gate=self._gate,
+            settings=parts.stream_settings(self._config, self._room, traced=self._tracer is not None),
+        )
+
+    def _write_for_envoy(self) -> None:
+        """The files that Envoy reads, and the endpoints where a file names them. ConfigError: they cannot be written."""
+        config = self._config
+        try:
+            if self._eds is not None:
+                sds.write(config)
+            if self._cluster is None:
+                self._set_endpoints(self._inputs.endpoints)
+            elif self._eds is not None and not Path(config.envoy.eds_file).exists():
+                self._eds.write(
+                    ()
+                )  # Envoy does not start without; what an earlier process wrote serves it meanwhile
+        except OSError as error:
+            raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
+
+    # -- while it runs ---------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -312,7 +224,7 @@ class App:
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         """Every loop that runs as long as the process does."""
-        config, inputs = self._config, self._inputs
+        config = self._config
         tasks: list[asyncio.Task[None]] = []
 
         def keep(source: str, run: Callable[[], Awaitable[None]], *, name: str = "") -> None:
@@ -320,34 +232,13 @@ class App:
 
         keep("scrape", self._scraper.run)
         keep("models", self._model_lists.run)
-        keep("housekeeping", self._housekeep)
-        keep("housekeeping", self._watch_lag, name="watch of the event loop")
-        watchers: list[FileWatcher[Any]] = []
-        if self._cluster is None:
-            watchers.append(
-                self._watcher(
-                    "endpoints",
-                    config.endpoints_file,
-                    inputs.endpoints_text,
-                    parse=lambda text: load_endpoints(text, source=config.endpoints_file),
-                    on_change=self._set_endpoints,
-                )
-            )
-        else:
+        keep("housekeeping", self._upkeep.housekeep)
+        keep("housekeeping", self._upkeep.watch_lag, name="watch of the event loop")
+        if self._cluster is not None:
             keep("kubernetes", self._cluster.run, name="cluster")
-        if config.policy_file:
-            watchers.append(
-                self._watcher(
-                    "policy",
-                    config.policy_file,
-                    inputs.policy_text,
-                    parse=lambda text: _policy(text, config),
-                    on_change=self._on_policy,
-                )
-            )
         if config.listen.tls is not None:
             keep("file", self._certificate_watch(config.listen.tls).run, name="watch of the certificate")
-        for watcher in watchers:
+        for watcher in self._watchers():
             keep("file", watcher.run, name=f"watcher of {watcher.path}")
         if self._sharing is not None:
             keep("sharing", self._sharing.run)
@@ -360,6 +251,32 @@ class App:
         if self._not_ready():
             keep("readiness", self._become_ready)
         return tasks
+
+    def _watchers(self) -> list[FileWatcher[Any]]:
+        """Of the files that the configuration names."""
+        config, inputs = self._config, self._inputs
+        watchers: list[FileWatcher[Any]] = []
+        if self._cluster is None:
+            watchers.append(
+                self._watcher(
+                    "endpoints",
+                    config.endpoints_file,
+                    inputs.endpoints_text,
+                    parse=lambda text: load_endpoints(text, source=config.endpoints_file),
+                    on_change=self._set_endpoints,
+                )
+            )
+        if config.policy_file:
+            watchers.append(
+                self._watcher(
+                    "policy",
+                    config.policy_file,
+                    inputs.policy_text,
+                    parse=lambda text: file_policy(text, config),
+                    on_change=self._on_policy,
+                )
+            )
+        return watchers
 
     def _watcher(
         self,
@@ -385,24 +302,6 @@ class App:
             tls, field="listen.tls", on_result=lambda ok: self._metrics.reloaded("certificate", ok=ok)
         )
 
-    def _tried(self) -> dict[str, Any] | None:
-        """The policy in dry run, for people."""
-        tried = self._picker.dry_run
-        if tried is None:
-            return None
-        policy = tried.policy
-        return {
-            "policy": policy.metadata.name,
-            "rule": policy.spec.rule,
-            "picks": tried.picks,
-            "agreed": tried.agreed,
-            "refused": tried.refused,
-            "prompt": tried.prompt_tokens,
-            "cached": tried.cached_tokens,
-            "more_cached": tried.more_cached_tokens,
-            "more_s": tried.more_s,
-        }
-
     def _not_ready(self) -> str:
         """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""
         if self._draining:
@@ -413,6 +312,9 @@ class App:
             return "waiting for the table of the other pickers"
         return ""
 
+    def _overload(self) -> float:
+        return self._server.overload.share(now=time.monotonic())
+
     def _status(self) -> PickerStatus:
         return status_of(
             self._picker,
@@ -421,7 +323,7 @@ class App:
             self._exact,
             draining=self._draining,
             held_body_bytes=self._room.held_bytes,
-            overload_ratio=self._server.overload.share(now=time.monotonic()),
+            overload_ratio=self._overload(),
             flow=self._gate.status(now=time.monotonic()),
             source_failures=self._sources.failures,
             log_counts=self._log_counts,
@@ -429,35 +331,6 @@ class App:
             spans=self._tracer.counts if self._tracer is not None else {},
             now=time.monotonic(),
         )
-
-    async def _housekeep(self) -> None:
-        """Eviction also when no request comes, so that an idle picker forgets what is past its time."""
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            self._picker.housekeep(now=time.monotonic())
-            left_out = self._picker.left_out(now=time.monotonic())
-            self._sick_servers.look({state.endpoint.name: why for state, why in left_out.items()})
-            self._metrics.has_tasks(len(asyncio.all_tasks()))
-
-    async def _watch_lag(self) -> None:
-        """How late the loop is with what is due."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + _LAG_LOOK_S
-            await asyncio.sleep(_LAG_LOOK_S)
-            self._metrics.lagged(max(0.0, loop.time() - due))
-            self._tell_overload(self._server.overload.share(now=time.monotonic()))
-
-    def _tell_overload(self, share: float) -> None:
-        """One line when it begins, one when it ends."""
-        if (share > 0) != self._overloaded:
-            self._overloaded = share > 0
-            if self._overloaded:
-                _log.warning(
-                    "overloaded: a share of the requests is routed by load without reading them; add CPU or workers"
-                )
-            else:
-                _log.info("no longer overloaded: every request is read again")
 
     async def _drain(self) -> None:
         self._draining = True

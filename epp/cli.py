@@ -230,9 +230,9 @@ def _hand_out(text: str, file: Path | None) -> int:
 
 def _check(config: Config) -> int:
     """Print the configuration as it would run, defaults filled in."""
-    from epp import app  # noqa: PLC0415 - see `_serve`
+    from epp.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
 
-    inputs = app.load_inputs(config)
+    inputs = load_inputs(config)
     remarks = [*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)]
     endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.endpoints]
     shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
@@ -248,10 +248,11 @@ def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) 
     process.choose_grpc()
     process.raise_file_limit()
     from epp import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
+    from epp.inputs import load_inputs  # noqa: PLC0415 - as above
 
     if worker is None and config.workers > 1:
         setup_logging(config.log)
-        app.load_inputs(config, tolerant=True)  # say what is wrong once, not once a worker
+        load_inputs(config, tolerant=True)  # say what is wrong once, not once a worker
         meet = config.sharing.workers and config.sharing.redis is None
         return asyncio.run(Supervisor(config_path=path, count=config.workers, meet=meet).run())
     if worker is not None:

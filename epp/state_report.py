@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
@@ -155,6 +155,25 @@ def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
         )
     tried = picker.dry_run
     return Live(endpoints, tried.picks if tried else 0, tried.agreed if tried else 0)
+
+
+def dry_run_of(picker: Picker) -> dict[str, Any] | None:
+    """The policy in dry run, for people."""
+    tried = picker.dry_run
+    if tried is None:
+        return None
+    policy = tried.policy
+    return {
+        "policy": policy.metadata.name,
+        "rule": policy.spec.rule,
+        "picks": tried.picks,
+        "agreed": tried.agreed,
+        "refused": tried.refused,
+        "prompt": tried.prompt_tokens,
+        "cached": tried.cached_tokens,
+        "more_cached": tried.more_cached_tokens,
+        "more_s": tried.more_s,
+    }
 
 
 def _endpoint(

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.app import load_inputs
 from epp.cli import main
 from epp.config.settings import load_config
 from epp.errors import ConfigError
+from epp.inputs import load_inputs
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
 
 OTHER_KEY = """\

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from epp.app import load_inputs
 from epp.cli import main
 from epp.config.kubernetes import Kubernetes
 from epp.config.settings import Config, load_config
 from epp.errors import ConfigError
+from epp.inputs import load_inputs
 from epp.kube.api import namespace_of, require
 
 KUBECONFIG = """

@@ -1,0 +1,84 @@
+"""Reads the files that the configuration names: the policy and the endpoints, at start and again when they change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
+from epp.config.settings import Config
+from epp.errors import ConfigError
+from epp.files.endpoints_file import load_endpoints
+from epp.kube.api import require
+from epp.sharing import start as sharing
+from epp.tracing import start as tracing
+from epp.types import Endpoint
+
+_log = logging.getLogger("epp")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the configuration's files said at start."""
+
+    policy: Policy
+    endpoints: Sequence[Endpoint]
+    policy_text: bytes | None
+    """What `policy` was read from; None: it is the default, and the file, if there is one, was refused."""
+    endpoints_text: bytes
+
+
+def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
+    """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field.
+
+    `tolerant`: a policy file that is refused is logged, and the default policy stands in for it: a fault in how requests are
+    routed is no reason to serve none.
+    """
+    if config.kubernetes is not None:
+        require(config.kubernetes)
+    sharing.require(config.sharing)
+    if config.exact_mode is not None:
+        from epp.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
+
+        exact.require(config.exact_mode)
+    tracing.require(config.tracing)
+    endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
+    policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else None
+    policy = DEFAULT_POLICY
+    try:
+        if policy_text is not None:
+            policy = file_policy(policy_text, config)
+    except ConfigError as error:
+        if not tolerant:
+            raise
+        _log.error("the default policy routes until this file is mended: %s", error)
+        policy_text = None
+    return Inputs(
+        policy=policy,
+        endpoints=load_endpoints(endpoints_text, source=config.endpoints_file)
+        if config.endpoints_file
+        else (),
+        policy_text=policy_text,
+        endpoints_text=endpoints_text,
+    )
+
+
+def _read(path: str, *, field: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        where = "" if Path(path).is_absolute() else f", looked for in {Path.cwd()}"
+        raise ConfigError(f"{field}: {path}: {error.strerror}{where}") from error
+
+
+def file_policy(text: bytes, config: Config) -> Policy:
+    """The policy in `policyFile`. ConfigError says what is wrong with it."""
+    policy = load_policy(text, source=config.policy_file)
+    if config.kubernetes is not None and policy.spec.mode == "DryRun":
+        raise ConfigError(
+            f"{config.policy_file}: spec.mode: beside `kubernetes` this policy is what routes while no object does; "
+            "set Enforce here, and DryRun in an object"
+        )
+    return policy

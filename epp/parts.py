@@ -1,0 +1,64 @@
+"""Parts of the picker that depend on the configuration alone, or on it and the picker. Put together by `app`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.config.settings import AssumedModes, Config, Listen
+from epp.extproc.events import BodyMode, Modes
+from epp.extproc.gathering import BodyRoom
+from epp.extproc.response import StreamSettings
+from epp.picker import Picker
+from epp.recording import start as recording
+from epp.recording.service import RecordingService
+from epp.request.blocked import BlockedPaths
+
+if TYPE_CHECKING:
+    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
+
+
+def exact_mode(config: Config, picker: Picker) -> ExactService | None:
+    if config.exact_mode is None:
+        return None
+    from epp.kvevents import start  # noqa: PLC0415 - nothing of exact mode is loaded without it
+
+    return start.make(picker, config.exact_mode)
+
+
+def _modes(assumed: AssumedModes) -> Modes:
+    return Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body])
+
+
+def listen(config: Config, *, worker: int) -> Listen:
+    return Listen(
+        address=config.listen.addresses(workers=config.workers)[worker],
+        transport=config.listen.transport,
+        tls=config.listen.tls,
+        socket_mode=config.listen.socket_mode,
+    )
+
+
+def recording_service(config: Config, picker: Picker, *, worker: int) -> RecordingService | None:
+    if config.recording is None:
+        return None
+    return recording.make(picker, config.recording, worker=worker, workers=config.workers)
+
+
+def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSettings:
+    return StreamSettings(
+        max_body_bytes=config.envoy.max_body_bytes,
+        room=room,
+        blocked=BlockedPaths(config.blocked_paths),
+        hold_streams=config.holds_streams,
+        max_destinations=config.caller.max_destinations,
+        shows_answers=config.caller.shows_answers,
+        conformance_headers=config.conformance_headers,
+        scores_metadata=config.scores_metadata,
+        cost_metadata=config.cost_metadata,
+        mode_override=config.streams.mode_override,
+        longest_delay_s=config.asks_for_s,
+        given_delay_s=config.gives_s,
+        answers_list=config.models.answer_list,
+        traced=traced,
+        assumed_modes=_modes(config.streams.assumed_modes),
+    )

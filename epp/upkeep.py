@@ -1,0 +1,55 @@
+"""What the picker does by the clock, whether requests come or not. Its loops run under `sources`, started by `app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from epp.picker import Picker
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.sick_servers import SickServersLog
+
+_log = logging.getLogger("epp")
+_HOUSEKEEPING_S = 1.0
+_LAG_LOOK_S = 0.1
+
+
+class Upkeep:
+    def __init__(self, picker: Picker, metrics: Metrics, *, overload: Callable[[], float]) -> None:
+        """overload: the share of new requests that are routed without reading them."""
+        self._picker = picker
+        self._metrics = metrics
+        self._overload = overload
+        self._overloaded = False
+        self._sick_servers = SickServersLog()
+
+    async def housekeep(self) -> None:
+        """Eviction also when no request comes, so that an idle picker forgets what is past its time."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            self._picker.housekeep(now=time.monotonic())
+            left_out = self._picker.left_out(now=time.monotonic())
+            self._sick_servers.look({state.endpoint.name: why for state, why in left_out.items()})
+            self._metrics.has_tasks(len(asyncio.all_tasks()))
+
+    async def watch_lag(self) -> None:
+        """How late the loop is with what is due."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_LOOK_S
+            await asyncio.sleep(_LAG_LOOK_S)
+            self._metrics.lagged(max(0.0, loop.time() - due))
+            self._tell_overload(self._overload())
+
+    def _tell_overload(self, share: float) -> None:
+        """One line when it begins, one when it ends."""
+        if (share > 0) != self._overloaded:
+            self._overloaded = share > 0
+            if self._overloaded:
+                _log.warning(
+                    "overloaded: a share of the requests is routed by load without reading them; add CPU or workers"
+                )
+            else:
+                _log.info("no longer overloaded: every request is read again")
