@@ -1,4 +1,4 @@
-"""CRDs that the charts use and a bare control plane lacks: those of Gateway API, Envoy Gateway, Istio and the Prometheus operator.
+"""CRDs that the charts use and a bare control plane lacks: of Gateway API, Envoy Gateway, Istio, the Prometheus operator and LeaderWorkerSet.
 
 Read from the Go modules of their projects, at the versions and hashes below, into the user's cache. Called by the fixtures.
 """
@@ -64,6 +64,11 @@ MODULES: Final = (
             "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
             "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
         ),
+    ),
+    Module(
+        "sigs.k8s.io/lws@v0.8.0",
+        "h1:DdhJ8QabwTfWgbgaHH2gdf8twliioHaoSfmDXRYEVU0=",
+        ("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
     ),
 )
 

@@ -141,6 +141,22 @@ VALUE_SETS: Final = (
     ),
     ValueSet("servers-simulated", MODEL_SERVER, {"engine": "simulated", "replicas": 3}),
     ValueSet(
+        "servers-multi-node",
+        MODEL_SERVER,
+        {
+            "replicas": 3,
+            "multiNode": {"enabled": True, "size": 4},
+            "profile": {
+                "model": "org/large",
+                "servedNames": ["large"],
+                "lora": {"maxLoras": 2, "runtimeUpdates": True},
+                "extraArgs": ["--tensor-parallel-size", "8", "--pipeline-parallel-size", "4"],
+            },
+            "loraSync": {"enabled": True},
+            "vllm": {"resources": {"limits": {"nvidia.com/gpu": 8}}},
+        },
+    ),
+    ValueSet(
         "servers-kv-store",
         MODEL_SERVER,
         {
@@ -217,6 +233,10 @@ def pod_specs(objects: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
             yield each["metadata"]["name"], each["spec"]
         elif "template" in each.get("spec", {}):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+        elif each["kind"] == "LeaderWorkerSet":
+            for part in ("leader", "worker"):
+                template = each["spec"]["leaderWorkerTemplate"][f"{part}Template"]
+                yield f"{each['metadata']['name']} ({part})", template["spec"]
 
 
 def containers(spec: Manifest) -> Iterator[Manifest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,22 @@ async def test_the_hook_waits_until_nothing_runs_and_nothing_waits(tmp_path: Pat
             assert hook.status is None
             server.metrics[metric] = 0.0
             assert await hook.wait() == 0
+
+
+async def test_the_hook_of_a_worker_waits_for_its_leader_and_goes_with_it(tmp_path: Path) -> None:
+    """Of a server that spans several nodes: a worker that ended first would end the leader's answers."""
+    async with running_backend("vllm") as leader:
+        leader.metrics["vllm:num_requests_running"] = 1.0
+        command: list[str | Path] = [sys.executable, "-I", DRAIN, str(leader.address.port), "0", FOREVER]
+        named = {**os.environ, "DRAIN_HOST": "localhost"}
+        async with managed_process("worker", command, directory=tmp_path, env=named) as hook:
+            await wait_until(lambda: len(leader.received) > 3, what="it asks again and again")
+            assert hook.status is None
+            leader.metrics["vllm:num_requests_running"] = 0.0
+            assert await hook.wait() == 0
+    nobody = {**os.environ, "DRAIN_HOST": "leader.nowhere.invalid"}
+    async with managed_process("alone", command, directory=tmp_path, env=nobody) as hook:
+        assert await hook.wait() == 0
 
 
 async def test_the_hook_gives_up_after_its_time_and_when_the_server_has_gone(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_helm_lint_has_no_complaint(helm: Helm, wanted: ValueSet, tmp_path: Path
 @BY_NAME
 def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> None:
     for name, spec in pod_specs(helm.render_set(wanted)):
-        of_vllm = wanted.name == "servers-vllm"
+        of_vllm = wanted.name in ("servers-vllm", "servers-multi-node")
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["runAsUser"] > 0, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name

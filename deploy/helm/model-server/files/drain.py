@@ -4,11 +4,14 @@
 
 For AT-LEAST-SECONDS requests still come, from gateways that have not yet heard that the pod goes. Then it waits until the server says,
 twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all. A server that is too busy to say is not taken for one that has gone.
+A worker of a server that spans several nodes waits for its leader in the same way: DRAIN_HOST says where that one is.
 """
 
 import http.client
 import math
+import os
 import re
+import socket
 import sys
 import time
 import urllib.error
@@ -17,23 +20,24 @@ import urllib.request
 LOAD = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
 
 
-def unfinished(port: int) -> float | None:
-    """Requests that run or wait, infinity where it does not say; None where nothing listens any more."""
+def unfinished(host: str, port: int) -> float | None:
+    """Requests that run or wait, infinity where it does not say; None where nothing listens any more, or its name is gone."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as answer:
             return sum(float(value) for value in LOAD.findall(answer.read().decode()))
     except urllib.error.URLError as error:
-        return None if isinstance(error.reason, ConnectionRefusedError) else math.inf
+        return None if isinstance(error.reason, (ConnectionRefusedError, socket.gaierror)) else math.inf
     except (OSError, http.client.HTTPException):
         return math.inf
 
 
 def main(port: int, at_least_s: int, at_most_s: int) -> None:
+    host = os.environ.get("DRAIN_HOST", "127.0.0.1")
     started = time.monotonic()
     time.sleep(at_least_s)
     quiet = 0
     while time.monotonic() - started < at_most_s and quiet < 2:
-        left = unfinished(port)
+        left = unfinished(host, port)
         if left is None:
             return
         quiet = quiet + 1 if left == 0 else 0

@@ -74,6 +74,16 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- if and .Values.autoscaling.enabled (not .Values.autoscaling.metrics) (not .Values.autoscaling.keda.enabled) }}
 {{- fail "autoscaling.metrics: name at least one; without it CPU would count, which says nothing of a model server" }}
 {{- end }}
+{{- if .Values.multiNode.enabled }}
+{{- if ne .Values.engine "vllm" }}{{ fail "multiNode.enabled: a simulated server is one process; write engine: vllm" }}{{ end }}
+{{- range $pool := $pools }}
+{{- range $arg := (include "server.ofPool" (list $profile $pool) | fromYaml).extraArgs }}
+{{- if has (regexReplaceAll "=.*" (toString $arg) "" | replace "_" "-") (list "--nnodes" "-n" "--node-rank" "-r" "--master-addr" "--headless") }}
+{{- fail (printf "profile.extraArgs: %s is what multiNode writes; use its field" $arg) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $name, $_ := .Values.pools }}
 {{- if not (hasKey $seen $name) }}{{ fail (printf "pools.%s: profile.pools has no pool of that name" $name) }}{{ end }}
 {{- end }}
