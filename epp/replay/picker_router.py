@@ -87,7 +87,12 @@ class PickerRouter:
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         if restarted:
             self._incarnations[restarted] = self._incarnations.get(restarted, 0) + 1
-        endpoints = [
+        endpoints = self._endpoints_of(names)
+        for picker in self._pickers:
+            picker.set_endpoints(endpoints, now=now)
+
+    def _endpoints_of(self, names: Sequence[str]) -> list[Endpoint]:
+        return [
             Endpoint(
                 name=EndpointName(name),
                 address=Address(f"10.0.{index // 200}.{index % 200 + 1}", 8000),
@@ -97,8 +102,6 @@ class PickerRouter:
             )
             for index, name in enumerate(names)
         ]
-        for picker in self._pickers:
-            picker.set_endpoints(endpoints, now=now)
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         self._advance(now)
@@ -123,9 +126,17 @@ class PickerRouter:
 
     def _begun(self, request: SimRequest, pick: Pick, picker: Picker, *, now: float) -> str:
         picker.housekeep(now=now)
-        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
         self._open[request.request_id] = _Open(picker, pick, request)
+        if pick.decision.prefill is None:
+            self.answered(request.request_id, now=now)
         return pick.decision.chosen
+
+    def answered(self, request_id: int, *, now: float) -> None:
+        """The headers of the answer come: at once, but for a request whose prompt another server computes first."""
+        opened = self._open[request_id]
+        opened.picker.on_response_headers(
+            opened.pick, status=200, served=opened.pick.destinations[0], now=now
+        )
 
     def _inference(self, request: SimRequest) -> InferenceRequest:
         return InferenceRequest(
