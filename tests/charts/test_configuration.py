@@ -17,6 +17,7 @@ from epp.config.settings import Config, load_config
 from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap
 from epp.errors import ConfigError
+from epp.types import SERVER_HEADERS
 from model_server import serve_flags
 from model_server.cli import _parser
 from model_server.sync.files import read_adapters
@@ -120,6 +121,26 @@ def test_behind_envoy_gateway_pods_are_followed_by_label_and_no_pool_is_made(
     (route,) = (each for each in objects if each["kind"] == "HTTPRoute")
     (backend,) = route["spec"]["rules"][0]["backendRefs"]
     assert of_kind(objects, "Service", backend["name"])["spec"]["selector"] == config.kubernetes.selector
+
+
+def test_behind_envoy_gateway_the_modes_are_values(helm: Helm, tmp_path: Path) -> None:
+    usual = value_set("gateway-envoy-gateway").values
+    modes = {"failureMode": "FailClose", "bodies": "FullDuplexStreamed", "modeOverride": False}
+    objects = helm.render(GATEWAY, {**usual, "gateway": {**usual["gateway"], **modes}})
+    (asked,) = of_kind(objects, "EnvoyExtensionPolicy")["spec"]["extProc"]
+    assert asked["failOpen"] is False
+    assert asked["processingMode"]["request"]["body"] == "FullDuplexStreamed"
+    assert asked["processingMode"]["allowModeOverride"] is False
+    config = config_of(objects, tmp_path)
+    assert not config.holds_streams
+    assert not config.streams.mode_override
+    assert config_of(helm.render(GATEWAY, usual), tmp_path).streams.mode_override
+
+
+def test_behind_envoy_gateway_no_client_names_its_server_or_whom_that_one_calls(helm: Helm) -> None:
+    policy = of_kind(helm.render_set(value_set("gateway-envoy-gateway")), "ClientTrafficPolicy")
+    removed = policy["spec"]["headers"]["earlyRequestHeaders"]["remove"]
+    assert removed == ["x-gateway-destination-endpoint", *SERVER_HEADERS]
 
 
 def test_tracing_reaches_the_picker_and_envoy_and_costs_nothing_while_it_is_off(

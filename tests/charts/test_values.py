@@ -117,6 +117,17 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             },
             "pool.targetPorts: a route of provider envoy-gateway",
         ),
+        (
+            {
+                "shape": "gateway",
+                "gateway": {
+                    "provider": "envoy-gateway",
+                    "bodies": "FullDuplexStreamed",
+                    "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+                },
+            },
+            "gateway.bodies: Envoy Gateway takes FullDuplexStreamed only where",
+        ),
         ({"shape": "gateway", "config": {"workers": 2}}, "config.workers: an InferencePool names one port"),
         ({"tls": {"requireClientCertificate": True}}, "tls.requireClientCertificate: needs tls.secretName"),
         (

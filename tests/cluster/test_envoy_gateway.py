@@ -34,6 +34,15 @@ TENANTS: Final = 6
 IN_FLIGHT: Final = 12
 AT_LEAST_IN_FLIGHT: Final = 8
 ENVOY_IMAGE: Final = "docker.io/envoyproxy/envoy:v1.40.0"
+VALUES: Final[dict[str, Any]] = {
+    "shape": "gateway",
+    "gateway__provider": "envoy-gateway",
+    "gateway__httpRoute": {"enabled": True, "parentRefs": [{"name": "inference"}]},
+    "autoscaling__enabled": False,
+    "replicas": 2,
+    "longestAnswerSeconds": 60,
+    "policy__sampling": {"share": 1.0},
+}
 GETADDRINFO: Final = "envoy.extensions.network.dns_resolver.getaddrinfo.v3.GetAddrInfoDnsResolverConfig"
 BOOTSTRAP: Final = {
     "typed_dns_resolver_config": {
@@ -69,6 +78,7 @@ async def test_envoy_gateway_carries_requests_by_prefix_and_loses_none_while_pic
                 with capsys.disabled():
                     print(f"\n{hits}\n{load.table()}\n")
             load.check(at_least=AT_LEAST_IN_FLIGHT)
+        await full_duplex_and_closed_without_the_picker(site, node, url)
         await removed(site)
 
 
@@ -90,16 +100,7 @@ async def install(site: Installed, gateway: EnvoyGateway) -> None:
     )
     documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": a_gateway()})
     await asyncio.to_thread(site.plane.kubectl, "apply", "-f", "-", stdin=documents)
-    await site.upgrade(
-        "gateway",
-        "prefix-gateway",
-        shape="gateway",
-        gateway__provider="envoy-gateway",
-        gateway__httpRoute={"enabled": True, "parentRefs": [{"name": "inference"}]},
-        autoscaling__enabled=False,
-        replicas=2,
-        longestAnswerSeconds=60,
-    )
+    await site.upgrade("gateway", "prefix-gateway", **VALUES)
     await site.kubectl(
         "wait", "--for=condition=Programmed", "gateway/inference", f"--timeout={DEADLINE_S:.0f}s"
     )
@@ -226,6 +227,8 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
     said = f"{8 * TENANTS} requests of {tokens} tokens: {cached / tokens:.1%} were cached, {foretold:.1%} predicted"
     assert cached > 0.7 * tokens, said
     assert abs(foretold - cached / tokens) < 0.1, said
+    sampled = [d for d in await decisions(site, node) if d["cached_tokens"] is not None]
+    assert len(sampled) >= 8 * TENANTS, "the picker has asked for answers, and not got them"
     return said
 
 
@@ -266,6 +269,38 @@ async def pickers_die_and_are_renewed(site: Installed, node: RunningNode, load: 
         await site.kubectl("rollout", "restart", f"deployment/{GATEWAY}")
         await site.rolled_out(GATEWAY)
         await load.answers(2 * IN_FLIGHT)
+
+
+async def full_duplex_and_closed_without_the_picker(site: Installed, node: RunningNode, url: str) -> None:
+    """The chart's other modes: prompts come in pieces, and without a picker there is no answer."""
+    values = {**VALUES, "gateway__failureMode": "FailClose", "gateway__bodies": "FullDuplexStreamed"}
+    await site.upgrade("gateway", "prefix-gateway", **values)
+    await site.rolled_out(GATEWAY)
+    made: list[int] = []
+
+    async def routed() -> bool:
+        """By the picker, which has read the prompt. Envoy hears of the new mode when it does."""
+        async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+            made.append((await ask(session, url, f"{prefix(300)} {len(made)}", model=MODEL)).cached_tokens)
+        return made[-1] > 0
+
+    await wait_until(routed, what="a prompt is found in a cache", timeout_s=120)
+    async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+        found = [(await ask(session, url, f"{prefix(301)} {n}", model=MODEL)).cached_tokens for n in range(9)]
+    assert all(tokens > 0 for tokens in found[1:]), f"not routed by prefix: {found}"
+    await site.kubectl("scale", f"deployment/{GATEWAY}", "--replicas=0")
+    part = "app.kubernetes.io/instance=gateway,app.kubernetes.io/component=gateway"
+    await site.kubectl("wait", "--for=delete", "pod", "-l", part, f"--timeout={DEADLINE_S:.0f}s")
+
+    async def refused() -> bool:
+        async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
+            return bool((await ask(session, url, "is anybody there", model=MODEL)).fault)
+
+    await wait_until(refused, what="a request fails while no picker is there", timeout_s=120)
+    assert all([await refused() for _ in range(6)]), "a request went round the picker"
+    await site.kubectl("scale", f"deployment/{GATEWAY}", "--replicas=2")
+    await site.rolled_out(GATEWAY)
+    await wait_until(routed, what="requests are answered again", timeout_s=120)
 
 
 async def removed(site: Installed) -> None:

@@ -88,7 +88,7 @@ def build(*, progress: Callable[[str], None]) -> EnvoyGateway:
 
 def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) -> None:
     source = _download(go)
-    progress(f"compiling Envoy Gateway {VERSION}: some 8 minutes on two cores where Go's cache is cold")
+    progress(f"compiling Envoy Gateway {VERSION}: 400 seconds of CPU where Go's cache is cold")
     target.program.parent.mkdir()
     flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", target.program)
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}

@@ -61,6 +61,9 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- if eq .Values.gateway.failureMode "FailClose" }}
 {{- $_ := set $base "holdStreams" false }}
 {{- end }}
+{{- if and (include "gateway.envoyGateway" .) (not .Values.gateway.modeOverride) }}
+{{- $_ := set $base "streams" (dict "modeOverride" false) }}
+{{- end }}
 {{- end }}
 {{- if .Values.sharing.enabled }}
 {{- $redis := dict "url" (.Values.sharing.url | default (printf "redis://%s-valkey:6379/0" (include "gateway.fullname" .))) }}

@@ -182,6 +182,9 @@ capabilities: {drop: [ALL]}
 {{- if not .Values.gateway.httpRoute.enabled }}
 {{- fail "gateway.httpRoute.enabled: the policies of provider envoy-gateway belong to this route; set it to true" }}
 {{- end }}
+{{- if and (eq .Values.gateway.bodies "FullDuplexStreamed") (eq .Values.gateway.failureMode "FailOpen") }}
+{{- fail "gateway.bodies: Envoy Gateway takes FullDuplexStreamed only where a request fails without the picker; set failureMode: FailClose, or bodies: Buffered" }}
+{{- end }}
 {{- if gt (len .Values.pool.targetPorts) 1 }}
 {{- fail "pool.targetPorts: a route of provider envoy-gateway reaches one port of each pod; install one release for each port" }}
 {{- end }}
