@@ -26,7 +26,7 @@ from epp.errors import ConfigError
 from epp.extproc.gathering import BodyRoom
 from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
-from epp.files.endpoints_file import load_endpoints
+from epp.files.endpoints_file import load_endpoints, load_rewrites
 from epp.files.watch import FileWatcher
 from epp.gate import Gate
 from epp.hash_secret import hash_secret
@@ -36,6 +36,7 @@ from epp.misses.explaining import Explaining
 from epp.picker import Picker
 from epp.recording.tap import Tap
 from epp.request import jsontext
+from epp.request.rewriting import Rewrites
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.scraper import Scraper
 from epp.sharing import start as sharing
@@ -187,7 +188,8 @@ class App:
             if self._eds is not None:
                 sds.write(config)
             if self._cluster is None:
-                self._set_endpoints(self._inputs.endpoints)
+                text, source = self._inputs.endpoints_text, self._config.endpoints_file
+                self._on_endpoints_file((self._inputs.endpoints, load_rewrites(text, source=source)))
             elif self._eds is not None and not Path(config.envoy.eds_file).exists():
                 self._eds.write(
                     ()
@@ -262,8 +264,11 @@ class App:
                     "endpoints",
                     config.endpoints_file,
                     inputs.endpoints_text,
-                    parse=lambda text: load_endpoints(text, source=config.endpoints_file),
-                    on_change=self._set_endpoints,
+                    parse=lambda text: (
+                        load_endpoints(text, source=config.endpoints_file),
+                        load_rewrites(text, source=config.endpoints_file),
+                    ),
+                    on_change=self._on_endpoints_file,
                 )
             )
         if config.policy_file:
@@ -384,6 +389,11 @@ class App:
             self._cluster.set_default(policy)
         else:
             self._use_policy(policy)
+
+    def _on_endpoints_file(self, read: tuple[Sequence[Endpoint], Rewrites]) -> None:
+        endpoints, rewrites = read
+        self._picker.set_rewrites(rewrites)
+        self._set_endpoints(endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will. OSError: not written."""

@@ -29,6 +29,8 @@ class PickRequest(Struct, frozen=True, gc=False):
     session: str = ""
     prescribed: tuple[Address, ...] = ()
     """Conformance runs only: addresses that the test names, in order."""
+    asked_model: str = ""
+    """The name that the client sent, where a rewrite put another one in its place; empty: none did."""
     max_destinations: int = MOST_DESTINATIONS
     """The most that whoever asks can read; the policy may allow fewer."""
     hurried: bool = False
@@ -128,6 +130,8 @@ class Decision(Struct, gc=False):
     unread: str = ""
     """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body,
     body_not_seen, no_room."""
+    asked_model: str = ""
+    """The name that the client sent, where a rewrite put `model` in its place."""
     waited_s: float = 0.0
     """How long flow control held it."""
     priority: int = 0

@@ -32,6 +32,7 @@ from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
+from epp.request.rewriting import Rewrites
 from epp.routed_request import RoutedRequest, is_fault, own
 from epp.scheduling.record import decision_of, hurried_decision
 from epp.scheduling.schedule import Choice, Scheduler
@@ -93,6 +94,8 @@ class Picker:
         self._listeners: tuple[Listener, ...] = ()
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
+        self.rewrites = Rewrites()
+        """Applied by the streams, before a prompt is hashed."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(policy.spec, secret=secret)
         self._prefilling = Prefilling(self._fleet, self.caches, rng)
@@ -146,7 +149,7 @@ class Picker:
     @property
     def one_model(self) -> bool:
         """Every endpoint serves the same models, so that a request can be routed without knowing its model."""
-        return self._fleet.one_model
+        return self._fleet.one_model and not self.rewrites
 
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self._fleet.states()]
@@ -195,6 +198,11 @@ class Picker:
             state = self._fleet.get(name)
             if state is not None:
                 self.caches.fit(state)
+
+    def set_rewrites(self, rewrites: Rewrites) -> None:
+        """Other names for models, from the next request on. They are listed with the servers' own."""
+        self.rewrites = rewrites
+        self._fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
         """The answer to `GET /v1/models`, of the servers at these addresses if some are given. None: no server has said."""
@@ -328,6 +336,7 @@ class Picker:
         decision.predicted_s = float(ahead_tokens / snapshot.rate[chosen])
         if fleet.disaggregated:
             return self._commit_disaggregated(considered, state, decision, now=now)
+        decision.asked_model = request.asked_model
         routed = self._book(
             state,
             decision,
@@ -356,6 +365,7 @@ class Picker:
         if found is not None:
             decision.prefill = found[1]
             decision.predicted_s = found[1].predicted_s
+        decision.asked_model = request.asked_model
         routed = self._book(state, decision, prompt=prompt, inference=request.inference, now=now)
         if found is not None:
             helper, chosen = found
@@ -401,6 +411,7 @@ class Picker:
             policy=self._policy,
             at_unix_s=now + self._unix_offset_s,
         )
+        decision.asked_model = request.asked_model
         routed = self._book(state, decision, prompt=prompt, inference=inference, now=now)
         self._tell(Began(now, routed, inference))
         return routed

@@ -11,7 +11,7 @@ from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import ModelList, Serving, union
+from epp.endpoints.served_models import ModelCard, ModelList, Serving, union
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
@@ -49,6 +49,7 @@ class Fleet:
         """Who serves which model, kept since every pick asks for it."""
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
+        self._aliases: Sequence[ModelCard] = ()
         self.failures = Failures()
         """Who answers badly, for the picker to tell and people to read."""
         self._in_slots: list[EndpointState] = []
@@ -146,6 +147,11 @@ class Fleet:
             everyone=self._columns.roster.everyone,
         )
 
+    def set_aliases(self, aliases: Sequence[str]) -> None:
+        """Names that clients may use though no server lists them."""
+        self._aliases = [ModelCard(name, owned_by="prefix-gateway") for name in aliases]
+        self._unions.clear()
+
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
         """What the servers list, all together, as JSON; subset: those at these addresses. None: none of them has said.
 
@@ -159,7 +165,7 @@ class Fleet:
             ]
             if len(self._unions) >= _KEPT_UNIONS:
                 self._unions.clear()
-            self._unions[subset] = union(lists) if lists else None
+            self._unions[subset] = union(lists, more=self._aliases) if lists else None
         return self._unions[subset]
 
     @property

@@ -339,7 +339,12 @@ def _length(size: int) -> bytes:
 def _repeats(answer: Answer) -> bool:
     """It names servers at most. Scores, costs, ids and explanations hardly come twice, and clients can ask for them."""
     headers = answer.set_headers
-    if answer.scores or answer.cost is not None or len(answer.destination) > _KEPT_BYTES:
+    if (
+        answer.scores
+        or answer.body is not None
+        or answer.cost is not None
+        or len(answer.destination) > _KEPT_BYTES
+    ):
         return False
     return not headers or (len(headers) == 1 and headers[0][0] == DESTINATION)
 
@@ -353,6 +358,8 @@ def _encode_answer(answer: Answer) -> bytes:
         mutation = part.response.header_mutation
         _set_headers(mutation, answer.set_headers)
         mutation.remove_headers.extend(answer.remove_headers)
+    if answer.body is not None:
+        part.response.body_mutation.body = answer.body
     if answer.clear_route_cache:
         part.response.clear_route_cache = True
     if answer.destination:

@@ -114,6 +114,8 @@ class Answer(Struct, frozen=True, gc=False):
     """For the dynamic metadata: destination and its score."""
     cost: Estimate | None = None
     """For the dynamic metadata."""
+    body: bytes | None = None
+    """In place of the request's body, whole; None: it goes on as it came."""
     stream_response: bool = False
     """Ask, for this request alone, that the answer's body be streamed here."""
 

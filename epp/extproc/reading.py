@@ -23,6 +23,7 @@ from epp.types import Address, Endpoint
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 REQUEST_ID: Final = "x-request-id"
+LENGTH: Final = "content-length"
 DECISION: Final = "x-prefix-gateway-decision"
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 TEST_SERVED: Final = "x-conformance-test-served-endpoint"

@@ -26,6 +26,7 @@ from epp.extproc.gathering import BodyRoom
 from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
 from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader
+from epp.request.rewriting import Rewrites
 from epp.types import Address, ApiKind, Endpoint
 
 PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
@@ -41,6 +42,8 @@ class PickerPort(Protocol):
 
     @property
     def policy(self) -> Policy: ...
+    @property
+    def rewrites(self) -> Rewrites: ...
     @property
     def one_model(self) -> bool: ...
     def endpoints(self) -> Sequence[Endpoint]: ...

@@ -32,6 +32,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from epp.decision import Observer, Outcome, Pick, PickRequest
 from epp.errors import BlockedPathError, BodyTooLargeError, NoEndpointError, NoRoomError, PickError
 from epp.extproc.bodies import (
@@ -64,6 +66,7 @@ from epp.extproc.events import (
 from epp.extproc.gathering import Body
 from epp.extproc.reading import (
     DESTINATION,
+    LENGTH,
     REQUEST_ID,
     RequestHead,
     asks_for_models,
@@ -75,6 +78,7 @@ from epp.extproc.reading import (
 )
 from epp.extproc.response import PLAIN, PickerPort, ResponseHalf, StreamSettings
 from epp.extproc.waiting import GatePort, Wait, longest_wait_s
+from epp.request.rewriting import with_model
 from epp.types import SERVER_HEADERS, Address, InferenceRequest
 
 
@@ -100,7 +104,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_asks_only", "_body", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
+        "_asks_only", "_body", "_changed_body", "_changed_bytes", "_closed", "_deliver", "_head", "_hurry", "_kind", "_made_id", "_modes", "_new_id",
         "_observer", "_phase", "_pick", "_picker", "_request_done", "_response", "_settings", "_subset", "_timer", "_trace",
         "_wait", "hold", "passes",
     )  # fmt: skip
@@ -141,6 +145,10 @@ class HttpStream:
         self._subset: tuple[str, ...] | None = None
         self._asks_only = False
         self._made_id = False
+        self._changed_body: bytes | None = None
+        """With the model's name changed; until it is sent on."""
+        self._changed_bytes = 0
+        """Its size."""
         self._body = Body(settings.room)
         self._kind = NO_BODY.kind
         self._pick: Pick | None = None
@@ -370,6 +378,8 @@ class HttpStream:
             return first
         if not self._modes.request_body.echoed:
             return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
+        if self._changed_body is not None:
+            body, self._changed_body = self._changed_body, None
         echoes = pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream)
         if self._wait.waits:
             self._wait.after = echoes
@@ -418,7 +428,7 @@ class HttpStream:
                     self._on_decided,
                     longest_s=longest_s,
                     asks=self._settings.longest_delay_s > 0,
-                    echoed=self._modes.request_body.echoed,
+                    echoed=self._modes.request_body.echoed or self._changed_body is not None,
                     now=now,
                 )
         except PickError as error:
@@ -454,7 +464,7 @@ class HttpStream:
     ) -> PickRequest:
         head, settings = self._known_head(), self._settings
         started = self._timer()
-        inference = NO_BODY
+        inference, asked_model = NO_BODY, ""
         if instead is not None:
             inference = instead
         elif head.encoded:
@@ -463,6 +473,8 @@ class HttpStream:
             read = skim_body if self._hurry else read_body
             inference = read(head.path, body, partial=partial)
             self._kind = inference.kind
+            if inference.model and self._picker.rewrites and self._can_change_body():
+                asked_model, inference = inference.model, self._renamed(inference, body, head)
             self._observer.parsed(seconds=self._timer() - started, size_bytes=len(body))
         prescribed: tuple[Address, ...] = ()
         if settings.conformance_headers and head.prescribed:
@@ -476,10 +488,27 @@ class HttpStream:
             body_bytes=max(len(body), head.declared_bytes),
             subset=None if subset is None else read_addresses(subset),
             session=head.session,
+            asked_model=asked_model if asked_model != inference.model else "",
             prescribed=prescribed,
             max_destinations=1 if self._asks_only else settings.max_destinations,
             hurried=self._hurry,
         )
+
+    def _can_change_body(self) -> bool:
+        """The picker may send another body on than came. In the other modes the data plane sends its own copy."""
+        mode = self._modes.request_body
+        return mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED) and not self._asks_only
+
+    def _renamed(
+        self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead
+    ) -> InferenceRequest:
+        """With the model that a rewrite puts in the place of the one that was sent."""
+        model = self._picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
+        if model == inference.model:
+            return inference
+        self._changed_body = with_model(body, before=inference.model, after=model)
+        self._changed_bytes = len(self._changed_body)
+        return msgspec.structs.replace(inference, model=model)
 
     def _routed(self, slot: Slot, pick: Pick) -> Answer:
         destination = ",".join(map(str, pick.destinations))
@@ -495,9 +524,15 @@ class HttpStream:
         headers = [(DESTINATION, destination), *pick.set_headers]
         if self._made_id:
             headers.append((REQUEST_ID, self._known_head().request_id))
+        if self._changed_bytes and self._known_head().declared_bytes:
+            headers.append((LENGTH, str(self._changed_bytes)))
+        changed = None
+        if slot is Slot.REQUEST_BODY:
+            changed, self._changed_body = self._changed_body, None
         return Answer(
             slot,
             set_headers=tuple(headers),
+            body=changed,
             remove_headers=pick.remove_headers,
             clear_route_cache=self._settings.clear_route_cache,
             destination=destination,
@@ -508,6 +543,7 @@ class HttpStream:
     def _refuse(self, error: PickError) -> Sequence[Action]:
         self._phase = _Phase.REFUSED
         self._body.drop()
+        self._changed_body = None
         self._observer.refused(self._known_head().request_id, error, trace=self._trace)
         refused = refusal(error, self._known_head())
         self._known_head().forget()

@@ -11,6 +11,10 @@
         role: prefill                    # prefill, decode or both, where prompts are computed by other servers (docs/disaggregation.md)
         metrics: ":8002/metrics"         # where its page is elsewhere than at the policy's scrape.path; either part alone will do
 
+    rewrites:                          # other names for models, docs/models.md
+      - models: [gpt]
+        targets: [{model: llama-8b, weight: 90}, {model: llama-8b-next, weight: 10}]
+
 Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty file is refused:
 some editors and scripts empty a file before they write it anew. Called by `app` at start and whenever `watch` sees the file change.
 """
@@ -25,6 +29,7 @@ from msgspec import Meta
 
 from epp.config.yaml_faults import decode, in_words
 from epp.errors import ConfigError
+from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
@@ -50,17 +55,28 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["", "prefill", "decode", "both"] = ""
 
 
+class _Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: Annotated[str, Meta(min_length=1, max_length=1024)]
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Other names for models, as the file writes them."""
+
+    targets: Annotated[tuple[_Target, ...], Meta(min_length=1, max_length=64)]
+    models: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=1024)
+    ] = ()
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: Annotated[tuple[_Entry, ...], Meta(max_length=_MOST_ENDPOINTS)]
+    rewrites: Annotated[tuple[_Rewrite, ...], Meta(max_length=1024)] = ()
 
 
 def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
     """Decode and check the file. ConfigError names `source` and the field at fault."""
-    try:
-        file: _File = decode(text, kind=_File)
-    except ValueError as error:
-        words = in_words(error, of=_File)
-        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
+    file = _decoded(text, source=source)
     try:
         endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(file.endpoints)]
         _check_unique("name", [e.name for e in endpoints])
@@ -68,6 +84,23 @@ def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     return endpoints
+
+
+def load_rewrites(text: str | bytes, *, source: str) -> Rewrites:
+    """The rewrites of the same file, in its order. ConfigError as above."""
+    return Rewrites(
+        Rule(rule.models, tuple(Target(target.model, target.weight) for target in rule.targets))
+        for rule in _decoded(text, source=source).rewrites
+    )
+
+
+def _decoded(text: str | bytes, *, source: str) -> _File:
+    try:
+        file: _File = decode(text, kind=_File)
+    except ValueError as error:
+        words = in_words(error, of=_File)
+        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
+    return file
 
 
 def _endpoint(entry: _Entry, *, field: str) -> Endpoint:

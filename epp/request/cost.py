@@ -91,6 +91,14 @@ def weigh(body: bytes | memoryview) -> Weight:
     )
 
 
+def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
+    """Where the value of the body's `model` stands, in a body of any size that is worth reading. None: it was not seen."""
+    if not jsontext.COMPILED:
+        return None
+    *_, start, end = jsontext.weigh(body, _MOST_UNITS)
+    return (start, end) if 0 <= start < end else None
+
+
 def _weighed_without_c(given: bytes | memoryview) -> Weight:
     """The same from whole-body searches: everything counts as rendered, for they do not tell how deep a thing is."""
     if len(given) * _BYTE_NS > _LONGEST_NS:

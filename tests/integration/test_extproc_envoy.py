@@ -19,6 +19,7 @@ from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
+from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.extproc_rig import (
     BUFFER_LIMIT_BYTES,
@@ -86,6 +87,22 @@ async def post(rig: Rig, mode: str, body: bytes, **headers: str) -> dict[str, An
         assert response.status == 200, await response.text()
         told: dict[str, Any] = await response.json()
         return told
+
+
+@pytest.mark.parametrize("mode", ["buffered", "full_duplex", "full_duplex_request"])
+@pytest.mark.parametrize("size_bytes", [1_000, 150_000])
+async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_place(
+    rig: Rig, mode: str, size_bytes: int
+) -> None:
+    rig.picker.set_rewrites(Rewrites([Rule(("m",), (Target("a-longer-name"),))]))
+    try:
+        body = completion(size_bytes, tag=mode)
+        told = await post(rig, mode, body)
+    finally:
+        rig.picker.set_rewrites(Rewrites())
+    expected = body.replace(b'"model": "m"', b'"model": "a-longer-name"')
+    assert (told["size"], told["sum"]) == (len(expected), sum(expected))
+    assert rig.seen.picks[-1].decision.asked_model == "m"
 
 
 @pytest.mark.parametrize("mode", MODES)

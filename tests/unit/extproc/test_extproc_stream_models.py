@@ -7,10 +7,12 @@ import json
 import pytest
 
 from epp.endpoints.served_models import ModelCard, ModelList
-from epp.extproc.events import Answer, Modes, Refuse, RequestBody, RequestHeaders
+from epp.extproc.codec import encode
+from epp.extproc.events import Answer, Echo, Modes, Refuse, RequestBody, RequestHeaders
 from epp.extproc.response import StreamSettings
+from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import EndpointName
-from tests.unit.extproc.stream_bench import ALL, BUFFERED, B, Bench, C
+from tests.unit.extproc.stream_bench import ALL, BODY, BUFFERED, DUPLEX, EARLY, HEADERS, PARTIAL, B, Bench, C
 
 
 def listed_by(bench: Bench, *names: str) -> None:
@@ -81,3 +83,73 @@ def test_an_unknown_model_is_404_in_the_shape_of_its_api(path: str, told: dict[s
     error = json.loads(answer.body)["error"]
     assert "ghost" in error["message"]
     assert error | told == error
+
+
+NEW_BODY = BODY.replace(b'"model": "m"', b'"model": "the-target"')
+
+
+def rewriting(bench: Bench) -> None:
+    bench.picker.set_rewrites(Rewrites([Rule(("m",), (Target("the-target"),))]))
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, DUPLEX])
+def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes) -> None:
+    bench = Bench()
+    listed_by(bench, "other", "the-target", "other")
+    rewriting(bench)
+    stream = bench.stream()
+    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
+    actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
+    answer = actions[0]
+    assert isinstance(answer, Answer)
+    assert dict(answer.set_headers)["content-length"] == str(len(NEW_BODY))
+    if modes is BUFFERED:
+        assert (answer.body, len(actions)) == (NEW_BODY, 1)
+        assert NEW_BODY in encode(answer)
+    else:
+        echoes = [action for action in actions if isinstance(action, Echo)]
+        assert (answer.body, b"".join(echo.data for echo in echoes)) == (None, NEW_BODY)
+        assert echoes[-1].end_of_stream
+    (pick,) = bench.seen.picks
+    assert (pick.decision.model, pick.decision.asked_model, pick.decision.chosen) == ("the-target", "m", "e1")
+
+
+def test_without_a_declared_length_none_is_made_up() -> None:
+    bench = Bench()
+    rewriting(bench)
+    stream = bench.stream()
+    stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=BUFFERED), now=1.0)
+    (answer,) = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
+    assert isinstance(answer, Answer)
+    assert "content-length" not in dict(answer.set_headers)
+    assert answer.body == NEW_BODY
+
+
+@pytest.mark.parametrize("modes", [EARLY, PARTIAL])
+def test_where_the_data_plane_sends_its_own_copy_of_the_body_nothing_is_renamed(modes: Modes) -> None:
+    bench = Bench()
+    rewriting(bench)
+    stream = bench.stream()
+    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
+    actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
+    assert all(isinstance(action, Answer) and action.body is None for action in actions)
+    (pick,) = bench.seen.picks
+    assert (pick.decision.model, pick.decision.asked_model) == ("m", "")
+
+
+def test_a_prefix_belongs_to_the_target_and_aliases_are_listed() -> None:
+    bench = Bench()
+    listed_by(bench, "the-target", "the-target", "the-target")
+    rewriting(bench)
+    for model in ("m", "the-target"):
+        body = json.dumps({"model": model, "prompt": "of foxes and hounds " * 1000}).encode()
+        stream = bench.stream()
+        stream.receive(RequestHeaders(HEADERS, modes=BUFFERED), now=1.0)
+        stream.receive(RequestBody(body, end_of_stream=True), now=1.0)
+    first, second = bench.seen.picks
+    matched = {each.name: each.matched_tokens for each in second.decision.candidates}
+    assert matched.pop(first.decision.chosen) > 0
+    assert set(matched.values()) == {0}
+    listed = bench.picker.model_list()
+    assert listed is not None
+    assert [card["id"] for card in json.loads(listed)["data"]] == ["m", "the-target"]

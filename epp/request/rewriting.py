@@ -1,0 +1,109 @@
+"""Other names for models: an alias, or a weighted split between several, in place of the name that a client sent.
+
+`Rewrites` decides; `with_model` changes a body. A conversation stays with its target: the session decides, else the prompt up to the end of
+its first user message, which all turns of a conversation share. A prompt without messages is known by its first `_OPENING_BYTES`.
+The same request has the same target in every picker. Only one rule applies to a request; a target is not looked up again. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+from xxhash import xxh3_64_intdigest
+
+from epp.request.canonical import BODY, SECTION
+from epp.request.cost import place_of_model
+from epp.types import InferenceRequest
+
+_OPENING_BYTES: Final = 4096
+_USER: Final = SECTION + b"user" + BODY
+_DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
+_DECODE_NAME: Final = msgspec.json.Decoder(str)
+
+
+class Target(Struct, frozen=True):
+    model: str
+    weight: int = 1
+
+
+class Rule(Struct, frozen=True):
+    """Requests for one of `models`, or for any that no other rule names if there are none, go to one of the targets."""
+
+    models: tuple[str, ...]
+    targets: tuple[Target, ...]
+    """At least one."""
+
+
+class Rewrites:
+    """`rules`: where two name a model, the first one counts; so it is with two that name none."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._exact: dict[str, Sequence[Target]] = {}
+        self._others: Sequence[Target] = ()
+        for rule in rules:
+            if not rule.models:
+                self._others = self._others or rule.targets
+            for model in rule.models:
+                self._exact.setdefault(model, rule.targets)
+
+    def __bool__(self) -> bool:
+        return bool(self._exact or self._others)
+
+    @property
+    def aliases(self) -> Sequence[str]:
+        """Names that clients may use though no server has them."""
+        return list(self._exact)
+
+    def target(self, inference: InferenceRequest, *, session: str, request_id: str) -> str:
+        """The model to ask for in place of the one that was sent; the same where no rule applies."""
+        model = inference.model
+        targets = self._exact.get(model, self._others)
+        if not targets:
+            return model
+        if len(targets) == 1:
+            return targets[0].model
+        key = (
+            session.encode("utf-8", "surrogatepass")
+            or _opening(inference)
+            or request_id.encode("utf-8", "replace")
+        )
+        drawn = xxh3_64_intdigest(key, xxh3_64_intdigest(model.encode("utf-8", "surrogatepass")))
+        ends = list(accumulate(target.weight for target in targets))
+        at = drawn * ends[-1] >> 64
+        return next(target.model for target, end in zip(targets, ends, strict=True) if at < end)
+
+
+def _opening(inference: InferenceRequest) -> bytes:
+    """What all turns of a conversation begin with."""
+    prompt = inference.prompt
+    at = -1 if inference.token_ids else prompt.find(_USER)
+    if at < 0:
+        return prompt[:_OPENING_BYTES]
+    end = prompt.find(SECTION, at + len(_USER))
+    return prompt if end < 0 else prompt[:end]
+
+
+def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
+    """The body with another value of `model`; all other bytes as they came.
+
+    Where the place of the value cannot be told (an escaped key, no compiled reader) the object is written anew, field by field.
+    """
+    name = msgspec.json.encode(after)
+    place = place_of_model(body)
+    if place is not None:
+        start, end = place
+        if _name(bytes(body[start:end])) == before:
+            return b"".join((body[:start], name, body[end:]))
+    fields = _DECODE.decode(bytes(body).removeprefix(b"\xef\xbb\xbf"))
+    return msgspec.json.encode({**fields, "model": Raw(name)})
+
+
+def _name(value: bytes) -> str | None:
+    try:
+        return _DECODE_NAME.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,121 @@
+"""Other names for models: which target a request has, and what becomes of its body."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.request import jsontext
+from epp.request.parse import parse_request
+from epp.request.rewriting import Rewrites, Rule, Target, with_model
+from epp.types import ApiKind, InferenceRequest
+
+SPLIT = Rewrites([Rule(("gpt",), (Target("llama", 90), Target("canary", 10)))])
+
+
+def chat(*texts: str, model: str = "gpt") -> InferenceRequest:
+    roles = ("system", "user", "assistant")
+    turns = [{"role": roles[0] if n == 0 else roles[2 - n % 2], "content": t} for n, t in enumerate(texts)]
+    return parse_request("/v1/chat/completions", json.dumps({"model": model, "messages": turns}).encode())
+
+
+def target(rewrites: Rewrites, request: InferenceRequest, *, session: str = "", request_id: str = "r") -> str:
+    return rewrites.target(request, session=session, request_id=request_id)
+
+
+def test_an_alias_names_its_target_and_other_models_stay() -> None:
+    rewrites = Rewrites([Rule(("gpt", "old"), (Target("llama"),))])
+    assert [target(rewrites, chat("a", "b", model=m)) for m in ("gpt", "old", "llama")] == ["llama"] * 3
+    assert target(rewrites, chat("a", model="mistral")) == "mistral"
+    assert rewrites.aliases == ["gpt", "old"]
+    assert not Rewrites()
+
+
+def test_a_rule_without_models_takes_what_no_other_names_and_the_first_rule_counts() -> None:
+    rewrites = Rewrites(
+        [
+            Rule((), (Target("fallback"),)),
+            Rule(("gpt",), (Target("first"),)),
+            Rule(("gpt",), (Target("second"),)),
+            Rule((), (Target("never"),)),
+        ]
+    )
+    assert target(rewrites, chat("a")) == "first"
+    assert target(rewrites, chat("a", model="whatever")) == "fallback"
+
+
+def test_weights_are_kept_within_sampling_error_under_one_system_prompt() -> None:
+    system = "You are a helpful assistant. " * 200
+    seen = Counter(target(SPLIT, chat(system, f"question {n}")) for n in range(5000))
+    # Four standard deviations of a binomial draw: sqrt(5000 * .1 * .9) is 21.
+    assert abs(seen["canary"] - 500) < 85
+    assert seen.keys() == {"llama", "canary"}
+
+
+def test_all_turns_of_a_conversation_have_one_target() -> None:
+    for n in range(200):
+        turns = [f"system {n % 3}", f"question {n}", "answer", "more", "answer", "still more"]
+        assert len({target(SPLIT, chat(*turns[:size])) for size in (2, 4, 6)}) == 1
+
+
+def test_a_session_decides_before_the_prompt_and_the_id_where_there_is_neither() -> None:
+    assert len({target(SPLIT, chat("s", f"q{n}"), session="alice") for n in range(50)}) == 1
+    bare = InferenceRequest(kind=ApiKind.OTHER, model="gpt")
+    seen = Counter(target(SPLIT, bare, request_id=str(n)) for n in range(2000))
+    assert abs(seen["canary"] - 200) < 54
+
+
+def test_a_larger_share_moves_nobody_back() -> None:
+    more = Rewrites([Rule(("gpt",), (Target("llama", 80), Target("canary", 20)))])
+    for n in range(500):
+        request = chat("s", f"question {n}")
+        if target(SPLIT, request) == "canary":
+            assert target(more, request) == "canary"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'{"model": "gpt", "prompt": "gpt"}', b'{"model": "ll\\"ama", "prompt": "gpt"}'),
+        (b'\xef\xbb\xbf { "prompt":1.50, "x":{"model":"gpt"},\n"model" :  "g\\u0070t" }',
+         b'\xef\xbb\xbf { "prompt":1.50, "x":{"model":"gpt"},\n"model" :  "ll\\"ama" }'),
+        (b'{"model":"other","model":"gpt"}', b'{"model":"other","model":"ll\\"ama"}'),
+    ],
+)  # fmt: skip
+def test_only_the_bytes_of_the_name_change(before: bytes, after: bytes) -> None:
+    if not jsontext.COMPILED:
+        pytest.skip("without the compiled reader the object is written anew")
+    assert with_model(before, before="gpt", after='ll"ama') == after
+    assert with_model(memoryview(before), before="gpt", after='ll"ama') == after
+
+
+def test_where_the_key_is_escaped_the_fields_are_written_anew_with_their_values_as_they_came() -> None:
+    body = b'{"mod\\u0065l": "gpt", "n": 1.50, "deep": [ 1 , {"a": "\\u00e9"} ]}'
+    changed = with_model(body, before="gpt", after="llama")
+    assert json.loads(changed) == {**json.loads(body), "model": "llama"}
+    assert b"1.50" in changed
+    assert b'[ 1 , {"a": "\\u00e9"} ]' in changed
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)
+)
+
+
+@given(
+    fields=st.dictionaries(st.text(), JSON),
+    model=st.text(min_size=1),
+    after=st.text(),
+    ascii_only=st.booleans(),
+)
+def test_nothing_but_the_model_changes(
+    fields: dict[str, object], model: str, after: str, *, ascii_only: bool
+) -> None:
+    body = json.dumps({**fields, "model": model}, ensure_ascii=ascii_only).encode("utf-8", "replace")
+    read = json.loads(body)
+    changed = with_model(body, before=read["model"], after=after)
+    assert json.loads(changed) == {**read, "model": after}
