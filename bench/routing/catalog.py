@@ -87,7 +87,7 @@ CONFIGS: tuple[Config, ...] = (
     Config("ray", prefix.RayPrefix),
     Config("ray+4", prefix.RayPrefix, {"imbalance": 4}, default=False),
     Config("aibrix", prefix.Aibrix),
-    Config("aibrix+code", prefix.Aibrix, {"imbalance": 8, "deviations": 1.0}, default=False),
+    Config("aibrix+2sd", prefix.Aibrix, {"gap": 16, "deviations": 2.0}, default=False),
     Config("aibrix-preble", prefix.AibrixPreble),
     Config("aibrix-preble+0.25", prefix.AibrixPreble, {"threshold": 0.25}, default=False),
     Config("aibrix-preble+0.75", prefix.AibrixPreble, {"threshold": 0.75}, default=False),

@@ -97,18 +97,20 @@ class RayPrefix(SimpleRule):
 
 
 class Aibrix(SimpleRule):
-    """By match, then load; the first that is not too far above the mean load."""
+    """By match, then load; the first that is not too far above the mean load. Out of balance: only the least loaded may match."""
 
-    def __init__(self, world: World, *, imbalance: int = 16, deviations: float = 2.0) -> None:
+    def __init__(self, world: World, *, gap: int = 8, factor: float = 2.0, deviations: float = 1.0) -> None:
+        """Out of balance: the most loaded has over `factor` (mean + 1) requests and at least `gap` more than the least."""
         super().__init__(world)
-        self._imbalance, self._deviations = imbalance, deviations
+        self._gap, self._factor, self._deviations = gap, factor, deviations
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         loads = [pod.in_flight for pod in self.pods]
-        if max(loads) - min(loads) > self._imbalance:
-            return self.world.least(self.pods, lambda pod: pod.in_flight)
-        limit = fmean(loads) + self._deviations * pstdev(loads)
-        fit = [pod for pod in self.pods if pod.in_flight <= limit]
+        least, most, mean = min(loads), max(loads), fmean(loads)
+        limit = mean + self._deviations * pstdev(loads)
+        if most > self._factor * (mean + 1) and most - least >= self._gap:
+            limit = least
+        fit = [pod for pod in self.pods if depths[pod.name] and pod.in_flight <= limit]
         if not fit:
             return self.world.least(self.pods, lambda pod: pod.in_flight)
         return self.world.least(fit, lambda pod: -depths[pod.name] + pod.in_flight / 1e6)

@@ -123,7 +123,7 @@ def test_ray_takes_the_shortest_queue_of_the_deepest() -> None:
 def test_aibrix_takes_the_best_match_that_is_not_overloaded() -> None:
     rule = prefix.Aibrix(a_world(in_flight=(8, 4, 3)), deviations=0.5)
     assert choice(rule, 9, 5, 0) == 1
-    assert choice(prefix.Aibrix(a_world(in_flight=(20, 4, 3))), 9, 5, 0) == 2
+    assert choice(prefix.Aibrix(a_world(in_flight=(30, 4, 3))), 9, 5, 0) == 2
 
 
 def test_preble_spreads_what_does_not_match_by_the_window() -> None:
