@@ -38,7 +38,7 @@ def all_choices(rule: Rule, case: Case) -> set[int]:
     return {choice(rule, *case.depths) for _ in range(60)}
 
 
-def rows(cases: Sequence[Case]) -> Any:
+def rows(cases: Sequence[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.why)
 
 
