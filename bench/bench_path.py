@@ -84,7 +84,7 @@ def _nobody_asks() -> PickerStatus:
     raise AssertionError("no metrics page is read here")
 
 
-def _messages(prompts: Prompts, *, number: int) -> tuple[bytes, ...]:
+def messages_of(prompts: Prompts, *, number: int) -> tuple[bytes, ...]:
     """As Envoy sends them: request headers, request body, response headers."""
     _, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
     head, whole, answer = (ext_proc.ProcessingRequest() for _ in range(3))
@@ -107,7 +107,7 @@ def _rounds(path: _Path, size: int) -> list[float]:
     prompts = Prompts(size_bytes=size, chunks=1, kind="cold", seed=random.Random(size).getrandbits(32))
     took = []
     for number in range(_ROUNDS + 1):
-        batch = [_messages(prompts, number=number * _REQUESTS + n) for n in range(_REQUESTS)]
+        batch = [messages_of(prompts, number=number * _REQUESTS + n) for n in range(_REQUESTS)]
         started = time.process_time_ns()
         for n, messages in enumerate(batch):
             path.serve(messages, now=(number * _REQUESTS + n) / 1000)

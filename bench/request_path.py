@@ -1,0 +1,160 @@
+"""The modules that one request runs through: from the bytes on a connection to the bytes of the answer, and to the end of the stream.
+
+`python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves one chat request of a gRPC client three times; the third
+is traced. Printed in the order in which they are entered: each module of `epp` whose code runs, what was called there, and the
+calls from a layer to a higher one (`[tool.importlinter]` in pyproject.toml has the layers). Calls of listeners are counted apart, since the
+picker knows none of them: it tells events to whoever subscribed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from bench.bench_path import messages_of
+from bench.bench_pick import a_picker
+from bench.dataplane.load import Prompts
+from epp.config.settings import Listen
+from epp.extproc.response import StreamSettings
+from epp.extproc.server import ExtProcServer
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+_TOLD: Final = frozenset({"hear", "parsed", "picked", "refused", "protocol_error"})
+"""Functions that the picker's events and the streams' observer are told by."""
+
+
+@dataclass
+class Walk:
+    """What ran for one request."""
+
+    functions: dict[str, list[str]] = field(default_factory=dict)
+    """Of each module, in the order of their first calls."""
+    answered: list[str] = field(default_factory=list)
+    """Modules that had run when the answer with the destinations was there."""
+    back_up: set[tuple[str, str]] = field(default_factory=set)
+    """Calls to a higher layer: from where, to where."""
+    told: set[tuple[str, str]] = field(default_factory=set)
+    """Those among them that tell listeners what happened."""
+
+
+class _Tracer:
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._layers = list(_layers())
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        callee = _place(frame) if event == "call" else None
+        if callee is None or callee[1].startswith("<"):
+            return
+        module, name = callee
+        functions = self._walk.functions.setdefault(module, [])
+        if name not in functions:
+            functions.append(name)
+        caller = _caller(frame)
+        if caller is not None and self._depth(module) < self._depth(caller[0]):
+            kind = self._walk.told if name.rsplit(".", 1)[-1] in _TOLD else self._walk.back_up
+            kind.add((".".join(caller), f"{module}.{name}"))
+
+    def _depth(self, module: str) -> int:
+        """0: the highest layer."""
+        known = (
+            n for n, names in enumerate(self._layers) for name in names if f"{module}.".startswith(f"{name}.")
+        )
+        return next(known, len(self._layers))
+
+
+def _layers() -> Iterator[list[str]]:
+    contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    for line in contracts[0]["layers"]:
+        yield [name.strip() for name in line.split("|")]
+
+
+def _place(frame: FrameType) -> tuple[str, str] | None:
+    """Module and function, where it is one of the picker's."""
+    module = frame.f_globals.get("__name__", "")
+    return (module, frame.f_code.co_qualname) if module.startswith("epp.") else None
+
+
+def _caller(frame: FrameType) -> tuple[str, str] | None:
+    above = frame.f_back
+    while above is not None:
+        place = _place(above)
+        if place is not None:
+            return place
+        above = above.f_back
+    return None
+
+
+async def walk() -> Walk:
+    """Serve three requests, and trace the third."""
+    picker = a_picker(4)
+    metrics = Metrics(decisions=DecisionRing(keep=10), state=PickerStatus)
+    picker.subscribe(metrics.hear)
+    prompts = Prompts(size_bytes=1000, chunks=1, kind="cold", seed=1)
+    found = Walk()
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"unix:{folder}/epp.sock"
+        server = ExtProcServer(
+            picker, metrics, listen=Listen(address=address), settings=StreamSettings(mode_override=False)
+        )
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                process: Any = channel.stream_stream(_METHOD)
+                for number in range(3):
+                    await _one_request(
+                        process, server, messages_of(prompts, number=number), found if number == 2 else None
+                    )
+        finally:
+            await server.stop(0)
+    return found
+
+
+async def _one_request(
+    process: Any, server: ExtProcServer, messages: tuple[bytes, ...], traced: Walk | None
+) -> None:
+    if traced is not None:
+        sys.setprofile(_Tracer(traced))
+    try:
+        call = process()
+        for number, message in enumerate(messages):
+            await call.write(message)
+            if number == 0:
+                continue  # the answer to headers may wait for the body
+            ext_proc.ProcessingResponse.FromString(await call.read())
+            if number == 1 and traced is not None:
+                traced.answered = list(traced.functions)
+        await call.done_writing()
+        while server.streams:  # noqa: ASYNC110 - the end of a stream is nothing that a client hears of
+            await asyncio.sleep(0)
+    finally:
+        sys.setprofile(None)
+
+
+def main() -> None:
+    found = asyncio.run(walk())
+    for module, functions in found.functions.items():
+        mark = " " if module in found.answered else "+"
+        print(f"{mark} {module:34} {', '.join(functions)}")
+    print(f"{len(found.answered)} modules from the bytes of a request to the bytes of its answer")
+    print(f"{len(found.functions)} modules to the end of the stream (+: only after the answer)")
+    print(f"{len(found.back_up)} calls back up the layers", *sorted(found.back_up), sep="\n    ")
+    print(f"{len(found.told)} calls of listeners", *sorted(found.told), sep="\n    ")
+
+
+if __name__ == "__main__":
+    main()

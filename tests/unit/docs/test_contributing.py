@@ -1,0 +1,163 @@
+"""What docs/contributing.md says an addition takes: each is made in a copy of the code by exactly these edits, and works."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.request_path import Walk, walk
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "contributing.md").read_text()
+
+Edit = tuple[str, str, str]
+"""File, text that stands there, and what stands there after the edit."""
+
+RULE: list[Edit] = [
+    (
+        "epp/scheduling/rules.py",
+        "RULES: Mapping[RuleName",
+        (
+            "class Last:\n    def __init__(self, spec, rng): ...\n"
+            '    def rank(self, asked):\n        return Ranked([len(asked.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
+        ),
+    ),
+    ("epp/scheduling/rules.py", '    "random": Random,\n', '    "random": Random,\n    "last": Last,\n'),
+    ("epp/config/policy.py", '    "random",\n]', '    "random",\n    "last",\n]'),
+]
+ENGINE: list[Edit] = [
+    (
+        "epp/scraping/metrics_page.py",
+        '    "running": (\n',
+        '    "running": (\n        "newengine:running",\n',
+    ),
+    ("epp/scraping/metrics_page.py", '(b"vllm:", ', '(b"newengine:", b"vllm:", '),
+]
+METRIC: list[Edit] = [
+    (
+        "epp/telemetry/state.py",
+        '    scrape_error: str = ""\n',
+        '    scrape_error: str = ""\n    slots: Annotated[int, gauge("epp_endpoint_slots", "Slots for adapters.")] = 0\n',
+    ),
+    (
+        "epp/state_report.py",
+        "        in_flight=state.in_flight,\n",
+        "        in_flight=state.in_flight,\n        slots=7,\n",
+    ),
+]
+FIELD: list[Edit] = [
+    (
+        "epp/config/routing.py",
+        "class Gain(Strict, frozen=True):\n",
+        'class Gain(Strict, frozen=True):\n    new_share: Annotated[Ratio, Meta(description="A share.")] = 0.5\n',
+    ),
+    (
+        "epp/scheduling/schedule.py",
+        "def over_limits(",
+        "def new_share(spec):\n    return spec.gain.new_share\n\n\ndef over_limits(",
+    ),
+]
+TRIALS: dict[str, tuple[list[Edit], int, str]] = {
+    "a rule": (
+        RULE,
+        3,
+        (
+            "from epp.config.policy import check_spec\n"
+            "from epp.scheduling.rules import RULES\n"
+            "assert RULES[check_spec({'rule': 'last'}).rule].__name__ == 'Last'\n"
+        ),
+    ),
+    "an engine": (
+        ENGINE,
+        2,
+        (
+            "from epp.scraping.metrics_page import parse_page\n"
+            "assert parse_page(b'newengine:running 3\\n', scraped_at=0.0).running == 3\n"
+        ),
+    ),
+    "a metric of an endpoint": (
+        METRIC,
+        2,
+        (
+            "import epp.state_report\n"
+            "from epp.telemetry.decisions import DecisionRing\n"
+            "from epp.telemetry.metrics import Metrics\n"
+            "from epp.telemetry.reference import metrics_reference\n"
+            "from epp.telemetry.state import EndpointStatus, PickerStatus\n"
+            "status = PickerStatus(endpoints=(EndpointStatus(name='a', address='h:1', slots=7),))\n"
+            "page = Metrics(decisions=DecisionRing(keep=1), state=lambda: status).page().decode()\n"
+            "assert 'epp_endpoint_slots{endpoint=\"a\"} 7.0' in page, page\n"
+            "assert '| `epp_endpoint_slots` | gauge | `endpoint` | Slots for adapters. |' in metrics_reference()\n"
+        ),
+    ),
+    "a field of the policy": (
+        FIELD,
+        2,
+        (
+            "from epp.config.policy import check_spec\n"
+            "from epp.reference import PAGES\n"
+            "from epp.scheduling.schedule import new_share\n"
+            "assert new_share(check_spec({'gain': {'newShare': 0.25}})) == 0.25\n"
+            "assert any('gain.newShare' in page() for page in PAGES.values())\n"
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code, with every edit made."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("epp", "bench"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for edits, *_ in TRIALS.values():
+        for file, before, after in edits:
+            text = (folder / file).read_text()
+            assert text.count(before) == 1, (file, before)
+            (folder / file).write_text(text.replace(before, after))
+    return folder
+
+
+@pytest.mark.parametrize("what", TRIALS)
+def test_an_addition_takes_the_edits_that_the_page_names(copy: Path, what: str) -> None:
+    edits, most, program = TRIALS[what]
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {what} |"))
+    assert len(edits) == most
+    assert row.split("|")[2].strip().startswith(str(most))
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import epp; assert epp.__path__[0].startswith({str(copy)!r})\n{program}"],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.fixture(scope="module")
+def walked() -> Walk:
+    return asyncio.run(walk())
+
+
+def test_only_the_transports_handlers_are_called_from_below(walked: Walk) -> None:
+    others = {
+        (caller, callee) for caller, callee in walked.back_up if not caller.startswith("epp.http2.edge.")
+    }
+    assert others == set()
+    assert f"- {len(walked.back_up)} calls go back up" in PAGE
+
+
+def test_a_request_runs_through_no_more_modules_than_the_page_says(walked: Walk) -> None:
+    most = re.search(r"At most (\d+) modules run from .*, at most (\d+) to the end of the stream", PAGE)
+    assert most is not None
+    assert len(walked.answered) <= int(most[1])
+    assert len(walked.functions) <= int(most[2])
+    assert "epp.picker" in walked.answered
