@@ -41,9 +41,9 @@ _AFTER: Final = """
 
 - **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the picker's code 0.16 ms; between Envoy and
   a client, which take the caches in turn, more. Compiling half of it took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
-- **Where a request of 1 KB spends it**: some 800 calls, none of which takes more than a fortieth. Of a profile of the whole way without sockets:
-  the choice 15 %, booking it and recording the prompt 10, frames, windows and writes 24, messages to events and back 9, the end and the answer's
-  headers 13, streams and request headers 6, the account of misses 8, how late bytes are 4, parsing 2, metrics 3, the rest in between.
+- **Where a request of 1 KB spends it**: some 800 calls, none of which takes more than a twenty-fifth. Of a profile of the whole way without sockets:
+  the choice 16 %, booking it and recording the prompt 10, frames, windows and writes 21, messages to events and back 9, the end and the answer's
+  headers 12, streams and request headers 5, the account of misses 9, how late bytes are 4, parsing 2, metrics 3, the rest in between.
 - **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. That took
   the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
   (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex from 10.8
