@@ -358,7 +358,7 @@ class App:
             hooks=Hooks(
                 endpoints=self._set_endpoints,
                 policies=self._use_policies,
-                live=lambda: live_of(self._picker, self._scraper, now=time.monotonic()),
+                live=lambda: live_of(self._picker, self._scraper, self._gate, now=time.monotonic()),
                 followed=self._metrics.followed,
                 judged=self._metrics.judged,
                 lease_held=self._metrics.lease_held,

@@ -72,6 +72,8 @@ class WouldPick(Struct, frozen=True):
     """Of this prompt that are cached there, beyond those that are cached where it went."""
     more_s: float = 0.0
     """Until the first token there, beyond where it went; negative: sooner."""
+    flow: str = ""
+    """What its flow control would have done: `go`, `wait`, `demote`, or the reason of a refusal such as `flow_deadline`. Empty: it has none."""
 
 
 class Prefill(Struct, frozen=True):

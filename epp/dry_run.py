@@ -10,6 +10,7 @@ picks the tried policy would find other caches. `epp replay` tells that. Called 
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from epp.config.policy import Policy
 from epp.decision import WouldPick
@@ -35,6 +36,8 @@ class DryRun:
         """That the policy in force found."""
         self.more_cached_tokens = 0
         """That this one would have found beyond them; negative: it would have found less."""
+        self.flow: Counter[str] = Counter()
+        """Requests by what its flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0
         """Seconds to the first token that its picks would have added, all together; negative: it would have saved them."""
 
@@ -75,6 +78,9 @@ class DryRun:
             more_cached_tokens=more_cached,
             more_s=round(more_s, 6),
         )
+
+    def would_flow(self, fate: str) -> None:
+        self.flow[fate] += 1
 
     def check_integrity(self) -> None:
         assert 0 <= self.agreed <= self.picks - self.refused

@@ -16,9 +16,12 @@ from heapq import nlargest
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from epp.config.flow import Flow, Waiting
 from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
+from epp.dry_run import DryRun
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import FlowKey, Row, Telling
@@ -56,6 +59,15 @@ class Claim:
     """Without what follows a question mark; empty where no priority hangs on it."""
     ttft_s: float | None = None
 
+    def within(self, spec: Flow) -> Claim:
+        """What of this a policy that is tried would read; the header of its tenants may be another one."""
+        return Claim(
+            objective=self.objective if "Objective" in spec.claims else "",
+            tenant=self.tenant if "Tenant" in spec.claims else "",
+            path=self.path,
+            ttft_s=self.ttft_s if "Deadline" in spec.claims else None,
+        )
+
 
 NO_CLAIM: Final = Claim()
 
@@ -63,7 +75,7 @@ NO_CLAIM: Final = Claim()
 class Ticket:
     """A request that waits, for `leave`."""
 
-    __slots__ = ("decided", "held", "model", "prompt", "request", "since")
+    __slots__ = ("decided", "held", "model", "prompt", "request", "since", "would")
 
     def __init__(
         self, request: PickRequest, prompt: Prompt, model: str, decided: Decided, *, since: float
@@ -74,6 +86,8 @@ class Ticket:
         self.decided = decided
         self.since = since
         self.held: Held[Ticket] | None = None
+        self.would = ""
+        """What the flow control of a policy in dry run would have done with it."""
 
 
 class Gate:
@@ -85,11 +99,26 @@ class Gate:
         self._policy: Policy | None = None
         self._flows: dict[str, _ModelFlow] = {}
         self._draining = False
+        self._tried_with: DryRun | None = None
+        self._tried_flows: dict[str, _ModelFlow] = {}
+        """Of the policy in dry run, by base model. Nothing waits in them."""
 
     @property
     def on(self) -> bool:
-        """Whether a request may have to wait. Where it may not, nothing here costs anything."""
-        return self._picker.policy.spec.flow.mode == "Hold" and not self._draining
+        """Whether requests have to be offered here. Where they have not, nothing here costs anything."""
+        return (self._holds or self.tried is not None) and not self._draining
+
+    @property
+    def _holds(self) -> bool:
+        return self._picker.policy.spec.flow.mode == "Hold"
+
+    @property
+    def tried(self) -> Flow | None:
+        """The flow control of a policy in dry run; None: there is no such policy, or it holds nothing."""
+        tried = self._picker.dry_run
+        if tried is None or tried.policy.spec.flow.mode == "Direct":
+            return None
+        return tried.policy.spec.flow
 
     @property
     def waiting(self) -> int:
@@ -113,6 +142,9 @@ class Gate:
         """A pick at once, or a ticket for a request that waits. PickError: it is refused."""
         self._follow_policy(now=now)
         considered = self._picker.consider(request, now=now)
+        would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
+        if not self._holds:
+            return _tried(self._picker.commit(considered, now=now), would)
         flow = self._flow(considered.base_model)
         ticket = Ticket(request, considered.prompt, considered.base_model, decided, since=now)
         spec = self._picker.policy.spec.flow
@@ -127,11 +159,11 @@ class Gate:
             longest_s=longest_s,
             now=now,
         )
-        ticket.held = held
+        ticket.held, ticket.would = held, would
         if verdict is None:
             return ticket
         if isinstance(verdict, LetGo):
-            pick = self._picker.commit(considered, now=now)
+            pick = _tried(self._picker.commit(considered, now=now), would)
             _note(pick, held, now=now)
             return pick
         raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
@@ -172,7 +204,7 @@ class Gate:
         """What another picker told. anew: nothing that it told before counts."""
         if anew:
             self.forget(picker)
-        if not self.on:
+        if self._draining or not self._holds:
             return
         by_model: dict[str, list[Row]] = {}
         for model, row in told:
@@ -207,6 +239,12 @@ class Gate:
             )
         return told
 
+    def saturation(self, *, now: float) -> float | None:
+        """Of the base model with the most of it; None: flow control is off."""
+        if not self._holds:
+            return None
+        return max((flow.control.saturation(now=now) for flow in self._flows.values()), default=0.0)
+
     def check_integrity(self) -> None:
         for flow in self._flows.values():
             flow.control.check_integrity()
@@ -223,6 +261,49 @@ class Gate:
             settings = settings_of(self._picker.policy.spec.flow)
             flow = self._flows[model] = _ModelFlow(self._picker, model, settings)
         return flow
+
+    def _try(
+        self,
+        considered: Considered,
+        claim: Claim,
+        request: PickRequest,
+        *,
+        size_bytes: int,
+        longest_s: float,
+        now: float,
+    ) -> str:
+        """What the flow control of a policy in dry run would do, with the servers as the policy in force keeps them. Nothing waits there."""
+        tried, spec = self._picker.dry_run, self.tried
+        if tried is None or spec is None:
+            return ""
+        if tried is not self._tried_with:
+            self._tried_with, self._tried_flows = tried, {}
+        flow = self._tried_flows.get(considered.base_model)
+        if flow is None:
+            model = considered.base_model
+            flow = self._tried_flows[model] = _ModelFlow(self._picker, model, settings_of(spec))
+        claim = claim.within(spec)
+        left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
+        demoted = flow.control.demoted
+        held, verdict = flow.control.offer(
+            Ticket(request, considered.prompt, considered.base_model, _nobody, since=now),
+            _forecast_of(considered, left_s=left_s),
+            priority=self._priority(spec, claim, request),
+            tenant=claim.tenant,
+            size_bytes=size_bytes,
+            ttft_s=claim.ttft_s,
+            longest_s=longest_s,
+            now=now,
+        )
+        flow.control.leave(held)
+        if isinstance(verdict, LetGo):
+            fate = "go"
+        elif verdict is not None:
+            fate = f"flow_{verdict.reason}"
+        else:
+            fate = "demote" if flow.control.demoted > demoted else "wait"
+        tried.would_flow(fate)
+        return fate
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest) -> int:
         """By the objective that the header names, as the cluster or the policy has it; by model; by path; by the body."""
@@ -250,14 +331,14 @@ class Gate:
             ticket.decided(error, now)
             return
         _note(pick, verdict.held, now=now)
-        ticket.decided(pick, now)
+        ticket.decided(_tried(pick, ticket.would), now)
 
     def _follow_policy(self, *, now: float) -> None:
         policy = self._picker.policy
         if policy is self._policy:
             return
         self._policy = policy
-        if not self.on:
+        if self._draining or not self._holds:
             self._let_all_go(now=now)
             return
         settings = settings_of(policy.spec.flow)
@@ -357,6 +438,17 @@ def _forecast_of(considered: Considered, *, left_s: float) -> Forecast:
     if soonest_s > left_s:
         soonest_s = float(((snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate).min())
     return Forecast(wait_s, soonest_s, own_s, int(tokens))
+
+
+def _nobody(_fate: Pick | PickError, _now: float) -> None:
+    """Is never called: no request waits in a dry run."""
+
+
+def _tried(pick: Pick, would: str) -> Pick:
+    """would: what the flow control of a policy in dry run would have done; empty: there is none."""
+    if would and pick.decision.dry_run is not None:
+        pick.decision.dry_run = replace(pick.decision.dry_run, flow=would)
+    return pick
 
 
 def _note(pick: Pick, held: Held[Ticket], *, now: float) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
+from epp.gate import Gate
 from epp.kube.live import Live, LiveEndpoint
 from epp.picker import Picker
 from epp.scraping.scraper import ScrapeAge, Scraper
@@ -129,7 +130,7 @@ def _exact(service: ExactService, picker: Picker) -> ExactStatus:
     )
 
 
-def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
+def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live:
     """What a status in the cluster tells of it: less than above, for once a second and a thousand endpoints."""
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
@@ -154,7 +155,13 @@ def live_of(picker: Picker, scraper: Scraper, *, now: float) -> Live:
             )
         )
     tried = picker.dry_run
-    return Live(endpoints, tried.picks if tried else 0, tried.agreed if tried else 0)
+    return Live(
+        endpoints,
+        tried.picks if tried else 0,
+        tried.agreed if tried else 0,
+        dict(tried.flow) if tried else {},
+        gate.saturation(now=now),
+    )
 
 
 def dry_run_of(picker: Picker) -> dict[str, Any] | None:
@@ -173,6 +180,7 @@ def dry_run_of(picker: Picker) -> dict[str, Any] | None:
         "cached": tried.cached_tokens,
         "more_cached": tried.more_cached_tokens,
         "more_s": tried.more_s,
+        "flow": dict(tried.flow),
     }
 
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import Observer
 from epp.extproc.codec import decode, echo_of, encode
@@ -50,6 +51,7 @@ class Streams:
         self.overload = Overload()
         self._unread = Unread(picker, observer, timer=time.perf_counter)
         self._policy: Policy | None = None
+        self._tried: Flow | None = None
         self._names: frozenset[str] = frozenset()
         self._untidied = False
         self.on_room: Callable[[], None] = lambda: None
@@ -113,9 +115,10 @@ class Streams:
     def wanted(self) -> frozenset[str]:
         """Names of the request headers to decode; they follow the policy."""
         policy = self.picker.policy
-        if policy is not self._policy:
-            spec, self._policy = policy.spec, policy
-            self._names = request_names(spec, traced=self.settings.traced)
+        tried = self.gate.tried if self.gate is not None else None
+        if policy is not self._policy or tried is not self._tried:
+            self._policy, self._tried = policy, tried
+            self._names = request_names(policy.spec, tried=tried, traced=self.settings.traced)
         return self._names
 
     def check_integrity(self) -> None:

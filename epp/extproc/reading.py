@@ -44,11 +44,11 @@ _REQUEST_NAMES: Final = frozenset(
 _MAX_REQUEST_ID_CHARS: Final = 256
 
 
-def request_names(spec: PolicySpec, *, traced: bool = False) -> frozenset[str]:
-    """The request headers that are read at all; a transport may leave out the others."""
+def request_names(spec: PolicySpec, *, tried: Flow | None = None, traced: bool = False) -> frozenset[str]:
+    """The request headers that are read at all; a transport may leave out the others. tried: the flow control of a policy in dry run."""
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
-    flow = spec.flow
-    if flow.mode == "Direct":
+    flow = _claimed(spec, tried)
+    if flow is None:
         return names
     claimed = {"Tenant": (flow.tenant_header,), "Deadline": (TTFT_MS,), "Objective": OBJECTIVES}
     return names.union(*(claimed.get(claim, ()) for claim in flow.claims))
@@ -89,8 +89,10 @@ class RequestHead(Struct, gc=False):
         self.claim = NO_CLAIM
 
 
-def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec) -> RequestHead:
-    found = collect(headers)
+def read_head(
+    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, tried: Flow | None = None
+) -> RequestHead:
+    found, flow = collect(headers), _claimed(spec, tried)
     length = found.get("content-length", "")
     return RequestHead(
         path=found.get(":path", ""),
@@ -102,7 +104,7 @@ def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec) -> RequestHe
         debug=bool(spec.debug_header) and spec.debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
         trace=bounded_trace(found.get(TRACEPARENT, "")),
-        claim=NO_CLAIM if spec.flow.mode == "Direct" else _claim(found, spec.flow),
+        claim=NO_CLAIM if flow is None else _claim(found, flow),
     )
 
 
@@ -121,6 +123,11 @@ def model_list_answer(listed: bytes) -> Refuse:
 def bounded_trace(text: str) -> str:
     """What is too long to be a trace context is none: streams keep it for as long as they live."""
     return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""
+
+
+def _claimed(spec: PolicySpec, tried: Flow | None) -> Flow | None:
+    """The flow control whose headers are read: that of the policy in force, or of the one in dry run."""
+    return spec.flow if spec.flow.mode == "Hold" else tried
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:

@@ -262,7 +262,7 @@ class HttpStream:
         self._learn(event.modes)
         self._request_done = event.end_of_stream
         spec = self._picker.policy.spec
-        head = read_head(event.headers, spec)
+        head = read_head(event.headers, spec, tried=self._wait.tried)
         if not head.request_id:
             head.request_id, self._made_id = self._new_id(), True
         self._head, self._subset = head, event.subset

@@ -15,6 +15,7 @@ from math import inf
 from typing import Protocol
 
 from epp.config.dialects import WAIT_SHARE
+from epp.config.flow import Flow
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
 from epp.extproc.events import Action, Delay, Modes, Slot
@@ -27,6 +28,8 @@ class GatePort(Protocol):
 
     @property
     def on(self) -> bool: ...
+    @property
+    def tried(self) -> Flow | None: ...
     def offer(
         self,
         request: PickRequest,
@@ -68,6 +71,11 @@ class Wait:
     @property
     def on(self) -> bool:
         return self._gate is not None and self._gate.on
+
+    @property
+    def tried(self) -> Flow | None:
+        """The flow control of a policy in dry run."""
+        return self._gate.tried if self._gate is not None else None
 
     @property
     def waits(self) -> bool:

@@ -194,6 +194,12 @@ def _status() -> dict[str, Any]:
                 5,
             )
             | ratio,
+            "saturation": _text(
+                "Of flow control, by the picker that writes this: 0: the servers are idle. 1: a new request waits for "
+                "spec.flow.goalSeconds. Above: the servers are too few. Absent where flow control is off.",
+                7,
+            )
+            | {"pattern": r"^[0-9]{1,4}\.[0-9]{2}$"},
             "dryRun": _dry_run(ratio),
             "lastAccepted": _last_accepted(),
         },
@@ -207,6 +213,8 @@ def _dry_run(ratio: dict[str, str]) -> dict[str, Any]:
         "properties": {
             "picks": _number("Picks that were scored by this policy as well."),
             "agreement": _text("Share of them in which it would have picked the same endpoint.", 5) | ratio,
+            "waits": _number("Requests that its flow control would have held, with the load as it is."),
+            "refusals": _number("Requests that its flow control would have refused, with the load as it is."),
         },
     }
 
@@ -263,6 +271,12 @@ def _columns() -> list[dict[str, Any]]:
         column("Rule", ".status.rule", "The rule that chooses among the candidates."),
         column("Endpoints", ".status.readyEndpoints", "Endpoints that requests may go to.", type="integer"),
         column("Hit ratio", ".status.hitRatio", "Share of prompt tokens found in prefix caches."),
+        column(
+            "Saturation",
+            ".status.saturation",
+            "1: a new request waits for spec.flow.goalSeconds.",
+            priority=1,
+        ),
         column("Age", ".metadata.creationTimestamp", "Time since it was created.", type="date"),
         column("Mode", ".status.mode", "Enforce, or DryRun.", priority=1),
         column("Target", ".spec.targetRef.name", "The InferencePool.", priority=1),

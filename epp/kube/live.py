@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 _SLICE_S: Final = 30.0
@@ -35,6 +35,10 @@ class Live:
     tried_picks: int = 0
     """Picks that a policy in DryRun has scored as well, and those in which it agreed."""
     tried_agreed: int = 0
+    tried_flow: Mapping[str, int] = field(default_factory=dict)
+    """Requests by what the flow control of that policy would have done with them."""
+    saturation: float | None = None
+    """Of the base model with the most of it; None: flow control is off."""
 
 
 def ratio_text(part: float, whole: float) -> str | None:

@@ -161,6 +161,7 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
     endpoints: int | None = None
     ready_endpoints: int | None = None
     hit_ratio: str | None = None
+    saturation: str | None = None
     dry_run: dict[str, Any] | None = None
     last_accepted: LastAccepted | None = None
 

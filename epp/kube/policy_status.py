@@ -19,6 +19,7 @@ from epp.kube.policies import Stranger, Verdict, Word
 
 _SHORTEST_S: Final = 1.0
 """Between two writes to one object, whatever happens."""
+_MOST_SATURATION: Final = 9999.0
 _MESSAGE_CHARS: Final = 1024
 
 
@@ -36,6 +37,10 @@ def desired(
         agreement = ratio_text(live.tried_agreed, live.tried_picks)
         if agreement is not None:
             tried["agreement"] = agreement
+        if live.tried_flow:
+            held = sum(live.tried_flow.get(fate, 0) for fate in ("wait", "demote"))
+            tried["waits"] = held
+            tried["refusals"] = sum(live.tried_flow.values()) - held - live.tried_flow.get("go", 0)
     return PolicyStatus(
         observed_generation=verdict.generation,
         rule=verdict.rule,
@@ -47,9 +52,15 @@ def desired(
         endpoints=len(live.endpoints) if counts else None,
         ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
         hit_ratio=hit_ratio if counts else None,
+        saturation=_saturation(live) if verdict.routes else None,
         dry_run=tried,
         last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else None,
     )
+
+
+def _saturation(live: Live) -> str | None:
+    """As status writes it; None where flow control is off."""
+    return None if live.saturation is None else f"{min(live.saturation, _MOST_SATURATION):.2f}"
 
 
 def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, time_text: str) -> Condition:
@@ -85,7 +96,16 @@ def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
 def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
     """As a merge patch; the uid lets a namesake that replaced the object alone, the version whoever wrote meanwhile."""
     body: dict[str, Any] = msgspec.to_builtins(status)
-    for name in ("rule", "mode", "endpoints", "readyEndpoints", "hitRatio", "dryRun", "lastAccepted"):
+    for name in (
+        "rule",
+        "mode",
+        "endpoints",
+        "readyEndpoints",
+        "hitRatio",
+        "saturation",
+        "dryRun",
+        "lastAccepted",
+    ):
         body.setdefault(name, None)  # in a merge patch: away with it
     version = {"resourceVersion": resource_version} if resource_version else {}
     return {"metadata": {"uid": uid, **version}, "status": body}
@@ -147,4 +167,6 @@ def _written_back(status: PolicyStatus) -> PolicyStatus:
 
 def _without_numbers(status: PolicyStatus) -> PolicyStatus:
     status = _written_back(status)
-    return msgspec.structs.replace(status, endpoints=None, ready_endpoints=None, hit_ratio=None, dry_run=None)
+    return msgspec.structs.replace(
+        status, endpoints=None, ready_endpoints=None, hit_ratio=None, saturation=None, dry_run=None
+    )

@@ -159,6 +159,16 @@ class RequestCounts:
             "agrees",
         ),
     ] = field(default_factory=_by_labels)
+    dry_run_flow: Annotated[
+        ByLabels,
+        counter(
+            "epp_dry_run_flow_requests_total",
+            "Requests that got an endpoint, by what the flow control of a policy in dry run would have done with them: go, wait, demote, or the "
+            "reason of a refusal.",
+            "policy",
+            "fate",
+        ),
+    ] = field(default_factory=_by_labels)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ import msgspec
 
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.decision import Candidate, Pick, PickRequest
-from epp.errors import NoEndpointError, SaturatedError
+from epp.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
+from epp.gate import Claim, Gate, Ticket
 from epp.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
@@ -43,7 +44,12 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+        self.gate = Gate(self.picker)
         self.requests: dict[str, Pick] = {}
+        self.waiting: dict[str, Ticket] = {}
+        """Requests that flow control holds."""
+        self.decided: list[str] = []
+        """What became of them since the last command."""
         self.endpoints: dict[str, Endpoint] = {}
         self.known: dict[str, Address] = {}
         """Every endpoint keeps its address when it leaves and comes back."""
@@ -62,15 +68,7 @@ class World:
 
     def do_policy(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`policy rule=affinity gain.minMatchTokens=64`: the fields of the spec that differ from the defaults."""
-        spec: dict[str, Any] = {}
-        for path, text in options.items():
-            *sections, field = path.split(".")
-            holder = spec
-            for section in sections:
-                holder = holder.setdefault(section, {})
-            holder[field] = msgspec.yaml.decode(text)
-        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "scenario"}, "spec": spec}
-        self.picker.set_policy(msgspec.convert(document, Policy), now=self.now)
+        self.picker.set_policy(_policy(options), now=self.now)
         yield "ok"
 
     def do_endpoints(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
@@ -134,6 +132,75 @@ class World:
         for candidate in decision.candidates:
             yield f"  {_shown(candidate, scored=decision.rule == 'least-cost')}"
 
+    def do_offer(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`offer r1 prompt=... objective=interactive tenant=t ttft=1.5`: through flow control."""
+        name, ttft = names[0], options.pop("ttft", "")
+        claim = Claim(
+            objective=options.pop("objective", ""),
+            tenant=options.pop("tenant", ""),
+            ttft_s=float(ttft) if ttft else None,
+        )
+
+        def decided(fate: Pick | PickError, at: float) -> None:
+            del self.waiting[name]
+            self.decided.append(self._fate(name, fate, at=at))
+
+        request = self._request(options)
+        try:
+            offered = self.gate.offer(
+                request,
+                claim,
+                decided,
+                size_bytes=request.inference.held_bytes,
+                longest_s=float("inf"),
+                now=self.now,
+            )
+        except PickError as error:
+            yield self._fate(name, error, at=self.now)
+            return
+        if isinstance(offered, Pick):
+            yield self._fate(name, offered, at=self.now)
+            return
+        self.waiting[name] = offered
+        yield f"{name} waits"
+
+    def do_pump(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`pump`: what flow control decides now; `pump 5s`: what it decides in the next five seconds."""
+        until = self.now + float(names[0].removesuffix("s")) if names else self.now
+        while True:
+            self.gate.pump(now=self.now)
+            if self.gate.due_at > until:
+                break
+            self.now = max(self.now, self.gate.due_at)
+        self.now, told, self.decided = until, self.decided, []
+        yield from told or ["nothing"]
+
+    def do_leave(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`leave r1`: the client of a request that waits is gone."""
+        for name in names:
+            self.gate.leave(self.waiting.pop(name))
+        yield f"{self.gate.waiting} wait"
+
+    def do_try(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """`try flow.mode=Hold`: a policy in dry run beside the one in force."""
+        self.picker.set_dry_run(_policy(options))
+        yield "ok"
+
+    def do_tried(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
+        """What the flow control of the policy in dry run would have done."""
+        assert self.picker.dry_run is not None
+        yield " ".join(f"{fate}={count}" for fate, count in sorted(self.picker.dry_run.flow.items()))
+
+    def _fate(self, name: str, fate: Pick | PickError, *, at: float) -> str:
+        if isinstance(fate, PickError):
+            retry = f" retry after {fate.retry_after_s}s" if isinstance(fate, FlowRefusedError) else ""
+            return f"{name} refused: {fate.status} {fate.reason}{retry}"
+        self.requests[name] = fate
+        decision = fate.decision
+        waited = f" after {decision.waited_s:.2f}s" if decision.waited_s else ""
+        would = f" would={decision.dry_run.flow}" if decision.dry_run is not None else ""
+        return f"{name} -> {decision.chosen} at {at:.2f}s{waited}{would}"
+
     def do_burst(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`burst 40 prompt=...`: so many requests at once, all left open; where they went. `{i}` is the number."""
         counts: Counter[str] = Counter()
@@ -193,6 +260,9 @@ class World:
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def _pick(self, options: dict[str, str]) -> Pick:
+        return self.picker.pick(self._request(options), now=self.now)
+
+    def _request(self, options: dict[str, str]) -> PickRequest:
         inference = InferenceRequest(
             kind=ApiKind.COMPLETIONS,
             model=options.get("model", "m"),
@@ -201,16 +271,27 @@ class World:
             stream=options.get("stream") == "yes",
         )
         subset = options.get("subset")
-        request = PickRequest(
+        return PickRequest(
             request_id="scenario",
             inference=inference,
             subset=frozenset(self.known[n] for n in subset.split(",")) if subset else None,
             session=options.get("session", ""),
         )
-        return self.picker.pick(request, now=self.now)
 
     def _name(self, address: Address) -> EndpointName:
         return next(EndpointName(name) for name, known in self.known.items() if known == address)
+
+
+def _policy(options: dict[str, str]) -> Policy:
+    spec: dict[str, Any] = {}
+    for path, text in options.items():
+        *sections, field = path.split(".")
+        holder = spec
+        for section in sections:
+            holder = holder.setdefault(section, {})
+        holder[field] = msgspec.yaml.decode(text)
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "scenario"}, "spec": spec}
+    return msgspec.convert(document, Policy)
 
 
 def _text(parts: str) -> bytes:

@@ -153,6 +153,8 @@ function queue(found) {
   byId("queue").replaceChildren(...(rows.length ? rows : [el("p", { class: "soft" }, "Flow control is off: no request waits here.")]));
 }
 
+const FATES = { go: "let go at once", wait: "held", demote: "put last" };
+
 function dryRun(found) {
   const tried = found.dry_run;
   if (!tried) { byId("dry").replaceChildren(el("p", { class: "soft" }, "No policy is tried. Set spec.mode: DryRun in one to see here what it would do.")); return; }
@@ -161,6 +163,8 @@ function dryRun(found) {
     el("p", {}, el("b", {}, tried.policy), ` (${tried.rule}) agrees with ${whole(tried.agreed)} of ${whole(tried.picks)} picks, ${percent(tried.picks ? tried.agreed / tried.picks : null)}`),
     bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
     el("p", {}, foretold(tried)),
+    ...(Object.keys(tried.flow).length ? [el("p", {}, `With the load as it is, its flow control would have: ${Object.entries(tried.flow)
+      .map(([fate, count]) => `${FATES[fate] || `refused (${fate})`} ${whole(count)}`).join(", ")}.`)] : []),
     el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
     el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.id.slice(0, 12)}: ${request.chosen} → ${request.would}`
       + (request.would === "(refuse)" ? "" : `, ${change(request.would_cached, whole, "cached tokens")}, ${change(request.would_s, seconds, "", ["later", "sooner"])}`)))));

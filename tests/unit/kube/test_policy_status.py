@@ -58,6 +58,27 @@ def test_a_dry_run_tells_how_often_it_agrees() -> None:
     assert body["status"]["lastAccepted"] is None
 
 
+def test_it_tells_saturation_and_what_flow_control_in_dry_run_would_have_done() -> None:
+    live = Live(
+        LIVE.endpoints,
+        8,
+        6,
+        tried_flow={"go": 5, "wait": 1, "demote": 1, "flow_deadline": 1},
+        saturation=1.256,
+    )
+
+    def told(**spec: Any) -> Mapping[str, Any]:
+        wanted = desired(verdict_on(**spec), before=NOTHING, live=live, hit_ratio=None, time_text="T")
+        body: Mapping[str, Any] = patch(wanted, uid="u")["status"]
+        return body
+
+    assert told()["saturation"] == "1.26"
+    tried = told(mode="DryRun")
+    assert tried["saturation"] is None, "the other policy is in force"
+    assert (tried["dryRun"]["waits"], tried["dryRun"]["refusals"]) == (2, 1)
+    assert patch(status(verdict_on()), uid="u")["status"]["saturation"] is None
+
+
 def test_a_policy_that_has_no_part_in_routing_shows_no_numbers() -> None:
     told = patch(status(verdict_on(sessionHeader="host")), uid="u")["status"]
     assert [told[name] for name in ("endpoints", "readyEndpoints", "hitRatio")] == [None, None, None]

@@ -1,0 +1,71 @@
+"""Flow control of a policy in dry run: nothing waits for it, and it says what it would have done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from epp.config.flow import Flow
+from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.decision import Pick, PickRequest
+from epp.extproc.reading import TTFT_MS, read_head, request_names
+from epp.gate import Claim, Gate
+from epp.types import ApiKind, InferenceRequest
+from tests.unit.extproc.stream_bench import Bench
+
+
+def trying(**flow: Any) -> tuple[Bench, Gate]:
+    """One picker whose policy holds nothing, and another policy in dry run."""
+    bench = Bench()
+    bench.picker.set_dry_run(
+        replace(DEFAULT_POLICY, spec=PolicySpec(flow=Flow(mode="Hold", headroom_seconds=0.1, **flow)))
+    )
+    return bench, Gate(bench.picker)
+
+
+def offer(gate: Gate, number: int, claim: Claim | None = None) -> str:
+    """What would have become of it; it got its pick at once."""
+    pick = gate.offer(
+        a_request(number), claim or Claim(), _never, size_bytes=10, longest_s=float("inf"), now=0.0
+    )
+    assert isinstance(pick, Pick)
+    assert gate.waiting == 0
+    assert pick.decision.dry_run is not None
+    return pick.decision.dry_run.flow
+
+
+def a_request(number: int) -> PickRequest:
+    prompt = f"question {number} ".encode() * 300
+    inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
+    return PickRequest(request_id=f"r{number}", inference=inference)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("nothing waits")
+
+
+def test_what_would_have_waited_or_been_refused_is_told_and_counted() -> None:
+    bench, gate = trying(deadline_seconds=2)
+    fates = [offer(gate, n) for n in range(200)]
+    assert fates[0] == "go"
+    assert {"wait", "flow_deadline"} <= set(fates)
+    assert bench.picker.dry_run is not None
+    assert bench.picker.dry_run.flow.total() == 200
+    bench.picker.set_dry_run(None)
+    assert not gate.on
+
+
+def test_a_policy_in_dry_run_that_holds_nothing_costs_nothing() -> None:
+    bench = Bench()
+    bench.picker.set_dry_run(DEFAULT_POLICY)
+    assert not Gate(bench.picker).on
+
+
+def test_the_headers_that_the_tried_policy_reads_are_read() -> None:
+    spec, tried = PolicySpec(), Flow(mode="Hold")
+    assert TTFT_MS not in request_names(spec)
+    assert TTFT_MS in request_names(spec, tried=tried)
+    headers = [(TTFT_MS, "1500")]
+    assert read_head(headers, spec).claim.ttft_s is None
+    assert read_head(headers, spec, tried=tried).claim.ttft_s == 1.5
