@@ -132,8 +132,9 @@ class Backlog:
             self._at = now
 
     def _take(self, tokens: float) -> None:
+        """Off the oldest ones. Those that hold nothing go, too: a request of unknown size is one, and would stay for ever."""
         left = int(tokens)
-        while left > 0 and self._bookings:
+        while self._bookings:
             oldest = next(iter(self._bookings))
             if oldest.tokens > left:
                 oldest.tokens -= left

@@ -47,6 +47,19 @@ def test_of_a_prompt_that_a_page_does_not_count_a_quarter_is_undone_then_and_dra
     assert undone(backlog, now=299.0) == 0
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
+    backlog = Backlog(now=0.0)
+    for n in range(1_000):
+        booked(backlog, 0, now=n * 0.1)
+        if counts:
+            backlog.confirm(0.0, now=n * 0.1, rate=RATE)
+        else:
+            backlog.settle(now=n * 0.1, rate=RATE)
+    backlog.check_integrity()
+    assert len(backlog) == 0
+
+
 def test_idle_time_drains_nothing_of_later_work() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
