@@ -363,6 +363,7 @@ class App:
                 judged=self._metrics.judged,
                 lease_held=self._metrics.lease_held,
                 objectives=self._gate.set_objectives,
+                rewrites=self._picker.set_rewrites,
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,

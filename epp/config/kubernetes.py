@@ -88,6 +88,13 @@ class Kubernetes(Strict, frozen=True):
             description="API groups whose InferenceObjectives give requests their priority, for flow control. The cluster needs their CRDs.",
         ),
     ] = ()
+    rewrites: Annotated[
+        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
+        Meta(
+            max_length=2,
+            description="API groups whose InferenceModelRewrites give models other names (docs/models.md). The cluster needs their CRDs.",
+        ),
+    ] = ()
     status: KubernetesStatus = KubernetesStatus()
 
     @property

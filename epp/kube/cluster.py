@@ -26,11 +26,14 @@ from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.lease_holder import LeaseHolder
 from epp.kube.live import Live
 from epp.kube.objectives import PATHS, Objectives, merged
-from epp.kube.objects import Objective, PolicyObject
+from epp.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
+from epp.kube.rewrites import PATHS as REWRITE_PATHS
+from epp.kube.rewrites import ModelRewrites, all_rewrites
 from epp.kube.writing import Place, Writer
+from epp.request.rewriting import Rewrites
 from epp.sources import Keep
 from epp.types import Endpoint
 
@@ -58,6 +61,8 @@ class Hooks:
     """Whether this process writes status."""
     objectives: Callable[[Mapping[str, int]], None] = lambda _: None
     """Priority by the name of an InferenceObjective."""
+    rewrites: Callable[[Rewrites], None] = lambda _: None
+    """Other names for models."""
 
 
 class Cluster:
@@ -93,6 +98,8 @@ class Cluster:
                 group.create_task(keep("kubernetes", policies.run), name="watch of the policies")
                 for reflector in self._objective_reflectors(api):
                     group.create_task(keep("kubernetes", reflector.run), name="watch of the objectives")
+                for rewrites in self._rewrite_reflectors(api):
+                    group.create_task(keep("kubernetes", rewrites.run), name="watch of the rewrites")
                 group.create_task(keep("kubernetes", lambda: self._judge(pool)), name="judge of the policies")
                 if self._writes:
                     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
@@ -148,6 +155,26 @@ class Cluster:
                 ),
                 sink=sink,
                 on_change=lambda: self._hooks.objectives(merged(sets)),
+                on_state=self._hooks.followed,
+                rng=self._rng,
+            )
+            for group, sink in zip(groups, sets, strict=True)
+        ]
+
+    def _rewrite_reflectors(self, api: Api) -> Sequence[Reflector[ModelRewrite]]:
+        """As for objectives."""
+        groups = [group for group in REWRITE_PATHS if group in self._settings.rewrites]
+        sets = [ModelRewrites(pool=self._settings.pool) for _ in groups]
+        return [
+            Reflector(
+                api,
+                Source(
+                    what=f"rewrites of {group}",
+                    kind=ModelRewrite,
+                    path=REWRITE_PATHS[group].format(namespace=self._namespace),
+                ),
+                sink=sink,
+                on_change=lambda: self._hooks.rewrites(all_rewrites(sets)),
                 on_state=self._hooks.followed,
                 rng=self._rng,
             )

@@ -137,6 +137,36 @@ class Objective(_Object, frozen=True):
     spec: ObjectiveSpec = ObjectiveSpec()
 
 
+class ModelName(_Object, frozen=True):
+    value: str = ""
+
+
+class ModelMatch(_Object, frozen=True):
+    model: ModelName = ModelName()
+
+
+class TargetModel(_Object, frozen=True):
+    model_rewrite: str = ""
+    weight: int | None = None
+
+
+class RewriteRule(_Object, frozen=True):
+    matches: tuple[ModelMatch, ...] = ()
+    targets: tuple[TargetModel, ...] = ()
+
+
+class RewriteSpec(_Object, frozen=True):
+    pool_ref: PoolRef = PoolRef()
+    rules: tuple[RewriteRule, ...] = ()
+
+
+class ModelRewrite(_Object, frozen=True):
+    """An InferenceModelRewrite, v1alpha2."""
+
+    metadata: ObjectMeta
+    spec: RewriteSpec = RewriteSpec()
+
+
 class Condition(_Object, frozen=True):
     type: str
     status: str

@@ -13,6 +13,7 @@ import yaml
 
 from epp.kube.crd import GROUP, PLURAL
 from epp.kube.objectives import PATHS
+from epp.kube.rewrites import PATHS as REWRITE_PATHS
 
 POOL: Final = "{pool}"
 LEASE: Final = "{lease}"
@@ -43,6 +44,10 @@ RULES: Final[Sequence[Rule]] = (
     *(
         Rule(group, "inferenceobjectives", ("list", "watch"), "priorities that requests name in a header")
         for group in PATHS
+    ),
+    *(
+        Rule(group, "inferencemodelrewrites", ("list", "watch"), "other names for models")
+        for group in REWRITE_PATHS
     ),
     Rule("coordination.k8s.io", "leases", ("create",), "RBAC cannot narrow a creation to a name"),
     Rule(

@@ -1,0 +1,87 @@
+"""InferenceModelRewrites: which of them count, in which order, and what they come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from epp.kube.objects import ModelRewrite
+from epp.kube.rbac import rules
+from epp.kube.rewrites import PATHS, ModelRewrites, all_rewrites
+from epp.request.rewriting import Rewrites
+from epp.types import ApiKind, InferenceRequest
+
+
+def exact(value: str) -> dict[str, Any]:
+    return {"model": {"type": "Exact", "value": value}}
+
+
+def rule(*models: str, **weights: int | None) -> dict[str, Any]:
+    targets = [
+        {"modelRewrite": name} | ({} if weight is None else {"weight": weight})
+        for name, weight in weights.items()
+    ]
+    return {"matches": [exact(model) for model in models], "targets": targets}
+
+
+def rewrite(
+    name: str, *rewrite_rules: dict[str, Any], pool: str = "vllm", created: str = "2026-01-01T00:00:00Z"
+) -> ModelRewrite:
+    spec = {"poolRef": {"group": "inference.networking.k8s.io", "name": pool}, "rules": rewrite_rules}
+    return msgspec.convert(
+        {"metadata": {"name": name, "creationTimestamp": created}, "spec": spec}, type=ModelRewrite
+    )
+
+
+def asked(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
+    inference = InferenceRequest(kind=ApiKind.OTHER, model=model)
+    return rewrites.target(inference, session="", request_id=request_id)
+
+
+def of(*objects: ModelRewrite) -> ModelRewrites:
+    found = ModelRewrites(pool="vllm")
+    found.replace(objects)
+    return found
+
+
+def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_all_others() -> None:
+    found = of(
+        rewrite("b", rule("gpt", younger=None), created="2026-01-02T00:00:00Z"),
+        rewrite("c", rule(fallback=None), created="2025-01-01T00:00:00Z"),
+        rewrite("a", rule("gpt", older=None)),
+        rewrite("d", rule("gpt", strange=None), pool="other", created="2024-01-01T00:00:00Z"),
+    )
+    assert asked(all_rewrites([found]), "gpt") == "older"
+    assert asked(all_rewrites([found]), "whatever") == "fallback"
+    found.remove(rewrite("a"))
+    found.put(rewrite("c", rule("x", y=None)))
+    assert asked(all_rewrites([found]), "gpt") == "younger"
+    assert asked(all_rewrites([found]), "whatever") == "whatever"
+
+
+def test_weights_are_those_of_the_object_and_a_missing_one_counts_as_one() -> None:
+    found = all_rewrites(
+        [of(rewrite("a", rule("gpt", stable=90, canary=10), rule("even", one=None, two=None)))]
+    )
+    canary = sum(asked(found, "gpt", request_id=str(n)) == "canary" for n in range(2000))
+    even = sum(asked(found, "even", request_id=str(n)) == "two" for n in range(2000))
+    # Four standard deviations: 54 and 90.
+    assert abs(canary - 200) < 54
+    assert abs(even - 1000) < 90
+
+
+def test_what_names_no_target_or_matches_nothing_is_no_rule() -> None:
+    empty = {"matches": [exact("")], "targets": [{"modelRewrite": "t"}]}
+    nameless = {"matches": [], "targets": [{"modelRewrite": ""}, {"modelRewrite": "t" * 2000}]}
+    assert not all_rewrites([of(rewrite("a", empty, nameless, {"targets": []}))])
+
+
+def test_the_newer_group_counts_first() -> None:
+    newer, older = of(rewrite("z", rule("gpt", new=None))), of(rewrite("a", rule("gpt", old=None)))
+    assert asked(all_rewrites([newer, older]), "gpt") == "new"
+
+
+def test_the_role_lets_the_picker_follow_both_groups() -> None:
+    granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites" in r["resources"]}
+    assert granted == {group: ["list", "watch"] for group in PATHS}
