@@ -35,7 +35,8 @@ class Lateness:
         """How often the loop has looked since it began."""
         self._asked = False
         self._looked_at = self._before = clock()
-        self._cpu_at_look = cpu_clock()
+        self._rested_at, self._cpu_at_rest = self._looked_at, cpu_clock()
+        """At the last look or end of a turn: from then on the loop may have waited."""
         self._turn_began = self._cpu_at_turn = 0.0
         self._wall_s = self._cpu_s = 0.0
         """Of the latest turns."""
@@ -47,13 +48,12 @@ class Lateness:
         """
         cpu = self._cpu_clock()
         self._turn_began, self._cpu_at_turn = now, cpu
-        since_s = now - self._looked_at
+        since_s = now - self._rested_at
         if (
             since_s > _SURELY_BUSY_S
-            and (cpu - self._cpu_at_look) * self._wall_s < _MOST * since_s * self._cpu_s
+            and (cpu - self._cpu_at_rest) * self._wall_s < _MOST * since_s * self._cpu_s
         ):
             self._before = self._looked_at = now
-            self._cpu_at_look = cpu
             return now
         return before if self.looks - resumed <= 1 else max(before, self._before)
 
@@ -63,9 +63,10 @@ class Lateness:
 
     def worked(self) -> None:
         """What was read has been handled for now. Whatever came meanwhile has waited."""
-        now = self._clock()
+        now, cpu = self._clock(), self._cpu_clock()
+        self._rested_at, self._cpu_at_rest = now, cpu
         self._wall_s = _KEEP * self._wall_s + now - self._turn_began
-        self._cpu_s = _KEEP * self._cpu_s + self._cpu_clock() - self._cpu_at_turn
+        self._cpu_s = _KEEP * self._cpu_s + cpu - self._cpu_at_turn
         if not self._asked and now - self._looked_at >= _BETWEEN_LOOKS_S:
             self._asked = True
             self._soon(self._look)
@@ -73,4 +74,5 @@ class Lateness:
     def _look(self) -> None:
         self._asked = False
         self.looks += 1
-        self._before, self._looked_at, self._cpu_at_look = self._looked_at, self._clock(), self._cpu_clock()
+        self._before, self._looked_at = self._looked_at, self._clock()
+        self._rested_at, self._cpu_at_rest = self._looked_at, self._cpu_clock()

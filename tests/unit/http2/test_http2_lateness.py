@@ -109,3 +109,16 @@ def test_short_turns_do_not_each_ask_for_a_look() -> None:
         asked += len(loop.asked)
         loop.looks()
     assert 5 <= asked <= 10
+
+
+def test_what_comes_after_a_short_turn_of_a_slow_thread_has_not_waited() -> None:
+    loop = Loop(slowness=20.0)
+    loop.turn(before=0.0, seconds=0.02)
+    loop.looks()
+    for slowness in (1.0, 1.0):
+        loop.now += 0.5
+        loop.slowness = slowness
+        loop.turn(before=0.0, seconds=0.0009)
+        loop.looks()
+    loop.now += 0.005
+    assert loop.turn(before=0.0, seconds=0.0009) == 0.0
