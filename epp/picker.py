@@ -41,6 +41,8 @@ from epp.scheduling.snapshot import NO_SERVERS, Floats, Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import (
     PREFILLER,
+    RANK,
+    RANK_ADDRESS,
     SERVER_HEADERS,
     Address,
     Endpoint,
@@ -55,7 +57,6 @@ _ENDS: Mapping[Outcome, Phase] = {
     "aborted": Phase.ABORTED,
     "failed": Phase.FAILED,
 }
-_ALL_BUT_PREFILLER = tuple(name for name in SERVER_HEADERS if name != PREFILLER)
 
 
 class Considered(NamedTuple):
@@ -372,8 +373,7 @@ class Picker:
             routed.prefill = self._prefilling.book(
                 helper, chosen, prompt, adapter=adapter, spec=self._spec, now=now
             )
-            routed.set_headers = ((PREFILLER, chosen.address),)
-            routed.remove_headers = _ALL_BUT_PREFILLER
+            _add_header(routed, PREFILLER, chosen.address)
         self._tell(Began(now, routed, request.inference))
         return routed
 
@@ -539,11 +539,11 @@ class Picker:
         recorded = self.caches.record(state, prompt, cached_tokens=cached_tokens, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
-        return RoutedRequest(
+        routed = RoutedRequest(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
-            remove_headers=SERVER_HEADERS if self._fleet.disaggregated else (),
+            remove_headers=SERVER_HEADERS if self._fleet.disaggregated or self._fleet.ranked else (),
             state=state,
             process=state.process,
             booking=booking,
@@ -560,6 +560,12 @@ class Picker:
                 now=now,
             ),
         )
+        if state.endpoint.rank is not None:
+            # The headers name one rank, so that no other server could take the request.
+            routed.destinations = decision.destinations = decision.destinations[:1]
+            _add_header(routed, RANK_ADDRESS, str(state.endpoint.address))
+            _add_header(routed, RANK, str(state.endpoint.rank))
+        return routed
 
     def _booked(
         self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
@@ -631,6 +637,12 @@ class Picker:
             state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
         self._tell(Moved(now, routed))
+
+
+def _add_header(routed: RoutedRequest, name: str, value: str) -> None:
+    """For the chosen server, which takes what the picker says and not what the client said."""
+    routed.set_headers = (*routed.set_headers, (name, value))
+    routed.remove_headers = tuple(removed for removed in routed.remove_headers if removed != name)
 
 
 def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:

@@ -15,13 +15,17 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
+RANK_ADDRESS: Final = "x-data-parallel-host-port"
+"""The request header by which the front of a server learns which of its ranks gets the request, by address."""
+RANK: Final = "x-data-parallel-rank"
+"""The same by number, as vLLM and SGLang read it."""
 PREFILLER: Final = "x-prefiller-host-port"
 """The request header by which an answering server learns who computes the prompt, as llm-d's sidecar reads it."""
 SERVER_HEADERS: Final = (
     PREFILLER,
     "x-llm-d-prefiller-host-port",
-    "x-data-parallel-host-port",
-    "x-data-parallel-rank",
+    RANK_ADDRESS,
+    RANK,
     "x-encoder-hosts-ports",
     "x-llm-d-encoder-hosts-ports",
     "x-kv-cache-source-host-port",
@@ -121,6 +125,15 @@ class Endpoint:
     metrics: str = ""
     """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`). What is left out is the serving port, and the policy's path."""
     role: Role = Role.UNSAID
+    rank: int | None = None
+    """Which data parallel rank of its server it is; None: it is a whole server."""
+    behind: Address | None = None
+    """Where requests for this rank go, which the server's front hands on; None: to its own address."""
+
+    @property
+    def destination(self) -> Address:
+        """What the data plane is told."""
+        return self.behind or self.address
 
 
 class ApiKind(enum.StrEnum):

@@ -43,6 +43,8 @@ class Fleet:
         self._model_rates: dict[str, ModelRate] = {}
         self._no_answers: frozenset[int] = frozenset()
         """Slots of those that are never a destination."""
+        self.ranked = False
+        """Some endpoints are ranks of a server."""
         self._prefilling: list[int] = []
         """Slots of those that compute prompts for others."""
         self._serving = Serving((), (), everyone=range(0))
@@ -106,6 +108,7 @@ class Fleet:
         self._no_answers = frozenset(
             slot for slot, s in enumerate(self._in_slots) if not s.endpoint.role.answers
         )
+        self.ranked = any(s.endpoint.rank is not None for s in self._in_slots)
         self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
@@ -229,6 +232,9 @@ class Fleet:
         return slots if subset is None else self._within(slots, subset)
 
     def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
+        if self.ranked:
+            addresses = self._columns.roster.addresses
+            return [slot for slot in slots if addresses[slot] in subset]
         allowed = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
         return [slot for slot in slots if slot in allowed]
 

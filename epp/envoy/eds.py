@@ -43,7 +43,7 @@ class EdsFile:
 
 def render(endpoints: Iterable[Endpoint]) -> bytes:
     """The file's text: a discovery response in JSON, addresses sorted and each once; only of those that may be destinations."""
-    answering = {endpoint.address for endpoint in endpoints if endpoint.role.answers}
+    answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
     addresses = sorted(answering, key=lambda a: (a.host, a.port))
     resource = {
         "@type": _ASSIGNMENT,

@@ -66,7 +66,7 @@ class Unread:
         except PickError:
             return None  # It is refused in the words of the request's API.
         self._let_go(pick, seconds=self._timer() - started, now=now)
-        return _answer(pick.destinations, pick.remove_headers, settings.clear_route_cache)
+        return _answer(pick.destinations, pick.set_headers, pick.remove_headers, settings.clear_route_cache)
 
     def _let_go(self, pick: Pick, *, seconds: float, now: float) -> None:
         self._observer.picked(pick, seconds=seconds)
@@ -76,6 +76,7 @@ class Unread:
 @functools.lru_cache(maxsize=4096)
 def _answer(
     destinations: tuple[Address, ...],
+    set_headers: tuple[tuple[str, str], ...],
     remove_headers: tuple[str, ...],
     clear_route_cache: bool,  # noqa: FBT001 - a key
     /,
@@ -85,7 +86,7 @@ def _answer(
     return encode(
         Answer(
             Slot.REQUEST_HEADERS,
-            set_headers=((DESTINATION, named),),
+            set_headers=((DESTINATION, named), *set_headers),
             remove_headers=remove_headers,
             clear_route_cache=clear_route_cache,
             destination=named,

@@ -9,6 +9,8 @@
         kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
         kv_replay: tcp://10.0.0.1:5558
         role: prefill                    # prefill, decode or both, where prompts are computed by other servers (docs/disaggregation.md)
+        rank: 1                          # a data parallel rank, and where requests for it go: its server's front (docs/disaggregation.md)
+        behind: "10.0.0.1:8000"
         metrics: ":8002/metrics"         # where its page is elsewhere than at the policy's scrape.path; either part alone will do
 
     rewrites:                          # other names for models, docs/models.md
@@ -53,6 +55,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_replay: _Zmq = ""
     metrics: _Place = ""
     role: Literal["", "prefill", "decode", "both"] = ""
+    rank: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    behind: str = ""
 
 
 class _Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +122,8 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
         kv_replay=entry.kv_replay,
         metrics=entry.metrics,
         role=ROLES[entry.role],
+        rank=entry.rank,
+        behind=_behind(entry, field=field),
     )
 
 
@@ -132,6 +138,17 @@ def _address(entry: _Entry, *, field: str) -> Address:
         return Address.parse(text)
     except ValueError as error:
         raise ConfigError(f"{field}.address: {error}") from error
+
+
+def _behind(entry: _Entry, *, field: str) -> Address | None:
+    if not entry.behind:
+        return None
+    if entry.rank is None:
+        raise ConfigError(f"{field}.behind: is where requests for a rank go; add rank, or leave it out")
+    try:
+        return Address.parse(entry.behind)
+    except ValueError as error:
+        raise ConfigError(f"{field}.behind: {error}") from error
 
 
 def _check_unique(field: str, values: Sequence[str]) -> None:

@@ -37,6 +37,8 @@ class _Server:
     adapters: frozenset[str]
     metrics: str
     role: Role
+    front: int
+    """The port that hands requests on to data parallel ranks, which the target ports are; 0: each of those is a whole server."""
 
 
 class Discovery:
@@ -86,8 +88,8 @@ class Discovery:
         self.changed = False
         made: dict[Address, Endpoint] = {}
         for name, server in sorted(self._servers.items(), key=lambda item: item[1].created):
-            for port in self._ports:
-                endpoint = _endpoint(name, server, port)
+            for rank, port in enumerate(self._ports):
+                endpoint = _endpoint(name, server, port, rank=rank)
                 made[endpoint.address] = endpoint
         return sorted(made.values(), key=lambda endpoint: endpoint.name)
 
@@ -115,6 +117,7 @@ class Discovery:
             adapters=frozenset(a.strip() for a in annotations.adapters.split(",") if a.strip()),
             # What is no place is passed over: the page is then looked for where those of the others are.
             metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
+            front=_port(annotations.data_parallel_port),
             role=ROLES.get(pod.metadata.labels.role, Role.UNSAID),
         )
 
@@ -141,7 +144,7 @@ def label_selector(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
-def _endpoint(name: str, server: _Server, port: int) -> Endpoint:
+def _endpoint(name: str, server: _Server, port: int, *, rank: int) -> Endpoint:
     process = server.processes.get(server.ports.get(port, ""))
     if (
         process is None
@@ -155,7 +158,14 @@ def _endpoint(name: str, server: _Server, port: int) -> Endpoint:
         incarnation=f"{server.uid}/{process}",
         metrics=server.metrics,
         role=server.role,
+        rank=rank if server.front else None,
+        behind=Address(server.host, server.front) if server.front else None,
     )
+
+
+def _port(text: str) -> int:
+    """0: it is no port."""
+    return int(text) if len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65_536 else 0
 
 
 def _host(pod: Pod, family: AddressFamily) -> str:

@@ -25,6 +25,8 @@ class PodAnnotations(_Object, frozen=True):
     """LoRA adapters on it, separated by commas."""
     metrics: str = field(name="prefix-gateway.dev/metrics", default="")
     """Where its metrics page is, as `[:port][/path]`."""
+    data_parallel_port: str = field(name="prefix-gateway.dev/data-parallel-port", default="")
+    """The port of the pod's front: each target port is a data parallel rank behind it."""
 
 
 class PodLabels(_Object, frozen=True):

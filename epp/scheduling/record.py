@@ -79,7 +79,7 @@ def hurried_decision(
         matched_tokens=0,
         reason="overload",
         chosen=endpoints[0].name,
-        destinations=tuple([endpoint.address for endpoint in endpoints]),
+        destinations=tuple([endpoint.destination for endpoint in endpoints]),
         candidates=(),
         unread=inference.unread,
     )

@@ -39,7 +39,7 @@ class Roster:
         self.everyone = range(len(endpoints))
         """All slots, in order."""
         self.names: list[EndpointName] = [e.name for e in endpoints]
-        self.addresses: list[Address] = [e.address for e in endpoints]
+        self.addresses: list[Address] = [e.destination for e in endpoints]
         self.models: Sequence[str] = models or [e.model for e in endpoints]
         self.answers: Bools = np.array([e.role.answers for e in endpoints], dtype=np.bool_)
         """For each slot, whether it may be a destination."""

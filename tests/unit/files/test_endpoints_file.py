@@ -129,3 +129,12 @@ def test_the_file_tells_roles_and_refuses_others() -> None:
     assert load_endpoints(text.format("both"), source="f")[0].role is Role.BOTH
     with pytest.raises(ConfigError, match=r"endpoints\[0\].role"):
         load_endpoints(text.format("judge"), source="f")
+
+
+def test_a_rank_has_a_front_that_requests_go_to() -> None:
+    text = "endpoints: [{{name: a, address: '10.0.0.1:8001', {}}}]"
+    (endpoint,) = load_endpoints(text.format("rank: 1, behind: '10.0.0.1:8000'"), source="f")
+    assert (endpoint.rank, str(endpoint.destination)) == (1, "10.0.0.1:8000")
+    for wrong in ("behind: '10.0.0.1:8000'", "rank: 1, behind: here", "rank: -1"):
+        with pytest.raises(ConfigError, match=r"behind|rank"):
+            load_endpoints(text.format(wrong), source="f")

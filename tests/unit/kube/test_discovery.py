@@ -185,6 +185,15 @@ def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
     assert [e.role for e in found.endpoints()] == [Role.PREFILL]
 
 
+@pytest.mark.parametrize(("said", "front"), [("8000", 8000), ("", 0), ("no", 0), ("99999", 0)])
+def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, front: int) -> None:
+    found = discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/data-parallel-port": said}))
+    found.set_ports((8001, 8002))
+    made = [(e.address.port, e.rank, e.behind) for e in found.endpoints()]
+    behind = Address("10.0.0.1", front) if front else None
+    assert made == [(8001, 0 if front else None, behind), (8002, 1 if front else None, behind)]
+
+
 def test_a_list_replaces_what_was_known() -> None:
     found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
     found.endpoints()
