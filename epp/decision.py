@@ -194,8 +194,6 @@ class Pick(Struct, eq=False, gc=False):
     phase: Phase = Phase.SENT
     set_headers: tuple[tuple[str, str], ...] = ()
     """For the chosen server, on the request: which other server computes the prompt."""
-    remove_headers: tuple[str, ...] = ()
-    """From the request: what clients may not tell servers."""
 
     def enter(self, phase: Phase) -> None:
         """The next phase. An assertion fails if it may not follow this one."""

@@ -43,7 +43,6 @@ from epp.types import (
     PREFILLER,
     RANK,
     RANK_ADDRESS,
-    SERVER_HEADERS,
     Address,
     Endpoint,
     EndpointMetrics,
@@ -373,7 +372,7 @@ class Picker:
             routed.prefill = self._prefilling.book(
                 helper, chosen, prompt, adapter=adapter, spec=self._spec, now=now
             )
-            _add_header(routed, PREFILLER, chosen.address)
+            routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
         self._tell(Began(now, routed, request.inference))
         return routed
 
@@ -543,7 +542,6 @@ class Picker:
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
-            remove_headers=SERVER_HEADERS if self._fleet.disaggregated or self._fleet.ranked else (),
             state=state,
             process=state.process,
             booking=booking,
@@ -563,8 +561,10 @@ class Picker:
         if state.endpoint.rank is not None:
             # The headers name one rank, so that no other server could take the request.
             routed.destinations = decision.destinations = decision.destinations[:1]
-            _add_header(routed, RANK_ADDRESS, str(state.endpoint.address))
-            _add_header(routed, RANK, str(state.endpoint.rank))
+            routed.set_headers = (
+                (RANK_ADDRESS, str(state.endpoint.address)),
+                (RANK, str(state.endpoint.rank)),
+            )
         return routed
 
     def _booked(
@@ -637,12 +637,6 @@ class Picker:
             state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
         self._tell(Moved(now, routed))
-
-
-def _add_header(routed: RoutedRequest, name: str, value: str) -> None:
-    """For the chosen server, which takes what the picker says and not what the client said."""
-    routed.set_headers = (*routed.set_headers, (name, value))
-    routed.remove_headers = tuple(removed for removed in routed.remove_headers if removed != name)
 
 
 def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:

@@ -19,7 +19,7 @@ from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse
 from epp.gate import NO_CLAIM, Claim
 from epp.request.names import bounded_name
-from epp.types import Address, Endpoint
+from epp.types import SERVER_HEADERS, Address, Endpoint
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 REQUEST_ID: Final = "x-request-id"
@@ -38,8 +38,11 @@ _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55, and a later version may add fields."""
 
 RESPONSE_NAMES: Final = frozenset((":status", "content-type", "content-encoding"))
-_REQUEST_NAMES: Final = frozenset(
-    (":method", ":path", REQUEST_ID, "content-length", "content-encoding", DESTINATION, TEST_SELECTION)
+RESERVED: Final = (DESTINATION, *SERVER_HEADERS)
+"""Request headers that only the picker may set."""
+_RESERVED: Final = frozenset(RESERVED)
+_REQUEST_NAMES: Final = _RESERVED.union(
+    (":method", ":path", REQUEST_ID, "content-length", "content-encoding", TEST_SELECTION)
 )
 _MAX_REQUEST_ID_CHARS: Final = 256
 
@@ -74,8 +77,8 @@ class RequestHead(Struct, gc=False):
     """Content-Length; 0 where it is absent or no number."""
     encoded: bool
     """The body is compressed, so it cannot be read."""
-    client_destination: bool
-    """The client tried to name its server."""
+    reserved: tuple[str, ...]
+    """Of `RESERVED`, what the client sent. It must not reach a server."""
     session: str
     debug: bool
     prescribed: str
@@ -99,13 +102,18 @@ def read_head(
         request_id=found.get(REQUEST_ID, "").strip()[:_MAX_REQUEST_ID_CHARS],
         declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
         encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
-        client_destination=DESTINATION in found,
+        reserved=() if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found),
         session=bounded_name(found.get(spec.session_header, "")),
         debug=bool(spec.debug_header) and spec.debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
         trace=bounded_trace(found.get(TRACEPARENT, "")),
         claim=NO_CLAIM if flow is None else _claim(found, flow),
     )
+
+
+def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Of the reserved headers that a client sent, those that the picker does not overwrite: they have to be removed."""
+    return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
 
 
 def asks_for_models(headers: Sequence[tuple[str, str]], path: str) -> bool:

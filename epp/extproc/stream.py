@@ -68,9 +68,11 @@ from epp.extproc.reading import (
     DESTINATION,
     LENGTH,
     REQUEST_ID,
+    RESERVED,
     RequestHead,
     asks_for_models,
     model_list_answer,
+    not_set,
     read_addresses,
     read_head,
     read_prescribed,
@@ -79,7 +81,7 @@ from epp.extproc.reading import (
 from epp.extproc.response import PLAIN, PickerPort, ResponseHalf, StreamSettings
 from epp.extproc.waiting import GatePort, Wait, longest_wait_s
 from epp.request.rewriting import with_model
-from epp.types import SERVER_HEADERS, Address, InferenceRequest
+from epp.types import Address, InferenceRequest
 
 
 class _Phase(enum.Enum):
@@ -295,9 +297,9 @@ class HttpStream:
             self._phase = _Phase.HOLDING
             return ()
         self._phase = _Phase.BODY
-        if head.client_destination:
-            # The pick overwrites it, but only if it is made: nothing of it may survive a picker that dies now.
-            return (Answer(Slot.REQUEST_HEADERS, remove_headers=(DESTINATION,)),)
+        if head.reserved:
+            # The pick removes them too, but only if it is made: nothing of them may survive a picker that dies now.
+            return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
         return PLAIN[Slot.REQUEST_HEADERS]
 
     def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
@@ -521,10 +523,11 @@ class HttpStream:
             cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
         if slot is Slot.REQUEST_TRAILERS:
             return Answer(slot, destination=destination, scores=scores, cost=cost)
+        head = self._known_head()
         headers = [(DESTINATION, destination), *pick.set_headers]
         if self._made_id:
-            headers.append((REQUEST_ID, self._known_head().request_id))
-        if self._changed_bytes and self._known_head().declared_bytes:
+            headers.append((REQUEST_ID, head.request_id))
+        if self._changed_bytes and head.declared_bytes:
             headers.append((LENGTH, str(self._changed_bytes)))
         changed = None
         if slot is Slot.REQUEST_BODY:
@@ -533,7 +536,7 @@ class HttpStream:
             slot,
             set_headers=tuple(headers),
             body=changed,
-            remove_headers=pick.remove_headers,
+            remove_headers=not_set(head.reserved, headers),
             clear_route_cache=self._settings.clear_route_cache,
             destination=destination,
             scores=scores,
@@ -553,7 +556,7 @@ class HttpStream:
         """Go on without a destination, and without one that the client made up."""
         self._phase = _Phase.PASSED
         if slot is Slot.REQUEST_HEADERS:
-            return (Answer(slot, remove_headers=(DESTINATION, *SERVER_HEADERS)),)
+            return (Answer(slot, remove_headers=RESERVED),)
         return PLAIN[slot]
 
     # -- the response --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from epp.errors import PickError
 from epp.extproc.bodies import OVERLOADED
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
-from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, read_head
+from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, not_set, read_head
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.types import Address
 
@@ -66,7 +66,7 @@ class Unread:
         except PickError:
             return None  # It is refused in the words of the request's API.
         self._let_go(pick, seconds=self._timer() - started, now=now)
-        return _answer(pick.destinations, pick.set_headers, pick.remove_headers, settings.clear_route_cache)
+        return _answer(pick.destinations, pick.set_headers, head.reserved, settings.clear_route_cache)
 
     def _let_go(self, pick: Pick, *, seconds: float, now: float) -> None:
         self._observer.picked(pick, seconds=seconds)
@@ -77,17 +77,18 @@ class Unread:
 def _answer(
     destinations: tuple[Address, ...],
     set_headers: tuple[tuple[str, str], ...],
-    remove_headers: tuple[str, ...],
+    reserved: tuple[str, ...],
     clear_route_cache: bool,  # noqa: FBT001 - a key
     /,
 ) -> bytes:
     """As `stream` answers. A fleet has few fallback lists."""
     named = ",".join(map(str, destinations))
+    headers = ((DESTINATION, named), *set_headers)
     return encode(
         Answer(
             Slot.REQUEST_HEADERS,
-            set_headers=((DESTINATION, named), *set_headers),
-            remove_headers=remove_headers,
+            set_headers=headers,
+            remove_headers=not_set(reserved, headers),
             clear_route_cache=clear_route_cache,
             destination=named,
         )

@@ -14,7 +14,6 @@ from epp.picker import Picker
 from epp.picker_events import Grew, PickerEvent
 from epp.types import (
     PREFILLER,
-    SERVER_HEADERS,
     Address,
     ApiKind,
     Endpoint,
@@ -68,7 +67,6 @@ def test_a_long_prompt_is_computed_by_a_prefill_endpoint_that_the_request_names(
     assert chosen is not None
     assert chosen.name in ("c", "d")
     assert pick.set_headers == ((PREFILLER, str(ADDRESSES[chosen.name])),)
-    assert set(pick.remove_headers) == set(SERVER_HEADERS) - {PREFILLER}
     assert pick.decision.chosen in ("a", "b")
     assert chosen.uncached_tokens == 20_000
     assert chosen.cost_s < chosen.instead_of_s
@@ -76,14 +74,13 @@ def test_a_long_prompt_is_computed_by_a_prefill_endpoint_that_the_request_names(
     assert pick.decision.predicted_s == pytest.approx(20_000 / 8000 + chosen.transfer_s)
 
 
-def test_a_short_prompt_is_computed_where_it_is_answered_and_the_clients_own_header_goes() -> None:
+def test_a_short_prompt_is_computed_where_it_is_answered() -> None:
     picker = split()
     for decoder in "ab":
         busy(picker, decoder, running=8, now=1.0)
     pick = picker.pick(ask(text("p", SHORT)), now=1.0)
     assert pick.decision.prefill is None
     assert pick.set_headers == ()
-    assert set(pick.remove_headers) == set(SERVER_HEADERS)
 
 
 def test_an_idle_endpoint_computes_a_long_prompt_itself_since_moving_it_costs_more_than_it_gains() -> None:
@@ -263,4 +260,4 @@ def test_without_roles_a_pick_carries_no_headers_and_asks_nobody_for_help() -> N
         busy(picker, name, running=8, now=1.0)
     pick = picker.pick(ask(text("p", LONG)), now=1.0)
     assert pick.decision.prefill is None
-    assert (pick.set_headers, pick.remove_headers) == ((), ())
+    assert pick.set_headers == ()

@@ -7,7 +7,7 @@ import pytest
 from epp.decision import PickRequest
 from epp.envoy.eds import render
 from epp.errors import NoEndpointError
-from epp.types import RANK, RANK_ADDRESS, SERVER_HEADERS, Address, Endpoint, EndpointName
+from epp.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
 from tests.unit.picker_questions import ELSEWHERE, a_picker, ask, in_flight, serve, text
 
 FRONT, OTHER = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
@@ -31,7 +31,6 @@ def test_the_front_is_the_destination_and_the_headers_name_the_rank(hurried: boo
     assert pick.destinations == pick.decision.destinations == (state.endpoint.behind,)
     rank = {RANK_ADDRESS: str(state.endpoint.address), RANK: str(state.endpoint.rank)}
     assert dict(pick.set_headers) == rank
-    assert set(pick.remove_headers) == set(SERVER_HEADERS) - set(rank)
 
 
 def test_each_rank_has_a_cache_and_a_load_of_its_own() -> None:

@@ -20,7 +20,7 @@ from epp.extproc.events import (
     RequestTrailers,
 )
 from epp.extproc.response import StreamSettings
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import SERVER_HEADERS, Address, Endpoint, EndpointName
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,
@@ -131,6 +131,19 @@ def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes
     )
     first = next(a for a in actions if isinstance(a, Answer))
     assert KEY in first.remove_headers or first.set_headers[0][0] == KEY
+    assert "6.6.6.6" not in repr(actions)
+
+
+@pytest.mark.parametrize("modes", ALL)
+@pytest.mark.parametrize("name", [*SERVER_HEADERS, "X-Prefiller-Host-Port"])
+def test_what_servers_obey_is_removed_when_a_client_sends_it(bench: Bench, modes: Modes, name: str) -> None:
+    actions = run(
+        bench.stream(),
+        head(modes, (name, "6.6.6.6:1")),
+        *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]),
+    )
+    first = next(a for a in actions if isinstance(a, Answer))
+    assert name.lower() in first.remove_headers
     assert "6.6.6.6" not in repr(actions)
 
 
