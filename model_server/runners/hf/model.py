@@ -18,6 +18,7 @@ from model_server.core.scheduler import StepPlan
 from model_server.runners.hf import attention
 from model_server.runners.hf.batch import make_batch
 from model_server.runners.hf.errors import ModelError, UnsupportedModelError
+from model_server.runners.hf.freed_memory import keep_freed_memory
 from model_server.runners.hf.lora import AdapterBank
 from model_server.runners.hf.memory import KvMemory, KvShape
 from model_server.runners.hf.packed import pack
@@ -61,6 +62,8 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
         raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
     module.to(device)
     pack(module)
+    if device.type == "cpu":
+        keep_freed_memory()
     return module
 
 
