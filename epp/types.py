@@ -227,7 +227,11 @@ class EndpointMetrics:
     @property
     def known_adapters(self) -> frozenset[str]:
         """All that the server names."""
-        return self.active_adapters | self.loaded_adapters if self.loaded_adapters else self.active_adapters
+        loaded = self.loaded_adapters
+        if not loaded:
+            return self.active_adapters
+        # A page may name thousands, and picks ask: nothing is copied where the active ones are among the loaded.
+        return loaded if self.active_adapters <= loaded else self.active_adapters | loaded
 
     @property
     def inside(self) -> int | None:
