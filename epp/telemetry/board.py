@@ -12,7 +12,7 @@ import gzip
 import secrets
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -260,10 +260,12 @@ def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     if not every:
         return None
     same = [tried for tried in every if tried["policy"] == every[0]["policy"]]
-    return {
-        name: value if isinstance(value, str) else sum(tried.get(name, 0) for tried in same)
-        for name, value in every[0].items()
-    }
+    flow: Counter[str] = Counter()
+    for tried in same:
+        flow.update(tried.get("flow", {}))
+    numbers = [name for name, value in every[0].items() if isinstance(value, int | float)]
+    added = {name: sum(tried.get(name, 0) for tried in same) for name in numbers}
+    return {**every[0], **added, "flow": dict(flow)}
 
 
 def _added(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:

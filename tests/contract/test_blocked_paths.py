@@ -63,8 +63,8 @@ def test_every_route_for_clients_passes() -> None:
 
 
 def test_nothing_is_listed_that_vllm_does_not_serve() -> None:
-    # As SGLang and older releases of vLLM have it.
-    others = {"/resume_kv_cache_memory"}
+    # Of SGLang and older releases of vLLM, and of this repository's model server.
+    others = {"/resume_kv_cache_memory", "/kv_blocks"}
     unknown = {path for path in BLOCKED_PATHS if not any(s.startswith(path) for s in SAMPLES)}
     assert unknown <= others
 

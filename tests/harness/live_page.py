@@ -199,6 +199,7 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
             "cached": 11_658_000,
             "more_cached": 870_000,
             "more_s": -306.0,
+            "flow": {"go": 5000, "wait": 100, "flow_late": 20},
         },
         siblings=siblings,
     )

@@ -164,7 +164,7 @@ function dryRun(found) {
     bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
     el("p", {}, foretold(tried)),
     ...(Object.keys(tried.flow).length ? [el("p", {}, `With the load as it is, its flow control would have: ${Object.entries(tried.flow)
-      .map(([fate, count]) => `${FATES[fate] || `refused (${fate})`} ${whole(count)}`).join(", ")}.`)] : []),
+      .map(([fate, count]) => `${FATES[fate] || `refused (${fate.replace("flow_", "")})`} ${whole(count)}`).join(", ")}.`)] : []),
     el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
     el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.id.slice(0, 12)}: ${request.chosen} → ${request.would}`
       + (request.would === "(refuse)" ? "" : `, ${change(request.would_cached, whole, "cached tokens")}, ${change(request.would_s, seconds, "", ["later", "sooner"])}`)))));
