@@ -1,7 +1,8 @@
 """Which new requests are routed without being read, so that no request waits long for a picker that has too much to do.
 
-Both transports say how long the first message of a request has waited in this process's queue. Once such waits have been over `TARGET_S`
-for `_PATIENCE_S`, every request that waited longer than that is routed by load, from its headers alone, and every other one is read.
+Our HTTP/2 says how long the first message of a request has waited in this process's queue. Once `_IN_A_ROW` requests have waited longer than
+`TARGET_S`, without one in between that did not, and for `_PATIENCE_S`, there is an overload: every request that waited longer
+is routed by load, from its headers alone, and every other one is read.
 So the queue stays near the target by itself, and the picker reads as many bodies as it can. No control loop has to settle.
 Pure: time is an argument. Owned by `conversation.Streams`.
 """
@@ -15,8 +16,11 @@ TARGET_S: Final = 0.008
 """A request waits twice in the queue, with its headers and with its body."""
 _LATEST_S: Final = 3 * TARGET_S
 """A body that waited so long, since something else held the process, is not read either."""
-_PATIENCE_S: Final = 0.02
-"""A queue that is gone sooner was a burst or a hiccup of the machine, and changes nothing."""
+_PATIENCE_S: Final = 0.05
+_IN_A_ROW: Final = 16
+"""A queue that is gone sooner was a burst or a hiccup of the machine, and changes nothing; so do a few requests that are late one by one."""
+_GAP_S: Final = 0.1
+"""With so long between two late requests, there was no queue in between: no pause of the process is that long."""
 _CALM_S: Final = 0.5
 """An overload is over when no request has waited longer than the target for so long. Until then nothing is waited for."""
 _SHARE_S: Final = 0.5
@@ -25,7 +29,8 @@ _SHARE_S: Final = 0.5
 
 class Overload:
     def __init__(self) -> None:
-        self._late_since: float | None = None
+        self._late = 0
+        self._late_since = self._late_at = 0.0
         self._until = 0.0
         self._share = 0.0
         self._counted_at = 0.0
@@ -36,18 +41,22 @@ class Overload:
 
     def skips(self, *, waited_s: float, now: float) -> bool:
         """Whether a new request goes by load, unread. waited_s: how long its first message has waited for this process."""
-        if waited_s <= TARGET_S:
-            self._late_since = None
-            skipped = False
-        else:
-            if self._late_since is None:
-                self._late_since = now
-            skipped = now < self._until or now - self._late_since >= _PATIENCE_S
+        skipped = self._is_late(now=now) if waited_s > TARGET_S else False
         if skipped:
             self._until = now + _CALM_S
+        elif waited_s <= TARGET_S:
+            self._late = 0
         if now < self._until:
             self._count(skipped=skipped, now=now)
         return skipped
+
+    def _is_late(self, *, now: float) -> bool:
+        """A request waited too long. Whether that is an overload."""
+        if self._late == 0 or now - self._late_at > _GAP_S:
+            self._late, self._late_since = 0, now
+        self._late += 1
+        self._late_at = now
+        return now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S)
 
     def gives_up(self, *, waited_s: float, now: float) -> bool:
         """Whether a body that was to be read goes unread now."""

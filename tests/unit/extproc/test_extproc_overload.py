@@ -11,7 +11,7 @@ import pytest
 
 from epp.extproc.overload import TARGET_S, Overload
 
-HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 100e-6
+HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 90e-6
 HURRIED_BODY_S = 80e-6
 CAPACITY = 1 / (HEAD_S + BODY_S)
 """Requests that can be read in a second."""
@@ -124,7 +124,12 @@ def test_a_queue_that_is_gone_at_once_changes_nothing() -> None:
 
 def test_in_an_overload_it_is_the_wait_of_each_request_that_decides() -> None:
     overload = Overload()
-    assert not overload.skips(waited_s=1.0, now=0.0)
-    assert overload.skips(waited_s=1.0, now=0.1)
-    assert not overload.skips(waited_s=TARGET_S, now=0.1)
-    assert overload.skips(waited_s=1.01 * TARGET_S, now=0.1)
+    assert [overload.skips(waited_s=1.0, now=n * 0.01) for n in range(17)] == [False] * 15 + [True] * 2
+    assert not overload.skips(waited_s=TARGET_S, now=0.2)
+    assert overload.skips(waited_s=1.01 * TARGET_S, now=0.2)
+
+
+def test_requests_that_are_late_one_by_one_are_no_overload() -> None:
+    overload = Overload()
+    assert not any(overload.skips(waited_s=0.03, now=n * 0.2) for n in range(100))
+    assert not overload.gives_up(waited_s=0.03, now=20.0)
