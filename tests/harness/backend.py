@@ -85,12 +85,15 @@ class Behaviour:
     before_body: Gate = field(default_factory=Gate)
     before_last: Gate = field(default_factory=Gate)
     """Before the last piece: shut, an answer is in flight until the test opens it."""
+    headers_pause_s: float = 0.0
     chunk_pause_s: float = 0.0
     reset: bool = False
     """Cut the connection once the request was read, before any answer."""
     fail_next: int = 0
     """So many of the next requests get `fail_status`."""
     fail_status: int = 503
+    cached_share: float | None = None
+    """What an answer that is not streamed says in its usage: so much of the prompt was cached. None: it has no usage."""
 
 
 class Backend:
@@ -149,6 +152,8 @@ class Backend:
         self.received.append(received)
         behaviour = self.behaviour
         await behaviour.before_headers.passed()
+        if behaviour.headers_pause_s:
+            await asyncio.sleep(behaviour.headers_pause_s)
         headers = {SERVED_BY: self.name}
         if behaviour.reset:
             assert request.transport
@@ -161,7 +166,11 @@ class Backend:
             await behaviour.before_body.passed()
             await behaviour.before_last.passed()
             received.finished = True
-            answer = {"choices": [{"text": f"from {self.name}"}], "object": "text_completion"}
+            answer = {
+                "choices": [{"text": f"from {self.name}"}],
+                "object": "text_completion",
+                **_usage(received.body, behaviour.cached_share),
+            }
             return web.json_response(answer, status=behaviour.status, headers=headers)
         return await self._stream(request, received, behaviour)
 
@@ -217,6 +226,15 @@ class Backend:
             await response.write(b"# " + b"x" * (2**20 - 3) + b"\n")
         await asyncio.Event().wait()
         return response
+
+
+def _usage(body: bytes, cached_share: float | None) -> dict[str, object]:
+    """With four bytes to a token."""
+    if cached_share is None:
+        return {}
+    tokens = len(body) // 4
+    details = {"cached_tokens": int(cached_share * tokens)}
+    return {"usage": {"prompt_tokens": tokens, "completion_tokens": 1, "prompt_tokens_details": details}}
 
 
 def _wants_stream(body: bytes) -> bool:

@@ -1,8 +1,7 @@
 """Debian's Prometheus on a running gateway, by the chart's own ServiceMonitor and rules: every alert fires by its cause and stops after it.
 
-Durations are shortened: ranges to `WINDOW`, each `for:` to one second, and `OTHER` besides. Most alerts fire by what happens to the
-gateway here. For those in `BY_METRIC` the cause cannot be had in a test (a day of growth, an API server that is away, an unforeseen fault): their
-metrics come from a second picker, which is the picker's own exporter over a state that the test sets.
+Durations are shortened: ranges to `WINDOW`, each `for:` to one second, and `OTHER` besides. Each alert fires by what really happens, to the
+gateway or to a second picker, which follows a real API server.
 """
 
 from __future__ import annotations
@@ -10,30 +9,29 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.exact_status import ExactModelStatus
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import EndpointStatus, PickerStatus
-from epp.types import EndpointName
 from tests.charts.rendering import GATEWAY, NAMESPACE, Helm, of_kind
+from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import Gateway, running_gateway, write_endpoints, write_policy
+from tests.harness.picker_in_cluster import PickerInCluster, running_picker_in_cluster
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.prometheus import Prometheus, running_prometheus, scrape_of, shortened
 from tests.harness.redis_server import RedisServer, running_redis
-from tests.unit.telemetry.records import HERE, answered, decision, ended, pick
-from tests.unit.telemetry.test_metrics import EXACT
 
 pytest_plugins = ["tests.charts.fixtures", "tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.cluster, pytest.mark.slow]
@@ -42,23 +40,19 @@ WINDOW: Final = "8s"
 OTHER: Final = {"> 43200": "> 0", "[6h]) * 86400": "[6h])", "> 200e6": "> 1e6"}
 SERVICE: Final = "gateway-prefix-gateway-metrics"
 SHARED: Final = "the same beginning of every prompt " * 30
-BY_METRIC: Final = {
-    "PrefixGatewayMemoryGrows",
-    "PrefixGatewaySourceFails",
-    "PrefixGatewayClusterAway",
+BY_A_FROZEN_PICKER: Final = {"PrefixGatewayBypassed", "PrefixGatewayPickerUnhealthy"}
+WITH_TOO_LITTLE_CPU: Final = {"PrefixGatewayPickerLate", "PrefixGatewayOverloaded"}
+WITHOUT_SERVERS: Final = {"PrefixGatewayNoEndpoints"}
+WITHOUT_A_WAY_IN: Final = {"PrefixGatewaySourceFails"}
+WITH_THE_WAY_CUT: Final = {"PrefixGatewayClusterAway"}
+BY_A_WRONG_CLUSTER: Final = {
     "PrefixGatewayPolicyRefused",
     "PrefixGatewayNobodyWritesStatus",
     "PrefixGatewayExactModeOff",
-    "PrefixGatewayTableDisagrees",
-    "PrefixGatewayOverloaded",
-    "PrefixGatewaySlowToBegin",
 }
-BY_A_FROZEN_PICKER: Final = {
-    "PrefixGatewayBypassed",
-    "PrefixGatewayPickerUnhealthy",
-    "PrefixGatewayPickerLate",
-}
-WITHOUT_SERVERS: Final = {"PrefixGatewayNoEndpoints"}
+BY_LARGE_PROMPTS: Final = {"PrefixGatewayMemoryGrows"}
+WITHOUT_CACHES: Final = {"PrefixGatewayTableDisagrees"}
+BY_A_SLOW_SERVER: Final = {"PrefixGatewaySlowToBegin"}
 BY_CUT_ANSWERS: Final = {"PrefixGatewayAnswersCut"}
 BY_OTHER_PATHS: Final = {"PrefixGatewayPromptsNotSeen"}
 BY_TOO_MUCH: Final = {"PrefixGatewayBreakerOverflow", "PrefixGatewayEnvoyFull"}
@@ -78,101 +72,39 @@ _MAX_CONNECTIONS: Final = 150
 _ROUND_ROBIN: Final = {"rule": "round-robin", "sampling": {"share": 1.0}, "chunks": {"sizeBytes": 64}}
 
 
-class SecondPicker:
-    """The picker's exporter over a state that the test sets."""
-
-    def __init__(self) -> None:
-        servers = [
-            EndpointStatus(name=EndpointName(f"t{n}"), address=HERE, ready=True, scrape_age_s=0.5)
-            for n in range(4)
-        ]
-        self.status = self.healthy = PickerStatus(policy="p", rule="r", endpoints=tuple(servers), exact=EXACT)
-        self.metrics = Metrics(decisions=DecisionRing(keep=1), state=lambda: self.status)
-        # The process's own figures are this test's: those that the alert reads are made up.
-        self.memory = 1e8
-        self._grows = False
-        self._fails = False
-        self.set_faulty(False)
-
-    def set_faulty(self, faulty: bool) -> None:  # noqa: FBT001
-        self._grows = self._fails = faulty
-        self.metrics.followed("pods", not faulty)
-        self.metrics.judged(1, int(faulty))
-        self.metrics.lease_held(not faulty)
-        off = {"m": ExactModelStatus(state="off", reason="", prompts={})}
-        self.status = (
-            replace(self.healthy, overload_ratio=0.5, exact=replace(EXACT, models=off))
-            if faulty
-            else replace(self.healthy, source_failures=self.status.source_failures)
-        )
-
-    def page(self) -> bytes:
-        """One scrape later."""
-        failed = self.status.source_failures.get("scrape", 0) + self._fails
-        self.status = replace(self.status, source_failures={"scrape": failed})
-        self.memory += 2e7 * self._grows
-        told = decision(matched_tokens=600_000)
-        told.cached_tokens = 60_000 if self._fails else 600_000
-        made = pick(told)
-        self.metrics.picked(made, seconds=0.001)
-        self.metrics.hear(ended(made))
-        for server in self.status.endpoints:
-            told = decision()
-            told.served_by, told.status = server.name, 200
-            told.headers_s = 3.0 if self._fails and server.name == "t3" else 0.1
-            self.metrics.hear(answered(pick(told)))
-        lines = [
-            line
-            for line in self.metrics.page().splitlines()
-            if not line.startswith((b"process_resident_memory_bytes ", b"epp_reload_ok"))
-        ]
-        return b"\n".join([*lines, b"process_resident_memory_bytes %f" % self.memory, b""])
-
-
 @asynccontextmanager
-async def serving(picker: SecondPicker) -> AsyncIterator[str]:
-    """Its metrics page's address."""
+async def clients(number: int, ask: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """So many that ask again and again. What comes of it does not matter."""
 
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(body=picker.page(), content_type="text/plain")
-
-    app = web.Application()
-    app.router.add_get("/metrics", page)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def traffic(gateway: Gateway) -> AsyncIterator[None]:
-    """A few requests at any time; most share a prefix. What comes of them does not matter."""
-
-    async def client(n: int) -> None:
-        for turn in range(1_000_000):
-            try:
-                async with gateway.client.stream(f"{SHARED} {n} {turn % 3}") as reply:
-                    await reply.rest()
-            except aiohttp.ClientError:
-                pass
+    async def one() -> None:
+        while True:
+            with suppress(aiohttp.ClientError):
+                await ask()
             await asyncio.sleep(0.05)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(client(n)) for n in range(6)]
+        tasks = [group.create_task(one()) for _ in range(number)]
         yield
         for task in tasks:
             task.cancel()
 
 
+def traffic(gateway: Gateway) -> AbstractAsyncContextManager[None]:
+    """A few requests at any time, which share a prefix."""
+    numbers = count()
+
+    async def ask() -> None:
+        async with gateway.client.stream(f"{SHARED} {next(numbers) % 18}") as reply:
+            await reply.rest()
+
+    return clients(6, ask)
+
+
 class Site:
-    """The gateway, its Redis, the second picker and Prometheus over them."""
+    """The gateway, its Redis, the picker in a cluster and Prometheus over them."""
 
     def __init__(
-        self, gateway: Gateway, redis: RedisServer, second: SecondPicker, prometheus: Prometheus
+        self, gateway: Gateway, redis: RedisServer, second: PickerInCluster, prometheus: Prometheus
     ) -> None:
         self.gateway = gateway
         self.redis = redis
@@ -181,12 +113,15 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(directory: Path, helm: Helm) -> AsyncIterator[Site]:
+async def running_site(
+    directory: Path, helm: Helm, cluster: ControlPlane, namespace: str
+) -> AsyncIterator[Site]:
     values = {"monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}}
     objects = helm.render(GATEWAY, values)
     monitor = of_kind(objects, "ServiceMonitor")
     groups = of_kind(objects, "PrometheusRule")["spec"]["groups"]
-    second, status = SecondPicker(), f"127.0.0.1:{free_port()}"
+    status, folder = f"127.0.0.1:{free_port()}", directory / "in-cluster"
+    folder.mkdir()
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(running_redis(directory))
         gateway = await stack.enter_async_context(
@@ -200,9 +135,9 @@ async def running_site(directory: Path, helm: Helm) -> AsyncIterator[Site]:
                 admin={"address": f"127.0.0.1:{free_port()}"},
             )
         )
-        page = await stack.enter_async_context(serving(second))
+        second = await stack.enter_async_context(running_picker_in_cluster(cluster, namespace, folder))
         targets = {
-            "metrics": {"pod-a": gateway.config.admin.address, "pod-b": page},
+            "metrics": {"pod-a": gateway.config.admin.address, "pod-b": second.address},
             "envoy-metrics": {"pod-a": status},
         }
         scrapes = scrape_of(monitor, targets, namespace=NAMESPACE, service=SERVICE)
@@ -269,23 +204,35 @@ async def too_many_requests(gateway: Gateway) -> AsyncIterator[None]:
 
 
 async def test_every_alert_fires_by_its_cause_and_stops_after_it_and_every_panel_has_data(
-    tmp_path: Path, helm: Helm
+    tmp_path: Path, helm: Helm, cluster: ControlPlane, namespace: str
 ) -> None:
-    async with running_site(tmp_path, helm) as site, traffic(site.gateway):
+    async with running_site(tmp_path, helm, cluster, namespace) as site, traffic(site.gateway):
+        fired = await one_picker_has_no_way_in_and_one_server_is_slow(site)
         await have_data(site.prometheus, [each for each in asked_by_panels() if not after_a_fault(each)])
         await site.prometheus.wait_quiet()
         by_endpoint = await site.prometheus.query('sum by (endpoint) (epp_endpoint_ready{pod="pod-a"})')
         assert {each["metric"]["endpoint"] for each in by_endpoint} == {"s0", "s1", "s2", "s3"}, (
             "the label says which model server, not which port Prometheus asked"
         )
-        fired = await the_picker_freezes(site)
+        fired |= await the_picker_freezes(site)
         fired |= await too_much_comes(site)
-        fired |= await other_paths_are_asked_for(site)
+        fired |= await prompts_and_caches_are_missing(site)
         fired |= await much_breaks(site)
         fired |= await no_server_is_left(site)
     names = {rule["alert"] for rule in rules_of(helm)}
-    wanted = BY_METRIC.union(
-        BY_A_FROZEN_PICKER, BY_TOO_MUCH, BY_CUT_ANSWERS, BY_OTHER_PATHS, BY_WHAT_BREAKS, WITHOUT_SERVERS
+    wanted = BY_WHAT_BREAKS.union(
+        BY_A_FROZEN_PICKER,
+        WITH_TOO_LITTLE_CPU,
+        BY_LARGE_PROMPTS,
+        BY_TOO_MUCH,
+        BY_CUT_ANSWERS,
+        BY_OTHER_PATHS,
+        BY_A_SLOW_SERVER,
+        WITHOUT_CACHES,
+        BY_A_WRONG_CLUSTER,
+        WITHOUT_SERVERS,
+        WITHOUT_A_WAY_IN,
+        WITH_THE_WAY_CUT,
     )
     assert wanted == names, "an alert of the chart that this test does not know"
     assert wanted <= fired
@@ -297,14 +244,25 @@ def rules_of(helm: Helm) -> list[dict[str, Any]]:
     return rules
 
 
+async def one_picker_has_no_way_in_and_one_server_is_slow(site: Site) -> set[str]:
+    """The picker that follows the API server lacks the file with its certificate, so the source fails and is started again."""
+    slow = site.gateway.backends[3].behaviour
+    slow.headers_pause_s = 2.0
+    fired = await site.prometheus.wait_firing(WITHOUT_A_WAY_IN | BY_A_SLOW_SERVER)
+    slow.headers_pause_s = 0.0
+    await site.second.let_in()
+    return fired
+
+
 async def the_picker_freezes(site: Site) -> set[str]:
     picker = site.gateway.picker.process
     picker.freeze()
-    fired = await site.prometheus.wait_firing(BY_A_FROZEN_PICKER - {"PrefixGatewayPickerLate"})
+    fired = await site.prometheus.wait_firing(BY_A_FROZEN_PICKER)
     picker.thaw()
     await wait_until(site.gateway.picker.ready, what="the picker answers again")
 
     async def stutter() -> None:
+        """As a pod at its CPU limit, which stands still for a part of each period."""
         while True:
             picker.freeze()
             await asyncio.sleep(0.4)
@@ -313,12 +271,23 @@ async def the_picker_freezes(site: Site) -> set[str]:
 
     stuttering = asyncio.create_task(stutter())
     try:
-        fired |= await site.prometheus.wait_firing({"PrefixGatewayPickerLate"})
+        async with clients(8, large_prompts(site.gateway)):
+            fired |= await site.prometheus.wait_firing(WITH_TOO_LITTLE_CPU | BY_LARGE_PROMPTS)
     finally:
         stuttering.cancel()
         picker.thaw()
     await site.prometheus.wait_quiet()
     return fired
+
+
+def large_prompts(gateway: Gateway) -> Callable[[], Awaitable[object]]:
+    """Each half a megabyte, and each another one: ever more for the picker to remember."""
+    numbers = count()
+
+    def ask() -> Awaitable[object]:
+        return gateway.client.complete(f"{next(numbers)} of many different words " * 16_000)
+
+    return ask
 
 
 async def too_much_comes(site: Site) -> set[str]:
@@ -332,20 +301,18 @@ async def too_much_comes(site: Site) -> set[str]:
     return fired
 
 
-async def other_paths_are_asked_for(site: Site) -> set[str]:
-    """Most requests have no prompt."""
-
-    async def ask() -> None:
-        while True:
-            await site.gateway.client.get("/v1/models")
-            await asyncio.sleep(0.02)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask()) for _ in range(24)]
-        fired = await site.prometheus.wait_firing(BY_OTHER_PATHS)
-        for task in tasks:
-            task.cancel()
-    await site.prometheus.wait_quiet()
+async def prompts_and_caches_are_missing(site: Site) -> set[str]:
+    """Most requests have no prompt, and no server keeps what it has computed."""
+    gateway = site.gateway
+    for backend in gateway.backends:
+        backend.behaviour.cached_share = 0.0
+    same = "the same long document every time " * 6_000
+    async with clients(2, lambda: gateway.client.complete(same)):
+        async with clients(24, lambda: gateway.client.get("/v1/batches")):
+            fired = await site.prometheus.wait_firing(BY_OTHER_PATHS | WITHOUT_CACHES)
+        for backend in gateway.backends:
+            backend.behaviour.cached_share = 1.0
+        await site.prometheus.wait_quiet()
     return fired
 
 
@@ -366,12 +333,12 @@ async def much_breaks(site: Site) -> set[str]:
     await gone.stop()
     policy = Path(gateway.config.policy_file)
     policy.write_text("spec: {rule: no-such-rule}\n")
-    site.second.set_faulty(True)
+    await site.second.break_much()  # a refused policy, no right to the Lease, blocks named from another seed
     site.redis.process.freeze()
     with few_files_left(gateway.picker.process.pid):
-        fired = await site.prometheus.wait_firing(BY_WHAT_BREAKS | BY_METRIC, while_=now_and_then)
+        fired = await site.prometheus.wait_firing(BY_WHAT_BREAKS | BY_A_WRONG_CLUSTER, while_=now_and_then)
     site.redis.process.thaw()
-    site.second.set_faulty(False)
+    await site.second.repair()
     write_policy(gateway.config, _ROUND_ROBIN)
     await gone.start()
     silent.metrics_page = "normal"
@@ -383,9 +350,11 @@ async def much_breaks(site: Site) -> set[str]:
 
 async def no_server_is_left(site: Site) -> set[str]:
     write_endpoints(site.gateway.config, [])
-    fired = await site.prometheus.wait_firing(WITHOUT_SERVERS)
+    site.second.relay.cut()
+    fired = await site.prometheus.wait_firing(WITHOUT_SERVERS | WITH_THE_WAY_CUT)
     await have_data(site.prometheus, [each for each in asked_by_panels() if after_a_fault(each)])
     write_endpoints(site.gateway.config, site.gateway.backends)
+    await site.second.relay.mend()
     await site.prometheus.wait_quiet()
     return fired
 

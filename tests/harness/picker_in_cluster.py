@@ -1,0 +1,191 @@
+"""A picker that follows a real API server by a way that can be cut, and what can go wrong there: each fault and its repair.
+
+It is in exact mode. Its one pod is played by the test, and so are the KV events of the pod's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import zmq
+
+from epp.kube.rbac import rules
+from epp.kvevents.block_hashes import BlockHasher
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.gateway import PickerProcess
+from tests.harness.ports import free_port
+from tests.harness.processes import managed_process
+from tests.harness.relay import Relay, running_relay
+from tests.harness.simulated_pool import (
+    POOL,
+    Policies,
+    Servers,
+    SimulatedPool,
+    install_policy_crd,
+    picker_account,
+    running_servers,
+    simulated_pool,
+)
+from tests.harness.site import site_config
+from tests.unit.kvevents.a_language import write_language
+
+_POD: Final = "pod-0000"
+_HASH_SEED: Final = "of the configuration"
+_OTHER_HASH_SEED: Final = "of a server that was set up otherwise"
+_TOKENS: Final = list(range(16))
+
+
+@dataclass(slots=True)
+class Events:
+    """The KV events of the pod's server: the same block again and again, named from the seed that the server was started with."""
+
+    socket: zmq.Socket[bytes]
+    seed: str = _HASH_SEED
+    number: int = 0
+
+    def restart(self, seed: str) -> None:
+        self.seed, self.number = seed, 0
+
+    async def run(self) -> None:
+        while True:
+            stored = {
+                "type": "BlockStored",
+                "block_hashes": BlockHasher("sha256", seed=self.seed).names(_TOKENS, block_tokens=16),
+                "parent_block_hash": None,
+                "token_ids": _TOKENS,
+                "block_size": 16,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+            }
+            payload = msgspec.msgpack.encode([0.0, [stored], 0])
+            self.socket.send_multipart([b"", self.number.to_bytes(8, "big"), payload])
+            self.number += 1
+            await asyncio.sleep(0.2)
+
+
+@dataclass(slots=True)
+class PickerInCluster:
+    """Made by `running_picker_in_cluster`."""
+
+    plane: ControlPlane
+    namespace: str
+    picker: PickerProcess
+    pool: SimulatedPool
+    policies: Policies
+    servers: Servers
+    events: Events
+    relay: Relay
+    ca_file: Path
+    """Where the picker looks for the API server's certificate; not there at first, so that it has no way into the cluster."""
+
+    @property
+    def address(self) -> str:
+        """Of its metrics page."""
+        return self.picker.admin_urls[0].removeprefix("http://")
+
+    async def let_in(self) -> None:
+        """The certificate comes; returns once the picker is ready."""
+        shutil.copy(self.plane.ca_file, self.ca_file)
+        await self.picker.process.wait_ready(self.picker.ready)
+
+    async def break_much(self) -> None:
+        """A policy that is refused, a role without the Lease, a server whose blocks are named in another way."""
+        self.policies.apply("p", sessionHeader="host")
+        self._allow(lease=False)
+        await self._restart_server(_OTHER_HASH_SEED)
+
+    async def repair(self) -> None:
+        self.policies.apply("p", sessionHeader="x-session")
+        self._allow(lease=True)
+        await self._restart_server(_HASH_SEED)
+
+    async def _restart_server(self, seed: str) -> None:
+        self.events.restart(seed)
+        await self.pool.restart(_POD, self.servers.host(0))
+
+    def _allow(self, *, lease: bool) -> None:
+        wanted = [
+            rule
+            for rule in rules(pool=POOL, lease=f"prefix-gateway-{POOL}")
+            if lease or "leases" not in rule["resources"]
+        ]
+        patch = json.dumps({"rules": wanted})
+        self.plane.kubectl("patch", "role", "picker", "-n", self.namespace, "--type=merge", "-p", patch)
+
+
+@asynccontextmanager
+async def running_picker_in_cluster(
+    plane: ControlPlane, namespace: str, folder: Path
+) -> AsyncIterator[PickerInCluster]:
+    """It runs and is not ready: it has no way into the cluster until `let_in`."""
+    install_policy_crd(plane)
+    host, _, port = plane.url.removeprefix("https://").rpartition(":")
+    ca_file, events_port = folder / "ca.crt", free_port()
+    async with AsyncExitStack() as stack:
+        relay = await stack.enter_async_context(running_relay(host, int(port)))
+        account = _through(relay, picker_account(plane, namespace), ca_file=ca_file, folder=folder)
+        servers = await stack.enter_async_context(running_servers(1))
+        pool = await stack.enter_async_context(simulated_pool(plane, namespace))
+        await pool.create(ports=[servers.port])
+        await pool.add({_POD: servers.host(0)})
+        events = await stack.enter_async_context(_publishing(f"tcp://{servers.host(0)}:{events_port}"))
+        config = site_config(
+            folder,
+            account,
+            kubernetes={"status": {"leaseSeconds": 3, "intervalSeconds": 1}},
+            exactMode={
+                "models": [
+                    {"tokenizerFolder": str(write_language(folder / "language")), "hashSeed": _HASH_SEED}
+                ],
+                "eventsPort": events_port,
+                "replayPort": 0,
+            },
+        )
+        args = [sys.executable, "-m", "epp", "serve", "--config", str(folder / "config.yaml")]
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        )
+        process = await stack.enter_async_context(managed_process("picker", args, directory=folder))
+        picker = PickerProcess(process, config=config, session=session)
+        yield PickerInCluster(
+            plane, namespace, picker, pool, Policies(plane, pool), servers, events, relay, ca_file
+        )
+
+
+def _through(relay: Relay, account: Path, *, ca_file: Path, folder: Path) -> Path:
+    """The same account by way of the relay."""
+    document: dict[str, Any] = json.loads(account.read_text())
+    document["clusters"][0]["cluster"] = {
+        "server": f"https://127.0.0.1:{relay.port}",
+        "certificate-authority": str(ca_file),
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@asynccontextmanager
+async def _publishing(address: str) -> AsyncIterator[Events]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PUB)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(address)
+    events = Events(socket)
+    task = asyncio.create_task(events.run())
+    try:
+        yield events
+    finally:
+        task.cancel()
+        socket.close(linger=0)
+        context.term()
