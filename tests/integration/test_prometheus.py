@@ -29,7 +29,7 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import Gateway, running_gateway, write_endpoints, write_policy
 from tests.harness.picker_in_cluster import PickerInCluster, running_picker_in_cluster
 from tests.harness.ports import free_port
-from tests.harness.processes import wait_until
+from tests.harness.processes import ManagedProcess, wait_until
 from tests.harness.prometheus import Prometheus, running_prometheus, scrape_of, shortened
 from tests.harness.redis_server import RedisServer, running_redis
 
@@ -41,7 +41,8 @@ OTHER: Final = {"> 43200": "> 0", "[6h]) * 86400": "[6h])", "> 200e6": "> 1e6"}
 SERVICE: Final = "gateway-prefix-gateway-metrics"
 SHARED: Final = "the same beginning of every prompt " * 30
 BY_A_FROZEN_PICKER: Final = {"PrefixGatewayBypassed", "PrefixGatewayPickerUnhealthy"}
-WITH_TOO_LITTLE_CPU: Final = {"PrefixGatewayPickerLate", "PrefixGatewayOverloaded"}
+BY_LATE_TURNS: Final = {"PrefixGatewayPickerLate"}
+WITH_TOO_LITTLE_CPU: Final = {"PrefixGatewayOverloaded"}
 WITHOUT_SERVERS: Final = {"PrefixGatewayNoEndpoints"}
 WITHOUT_A_WAY_IN: Final = {"PrefixGatewaySourceFails"}
 WITH_THE_WAY_CUT: Final = {"PrefixGatewayClusterAway"}
@@ -222,6 +223,7 @@ async def test_every_alert_fires_by_its_cause_and_stops_after_it_and_every_panel
     names = {rule["alert"] for rule in rules_of(helm)}
     wanted = BY_WHAT_BREAKS.union(
         BY_A_FROZEN_PICKER,
+        BY_LATE_TURNS,
         WITH_TOO_LITTLE_CPU,
         BY_LARGE_PROMPTS,
         BY_TOO_MUCH,
@@ -261,23 +263,35 @@ async def the_picker_freezes(site: Site) -> set[str]:
     picker.thaw()
     await wait_until(site.gateway.picker.ready, what="the picker answers again")
 
-    async def stutter() -> None:
-        """As a pod at its CPU limit, which stands still for a part of each period."""
-        while True:
-            picker.freeze()
-            await asyncio.sleep(0.4)
-            picker.thaw()
-            await asyncio.sleep(0.6)
-
-    stuttering = asyncio.create_task(stutter())
-    try:
-        async with clients(8, large_prompts(site.gateway)):
-            fired |= await site.prometheus.wait_firing(WITH_TOO_LITTLE_CPU | BY_LARGE_PROMPTS)
-    finally:
-        stuttering.cancel()
-        picker.thaw()
+    async with stuttering(picker, frozen_s=0.4, running_s=0.6), clients(8, large_prompts(site.gateway)):
+        fired |= await site.prometheus.wait_firing(BY_LATE_TURNS | BY_LARGE_PROMPTS)
+    async with stuttering(picker, frozen_s=0.09, running_s=0.01), clients(100, small_prompts(site.gateway)):
+        fired |= await site.prometheus.wait_firing(WITH_TOO_LITTLE_CPU)
     await site.prometheus.wait_quiet()
     return fired
+
+
+@asynccontextmanager
+async def stuttering(picker: ManagedProcess, *, frozen_s: float, running_s: float) -> AsyncIterator[None]:
+    """As a pod at its CPU limit, which stands still for a part of each period."""
+
+    async def stutter() -> None:
+        while True:
+            picker.freeze()
+            await asyncio.sleep(frozen_s)
+            picker.thaw()
+            await asyncio.sleep(running_s)
+
+    task = asyncio.create_task(stutter())
+    try:
+        yield
+    finally:
+        task.cancel()
+        picker.thaw()
+
+
+def small_prompts(gateway: Gateway) -> Callable[[], Awaitable[object]]:
+    return lambda: gateway.client.complete("a few words")
 
 
 def large_prompts(gateway: Gateway) -> Callable[[], Awaitable[object]]:

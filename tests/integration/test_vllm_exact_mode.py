@@ -122,6 +122,7 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
         # Of these the chunks do not tell what comes before them.
         await here.ask(CHAT, only=first, messages=messages("deep"), chat_template_kwargs={"thinking": True})
         await here.until(lambda: here.prompts("matched") == len(asked))
+        await here.until(lambda: bool(here.service.status.models[""].skipped))
         model = here.service.status.models[""]
         assert (model.state, model.missed, dict(model.skipped)) == ("on", 0, {"arguments": 1})
         assert (model.algorithm, model.block_tokens) == ("sha256", BLOCK_TOKENS)
