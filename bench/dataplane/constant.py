@@ -20,7 +20,8 @@ from grpc_health.v1 import health_pb2
 from bench.dataplane.floor import PLAIN, REQUEST_BODY, destination
 from epp.extproc.codec import SERVICE
 from epp.extproc.events import Slot
-from epp.http2.edge import Call, Handler, Http2Server
+from epp.extproc.http2_server import Http2Server
+from epp.extproc.peer import Call, Handler
 from epp.http2.limits import Limits
 from epp.process import tune
 

@@ -1,11 +1,22 @@
-"""What can be wrong with the address to listen on, in words that say what to do."""
+"""The socket to listen on, and what can be wrong with its address, in words that say what to do."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
+import socket
+import stat
 from pathlib import Path
+from typing import Final
 
+from epp.config.settings import Listen
 from epp.errors import ConfigError
+
+_MAX_PEERS: Final = 4096
+_RESERVED_FILES: Final = 256
+"""File descriptors that connections leave to everything else: scrapes, pages, the API server, other pickers."""
+_BACKLOG: Final = 1024
 
 
 def cannot_listen(address: str, error: OSError) -> ConfigError:
@@ -19,3 +30,43 @@ def require_folder(path: Path) -> None:
         raise ConfigError(
             f"listen.address: unix:{path}: there is no folder {path.parent}; make it, or correct the path"
         )
+
+
+def max_peers() -> int:
+    """Connections at once, so that file descriptors are left for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_PEERS
+    return max(1, min(_MAX_PEERS, soft - _RESERVED_FILES, max(soft // 2, 1)))
+
+
+def bound(listen: Listen) -> socket.socket:
+    """A listening socket. ConfigError with the reason."""
+    if listen.address.startswith("unix:"):
+        return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
+    host, _, port = listen.address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )
+    except OSError as error:
+        raise cannot_listen(listen.address, error) from error
+
+
+def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
+    require_folder(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()  # left behind by an earlier process
+        sock.bind(str(path))
+        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
+        path.chmod(mode)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(f"unix:{path}", error) from error
+    return sock

@@ -1,16 +1,12 @@
 """The ext_proc service and the health service on our own HTTP/2 (`epp.http2`): the default transport.
 
-Owns the listening socket. A stream is a handler without a task: each message is answered in the turn in which it was read.
+A stream is a handler without a task: each message is answered in the turn in which it was read.
 """
 
 from __future__ import annotations
 
-import contextlib
-import resource
 import socket
-import stat
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -22,16 +18,13 @@ from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.health import Health
-from epp.extproc.listening import cannot_listen, require_folder
-from epp.http2.edge import Call, Handler, Http2Server, Service
+from epp.extproc.http2_server import Http2Server
+from epp.extproc.listening import bound, max_peers
+from epp.extproc.peer import Call, Handler, Service
 from epp.http2.limits import Limits
 from epp.http2.messages import INTERNAL, INVALID_ARGUMENT, OK
 
 _HEALTH: Final = "grpc.health.v1.Health"
-_MAX_PEERS: Final = 4096
-_RESERVED_FILES: Final = 256
-"""File descriptors that connections leave to everything else: scrapes, pages, the API server, other pickers."""
-_BACKLOG: Final = 1024
 
 
 class Http2Transport:
@@ -43,7 +36,7 @@ class Http2Transport:
             self._services(),
             limits=Limits(max_message_bytes=streams.max_message_bytes),
             max_held_bytes=max(streams.settings.room.max_bytes, streams.max_message_bytes),
-            max_peers=_max_peers(),
+            max_peers=max_peers(),
             clock=streams.clock,
             on_fault=streams.observer.protocol_error,
             after_writing=streams.tidy,
@@ -53,7 +46,7 @@ class Http2Transport:
         """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
         tls = self._listen.tls
         certificates = None if tls is None else Certificates(tls, ssl_context)
-        sock = _bound(self._listen)
+        sock = bound(self._listen)
         self._server.start(sock, context=None if certificates is None else certificates.current)
         return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
 
@@ -201,43 +194,3 @@ def _asked(data: bytes) -> str | None:
 
 def _told(status: int) -> bytes:
     return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())
-
-
-def _max_peers() -> int:
-    """Connections at once, so that file descriptors are left for everything else."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _MAX_PEERS
-    return max(1, min(_MAX_PEERS, soft - _RESERVED_FILES, max(soft // 2, 1)))
-
-
-def _bound(listen: Listen) -> socket.socket:
-    """A listening socket. ConfigError with the reason."""
-    if listen.address.startswith("unix:"):
-        return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
-    host, _, port = listen.address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server(
-            (host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
-        )
-    except OSError as error:
-        raise cannot_listen(listen.address, error) from error
-
-
-def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
-    require_folder(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(path.stat().st_mode):
-                path.unlink()  # left behind by an earlier process
-        sock.bind(str(path))
-        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
-        path.chmod(mode)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise cannot_listen(f"unix:{path}", error) from error
-    return sock

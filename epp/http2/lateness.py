@@ -21,16 +21,10 @@ _KEEP: Final = 0.9
 
 
 class Lateness:
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        cpu_clock: Callable[[], float],
-        soon: Callable[[Callable[[], None]], object],
-    ) -> None:
-        """soon: calls a function in the loop's next iteration, before it looks for bytes. cpu_clock: of the loop's thread."""
+    def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        """cpu_clock: of the loop's thread."""
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._soon = soon
         self.looks = 0
         """How often the loop has looked since it began."""
         self._asked = False
@@ -61,17 +55,22 @@ class Lateness:
         """A turn begins with bytes that were read before."""
         self._turn_began, self._cpu_at_turn = self._clock(), self._cpu_clock()
 
-    def worked(self) -> None:
-        """What was read has been handled for now. Whatever came meanwhile has waited."""
+    def worked(self) -> bool:
+        """What was read has been handled for now. Whatever came meanwhile has waited.
+
+        True: call `look` in the loop's next iteration, before the loop looks for bytes.
+        """
         now, cpu = self._clock(), self._cpu_clock()
         self._rested_at, self._cpu_at_rest = now, cpu
         self._wall_s = _KEEP * self._wall_s + now - self._turn_began
         self._cpu_s = _KEEP * self._cpu_s + cpu - self._cpu_at_turn
-        if not self._asked and now - self._looked_at >= _BETWEEN_LOOKS_S:
-            self._asked = True
-            self._soon(self._look)
+        if self._asked or now - self._looked_at < _BETWEEN_LOOKS_S:
+            return False
+        self._asked = True
+        return True
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """The loop looks for bytes now."""
         self._asked = False
         self.looks += 1
         self._before, self._looked_at = self._looked_at, self._clock()

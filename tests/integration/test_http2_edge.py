@@ -14,7 +14,8 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.settings import Listen
-from epp.http2 import edge
+from epp.extproc import http2_server
+from epp.extproc import peer as peer_module
 from epp.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import data, headers, hello, ping, split, window_update
@@ -78,7 +79,7 @@ async def test_the_right_code_reaches_a_peer_that_goes_too_far(wire: bytes, code
 
 async def test_half_a_preface_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(edge, "_TICK_S", 0.01)
+    monkeypatch.setattr(http2_server, "_TICK_S", 0.01)
     async with serving() as rig, connected(rig) as (reader, writer):
         transport = rig.server._transport
         server = transport._server  # type: ignore[attr-defined]
@@ -114,8 +115,8 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It asks for its body back and leaves the answers in the pipe: what we hold for it has an end."""
-    monkeypatch.setattr(edge, "_TICK_S", 0.02)
-    monkeypatch.setattr(edge, "_UNREAD_S", 0.2)
+    monkeypatch.setattr(http2_server, "_TICK_S", 0.02)
+    monkeypatch.setattr(peer_module, "_UNREAD_S", 0.2)
     async with serving() as rig, connected(rig) as (_, writer):
         transport = rig.server._transport
         (peer,) = await peers(transport)
@@ -137,7 +138,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
         assert rig.in_flight() == 0
 
 
-async def peers(transport: object) -> list[edge.Peer]:
+async def peers(transport: object) -> list[peer_module.Peer]:
     server = transport._server  # type: ignore[attr-defined]
     async with asyncio.timeout(60):
         while not server.peers:  # noqa: ASYNC110 - the set is in the product

@@ -28,8 +28,8 @@ from epp.config.settings import Listen
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport
+from epp.extproc.peer import Peer
 from epp.extproc.response import StreamSettings
-from epp.http2.edge import Peer
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.picker import Picker
@@ -191,7 +191,7 @@ def _messages() -> list[bytes]:
 
 async def attack(*, frames: int, seed: int, report: Callable[[str], None]) -> Attack:
     """So many frames, at least."""
-    logger = logging.getLogger("epp.http2.edge")
+    logger = logging.getLogger("epp.extproc.peer")
     loud = _Loud()
     logger.addHandler(loud)
     running, told, objects = Attack(random.Random(seed)), time.monotonic(), 0

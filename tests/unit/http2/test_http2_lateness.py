@@ -22,7 +22,7 @@ class Loop:
     asked: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lateness = Lateness(lambda: self.now, lambda: self.cpu, self.asked.append)
+        self.lateness = Lateness(lambda: self.now, lambda: self.cpu)
 
     def works(self, seconds: float) -> None:
         self.now += seconds
@@ -39,8 +39,12 @@ class Loop:
         came_after = self.lateness.read(before=before, resumed=resumed, now=self.now)
         waited = self.now - came_after
         self.works(seconds)
-        self.lateness.worked()
+        self.ends_turn()
         return waited
+
+    def ends_turn(self) -> None:
+        if self.lateness.worked():
+            self.asked.append(self.lateness.look)
 
 
 @pytest.mark.parametrize("slowness", [1.0, 8.0])
@@ -92,7 +96,7 @@ def test_a_connection_whose_reading_was_paused_has_waited_since_its_last_read() 
         loop.looks()
         loop.lateness.goes_on()
         loop.works(0.01)
-        loop.lateness.worked()
+        loop.ends_turn()
     resumed = loop.lateness.looks
     loop.looks()
     assert loop.turn(before=first, seconds=0.01, resumed=resumed) == pytest.approx(0.21)

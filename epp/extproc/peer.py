@@ -1,18 +1,15 @@
-"""The thin I/O around `connection`: asyncio's transports on TCP, unix sockets and TLS, one `Peer` for each connection.
+"""One connection of a data plane: bytes from asyncio's transport into `epp.http2`, and its events to the calls' handlers.
 
 A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers to what one read
 brought are one write. A peer is served for a few milliseconds in one turn of the loop, then others have theirs. A peer that
-does not read what we write is not read from either, and is cut off in the end.
+does not read what we write is not read from either, and is cut off in the end. `http2_server` accepts the connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
@@ -28,16 +25,11 @@ _log = logging.getLogger(__name__)
 _TURN_S: Final = 0.002
 _TURN_FRAMES: Final = 16
 """Handled between two looks at the clock."""
-_TICK_S: Final = 0.5
-_HANDSHAKE_S: Final = 10.0
 _UNREAD_S: Final = 30.0
 """A peer that reads nothing of what we wrote for so long is cut off."""
 _CLOSING_S: Final = 1.0
 """From our last words until the connection is cut, if the peer does not close it."""
 _HIGH_WATER_BYTES: Final = 2**20
-_LAST_WORDS_S: Final = 0.25
-"""At a stop, for peers to read that we close."""
-_RETRY_S: Final = 0.1
 
 
 class Handler:
@@ -253,7 +245,8 @@ class Peer(asyncio.Protocol):
         self.in_turn = False
         self.flush()
         server.after_writing()
-        server.lateness.worked()
+        if server.lateness.worked():
+            asyncio.get_running_loop().call_soon(server.lateness.look)
 
     def _later(self) -> None:
         """The rest of what came waits until others have had their turn, and nothing more is read until then."""
@@ -321,115 +314,3 @@ class Peer(asyncio.Protocol):
         handler = self._handlers.pop(stream_id, None)
         if handler is not None:
             handler.gone(now=now, broken=False)
-
-
-class Http2Server:
-    """Serves `services` by path on sockets that are handed to `start`, until `stop`."""
-
-    def __init__(
-        self,
-        services: Mapping[str, Service],
-        *,
-        limits: Limits,
-        max_held_bytes: int,
-        max_peers: int,
-        clock: Callable[[], float],
-        on_fault: Callable[[str], None],
-        after_writing: Callable[[], None],
-    ) -> None:
-        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write."""
-        self.services = services
-        self.limits = limits
-        self.held = HeldBytes(max_held_bytes)
-        self.max_peers = max_peers
-        self.peers: set[Peer] = set()
-        self.now = clock
-        self.fault = on_fault
-        self.after_writing = after_writing
-        self.lateness = Lateness(
-            clock, time.thread_time, lambda look: asyncio.get_running_loop().call_soon(look)
-        )
-        self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._arriving: set[asyncio.Task[None]] = set()
-        """Connections that are accepted and not served yet: with TLS, their handshakes."""
-        self._ticking: asyncio.TimerHandle | None = None
-
-    def start(self, sock: socket.socket, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """Accept on a listening socket; `context`: with TLS, asked for each connection."""
-        sock.setblocking(False)
-        self._listener = sock
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(sock, context), name="accept")
-        self._tick()
-
-    async def stop(self, grace_s: float) -> None:
-        """Take no more connections, ask peers to leave, and close what is left after `grace_s`."""
-        if self._accepting is None or self._listener is None:
-            return
-        tasks, self._accepting = (self._accepting, *self._arriving), None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
-        if grace_s > 0:
-            for peer in list(self.peers):
-                peer.leave()
-            await self._until_gone(grace_s)
-        for peer in list(self.peers):
-            peer.close()
-        await self._until_gone(_LAST_WORDS_S)
-        if self._ticking is not None:
-            self._ticking.cancel()
-        for peer in list(self.peers):
-            peer.abort()
-
-    async def _until_gone(self, seconds: float) -> None:
-        """Until every peer has closed its side, or for so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
-                    await asyncio.sleep(0.01)
-
-    async def _accept(self, listener: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
-        """One connection after the other, for ever. Too many are refused at once, so that files are left for all else."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                self.fault("accept_failed")
-                _log.warning("a connection could not be accepted: %s", error.strerror)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if len(self.peers) + len(self._arriving) >= self.max_peers:
-                self.fault("too_many_connections")
-                sock.close()
-                continue
-            task = loop.create_task(self._welcome(sock, context), name="connection")
-            self._arriving.add(task)
-            task.add_done_callback(self._arriving.discard)
-            await asyncio.sleep(0)  # It has begun, and owns its socket.
-
-    async def _welcome(self, sock: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            if context is None:
-                await loop.connect_accepted_socket(lambda: Peer(self), sock)
-            else:
-                await loop.connect_accepted_socket(
-                    lambda: Peer(self), sock, ssl=context(), ssl_handshake_timeout=_HANDSHAKE_S
-                )
-        except OSError as error:  # ssl.SSLError is one, and so are time-outs
-            self.fault("tls_handshake" if context is not None else "accept_failed")
-            _log.debug("a connection failed at its beginning: %s", error)
-            sock.close()
-
-    def check_integrity(self) -> None:
-        for peer in self.peers:
-            peer.connection.check_integrity()
-
-    def _tick(self) -> None:
-        self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        now = self.now()
-        for peer in list(self.peers):
-            peer.tick(now=now)
