@@ -30,6 +30,7 @@ from epp.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reflector, Source
+from epp.kube.rewrite_writing import RewriteWriter
 from epp.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.kube.rewrites import ModelRewrites, all_rewrites
 from epp.kube.writing import Place, Writer
@@ -81,6 +82,12 @@ class Cluster:
         self._policies = PolicySet(pool=settings.pool)
         self._outcome = Outcome(acting=default, tried=None, verdicts={})
         self._dirty = asyncio.Event()
+        self._rewrites = [
+            ModelRewrites(pool=settings.pool, group=group)
+            for group in REWRITE_PATHS
+            if group in settings.rewrites
+        ]
+        self._rewrites_version = 0
 
     def set_default(self, default: Policy) -> None:
         """Another policy routes while no object does."""
@@ -163,23 +170,28 @@ class Cluster:
 
     def _rewrite_reflectors(self, api: Api) -> Sequence[Reflector[ModelRewrite]]:
         """As for objectives."""
-        groups = [group for group in REWRITE_PATHS if group in self._settings.rewrites]
-        sets = [ModelRewrites(pool=self._settings.pool) for _ in groups]
         return [
             Reflector(
                 api,
                 Source(
-                    what=f"rewrites of {group}",
+                    what=f"rewrites of {rewrites.group}",
                     kind=ModelRewrite,
-                    path=REWRITE_PATHS[group].format(namespace=self._namespace),
+                    path=REWRITE_PATHS[rewrites.group].format(namespace=self._namespace),
                 ),
-                sink=sink,
-                on_change=lambda: self._hooks.rewrites(all_rewrites(sets)),
+                sink=rewrites,
+                on_change=self._use_rewrites,
                 on_state=self._hooks.followed,
                 rng=self._rng,
             )
-            for group, sink in zip(groups, sets, strict=True)
+            for rewrites in self._rewrites
         ]
+
+    def _use_rewrites(self) -> None:
+        """Only what they want counts: a status, which we write ourselves, changes nothing."""
+        version = sum(rewrites.version for rewrites in self._rewrites)
+        if version != self._rewrites_version:
+            self._rewrites_version = version
+            self._hooks.rewrites(all_rewrites(self._rewrites))
 
     def _make_lease_holder(self, api: Api, identity: str) -> LeaseHolder:
         return LeaseHolder(
@@ -217,6 +229,7 @@ class Cluster:
             on_written=self._policies.wrote,
             time_text=_time,
         )
+        rewrites = RewriteWriter(api, self._rewrites, namespace=self._namespace, time_text=_time)
         while True:
             await asyncio.sleep(_LOOK_S)
             self._hooks.lease_held(lease_holder.holds())
@@ -231,6 +244,7 @@ class Cluster:
                 holds=lease_holder.holds,
                 now=time.monotonic(),
             )
+            await rewrites.look(pool_exists=pool.exists, holds=lease_holder.holds, now=time.monotonic())
 
 
 def _time() -> str:

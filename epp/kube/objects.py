@@ -139,6 +139,15 @@ class Objective(_Object, frozen=True):
     spec: ObjectiveSpec = ObjectiveSpec()
 
 
+class Condition(_Object, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+    last_transition_time: str = ""
+
+
 class ModelName(_Object, frozen=True):
     value: str = ""
 
@@ -162,20 +171,16 @@ class RewriteSpec(_Object, frozen=True):
     rules: tuple[RewriteRule, ...] = ()
 
 
+class RewriteStatus(_Object, frozen=True):
+    conditions: tuple[Condition, ...] = ()
+
+
 class ModelRewrite(_Object, frozen=True):
     """An InferenceModelRewrite, v1alpha2."""
 
     metadata: ObjectMeta
     spec: RewriteSpec = RewriteSpec()
-
-
-class Condition(_Object, frozen=True):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    observed_generation: int = 0
-    last_transition_time: str = ""
+    status: RewriteStatus = RewriteStatus()
 
 
 class LastAccepted(_Object, frozen=True):

@@ -49,6 +49,10 @@ RULES: Final[Sequence[Rule]] = (
         Rule(group, "inferencemodelrewrites", ("list", "watch"), "other names for models")
         for group in REWRITE_PATHS
     ),
+    *(
+        Rule(group, "inferencemodelrewrites/status", ("patch",), "whether a rewrite is in use, and why not")
+        for group in REWRITE_PATHS
+    ),
     Rule("coordination.k8s.io", "leases", ("create",), "RBAC cannot narrow a creation to a name"),
     Rule(
         "coordination.k8s.io",

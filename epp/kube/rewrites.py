@@ -2,14 +2,16 @@
 
 The oldest object goes first, by name where two are of one second, so that all replicas agree; of two rules for one name the first counts.
 Weights are meant to be set for all targets of a rule or for none; one that is missing counts as 1. A target without a name is left out.
+What is left out is a fault of the object: `rewrite_status` makes its status of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from epp.kube.objects import ModelRewrite
+from epp.kube.objects import Condition, ModelRewrite, RewriteRule
 from epp.request.names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrites, Rule, Target
 
@@ -25,33 +27,100 @@ _MOST_RULES: Final = 1024
 _MOST_NAMES: Final = 1024
 """Of one rule: models that it matches, and targets."""
 _MOST_WEIGHT: Final = 1_000_000
+_MOST_FAULTS: Final = 5
+"""Told of one object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One object."""
+
+    group: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created: str
+    pool: str
+    rules: Sequence[Rule]
+    """Those that can be used."""
+    faults: Sequence[str]
+    """What cannot, in words."""
+    conditions: tuple[Condition, ...]
+    """Its status, as last seen."""
 
 
 class ModelRewrites:
-    """Those of one pool, by name."""
+    """Those of one pool, by name. `version` grows with each change of what they want."""
 
-    def __init__(self, *, pool: str) -> None:
+    def __init__(self, *, pool: str, group: str) -> None:
+        self.group = group
+        self.version = 0
         self._pool = pool
-        self._objects: dict[str, tuple[str, Sequence[Rule]]] = {}
+        self._claims: dict[str, Claim] = {}
+        self._strangers: dict[str, Claim] = {}
 
     def replace(self, objects: Iterable[ModelRewrite]) -> None:
         """All that there are."""
-        self._objects.clear()
+        before = {claim.name for claim in (*self._claims.values(), *self._strangers.values())}
         for found in objects:
+            before.discard(found.metadata.name)
             self.put(found)
+        for name in before:
+            self._drop(name)
 
     def put(self, found: ModelRewrite) -> None:
-        self.remove(found)
-        if found.spec.pool_ref.name == self._pool and len(self._objects) < _MOST_OBJECTS:
-            self._objects[found.metadata.name] = (found.metadata.creation_timestamp, _rules(found))
+        """An object that is new, or not what it was. A change of its status alone is no change."""
+        name = found.metadata.name
+        known = self._claims.get(name) or self._strangers.get(name)
+        if known is not None and _same(known, found):
+            self._see(known, found)
+            return
+        self._drop(name)
+        if found.spec.pool_ref.name != self._pool:
+            if len(self._strangers) < _MOST_OBJECTS:
+                self._strangers[name] = _claim(self.group, found, judge=False)
+        elif len(self._claims) < _MOST_OBJECTS:
+            self._claims[name] = _claim(self.group, found)
+            self.version += 1
 
     def remove(self, found: ModelRewrite) -> None:
-        self._objects.pop(found.metadata.name, None)
+        self._drop(found.metadata.name)
+
+    def wrote(self, found: ModelRewrite) -> None:
+        """The object as our own write of its status left it."""
+        known = self._claims.get(found.metadata.name) or self._strangers.get(found.metadata.name)
+        if known is not None and _same(known, found):
+            self._see(known, found)
+
+    def claims(self) -> list[Claim]:
+        """Objects of the pool, in the order in which they count."""
+        return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
+
+    def strangers(self) -> Collection[Claim]:
+        """Objects of the namespace for other pools; nothing is read of their rules."""
+        return self._strangers.values()
 
     def rules(self) -> list[Rule]:
         """In the order in which they count."""
-        oldest_first = sorted((created, name) for name, (created, _) in self._objects.items())
-        return [rule for _, name in oldest_first for rule in self._objects[name][1]]
+        return [rule for claim in self.claims() for rule in claim.rules]
+
+    def check_integrity(self) -> None:
+        assert not self._claims.keys() & self._strangers.keys()
+        assert len(self._claims) <= _MOST_OBJECTS
+        assert len(self._strangers) <= _MOST_OBJECTS
+
+    def _see(self, known: Claim, found: ModelRewrite) -> None:
+        seen = replace(
+            known, resource_version=found.metadata.resource_version, conditions=found.status.conditions
+        )
+        where = self._claims if known.name in self._claims else self._strangers
+        where[known.name] = seen
+
+    def _drop(self, name: str) -> None:
+        self._strangers.pop(name, None)
+        if self._claims.pop(name, None) is not None:
+            self.version += 1
 
 
 def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
@@ -59,9 +128,33 @@ def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
     return Rewrites(rule for rewrites in newer_first for rule in rewrites.rules())
 
 
-def _rules(found: ModelRewrite) -> Sequence[Rule]:
-    rules = []
-    for rule in found.spec.rules[:_MOST_RULES]:
+def _same(known: Claim, found: ModelRewrite) -> bool:
+    """By generation, which grows with the spec."""
+    return (known.uid, known.generation) == (found.metadata.uid, found.metadata.generation)
+
+
+def _claim(group: str, found: ModelRewrite, *, judge: bool = True) -> Claim:
+    metadata, faults = found.metadata, list[str]()
+    return Claim(
+        group=group,
+        name=metadata.name,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        resource_version=metadata.resource_version,
+        created=metadata.creation_timestamp,
+        pool=found.spec.pool_ref.name,
+        rules=_rules(found, faults) if judge else (),
+        faults=faults,
+        conditions=found.status.conditions,
+    )
+
+
+def _rules(found: ModelRewrite, faults: list[str]) -> Sequence[Rule]:
+    """What can be used of its rules. `faults` gets the rest, in words."""
+    all_rules, rules = found.spec.rules, []
+    if not all_rules:
+        faults.append("spec.rules is empty")
+    for number, rule in enumerate(all_rules[:_MOST_RULES]):
         models = tuple(match.model.value for match in rule.matches[:_MOST_NAMES] if match.model.value)
         targets = tuple(
             Target(target.model_rewrite, max(1, min(_MOST_WEIGHT, target.weight or 1)))
@@ -70,4 +163,24 @@ def _rules(found: ModelRewrite) -> Sequence[Rule]:
         )
         if targets and (models or not rule.matches):
             rules.append(Rule(models, targets))
+        if len(faults) < _MOST_FAULTS:
+            faults += [f"spec.rules[{number}]{fault}" for fault in _faults(rule, models, targets)]
+    if len(all_rules) > _MOST_RULES:
+        faults.append(f"spec.rules has more than {_MOST_RULES} rules; the others are left out")
     return rules
+
+
+def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[Target]) -> Iterable[str]:
+    """What is wrong with one rule, of which these names and targets are left."""
+    if len(models) < len(rule.matches):
+        yield f".matches: only {len(models)} of {len(rule.matches)} entries name a model (at most {_MOST_NAMES} count)"
+    if not targets:
+        yield f".targets: no modelRewrite of 1 to {MAX_NAME_CHARS} characters, so the rule is left out"
+    elif len(targets) < len(rule.targets):
+        yield (
+            f".targets: only {len(targets)} of {len(rule.targets)} have a modelRewrite of 1 to {MAX_NAME_CHARS} "
+            f"characters (at most {_MOST_NAMES} count)"
+        )
+    weighted = sum(target.weight is not None for target in rule.targets)
+    if 0 < weighted < len(rule.targets):
+        yield ".targets: some have a weight and some have none; a missing weight counts as 1"

@@ -1,4 +1,4 @@
-"""InferenceModelRewrites on a real API server: followed with the picker's own rights, from the first object to the last."""
+"""InferenceModelRewrites on a real API server: followed with the picker's own rights, and told what became of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from epp.types import ApiKind, InferenceRequest
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, picker_account
+from tests.harness.site import running_site
 
 pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
@@ -62,6 +63,38 @@ _SPEC = {
     "required": ["poolRef", "rules"],
     "properties": {"poolRef": _POOL_REF, "rules": {"type": "array", "items": _RULE}},
 }
+_CONDITION = {
+    "type": "object",
+    "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+    "properties": {
+        "type": {"type": "string", "maxLength": 316},
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+        "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        "lastTransitionTime": {"type": "string", "format": "date-time"},
+        "reason": {"type": "string", "minLength": 1, "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+        "message": {"type": "string", "maxLength": 32768},
+    },
+}
+_PENDING = {
+    "type": "Accepted",
+    "status": "Unknown",
+    "reason": "Pending",
+    "message": "Waiting for controller",
+    "lastTransitionTime": "1970-01-01T00:00:00Z",
+}
+_STATUS = {
+    "type": "object",
+    "properties": {
+        "conditions": {
+            "type": "array",
+            "maxItems": 8,
+            "default": [_PENDING],
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "items": _CONDITION,
+        }
+    },
+}
 _PLURAL = "inferencemodelrewrites.llm-d.ai"
 _CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -81,22 +114,30 @@ _CRD = {
                 "name": "v1alpha2",
                 "served": True,
                 "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC}}},
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC, "status": _STATUS}}
+                },
+                "subresources": {"status": {}},
             }
         ],
     },
 }
-"""The fields of llm-d's CRD that its users write."""
+"""The fields of llm-d's CRD that its users write, and its status."""
 
 
-def rewrite(name: str, model: str, target: str, *, namespace: str) -> str:
+def install_crd(cluster: ControlPlane) -> None:
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(_CRD))
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{_PLURAL}")
+
+
+def rewrite(name: str, model: str, target: str, *, namespace: str, pool: str = POOL) -> str:
     return json.dumps(
         {
             "apiVersion": "llm-d.ai/v1alpha2",
             "kind": "InferenceModelRewrite",
             "metadata": {"name": name, "namespace": namespace},
             "spec": {
-                "poolRef": {"group": "inference.networking.k8s.io", "name": POOL},
+                "poolRef": {"group": "inference.networking.k8s.io", "name": pool},
                 "rules": [{"matches": [{"model": {"value": model}}], "targets": [{"modelRewrite": target}]}],
             },
         }
@@ -106,10 +147,9 @@ def rewrite(name: str, model: str, target: str, *, namespace: str) -> str:
 async def test_rewrites_are_followed_as_they_come_change_and_go(
     cluster: ControlPlane, namespace: str
 ) -> None:
-    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(_CRD))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{_PLURAL}")
+    install_crd(cluster)
     account: Path = picker_account(cluster, namespace)
-    sink = ModelRewrites(pool=POOL)
+    sink = ModelRewrites(pool=POOL, group="llm-d.ai")
 
     def target(model: str) -> str:
         inference = InferenceRequest(kind=ApiKind.OTHER, model=model)
@@ -132,3 +172,41 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await api.close()
+
+
+async def test_each_object_is_told_what_became_of_it(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """In use, refused, younger than another of its name; then the older one goes and the younger is in use."""
+    install_crd(cluster)
+    documents = [
+        rewrite("a-first", "gpt", "llama", namespace=namespace),
+        rewrite("b-second", "gpt", "mistral", namespace=namespace),
+        rewrite("no-name", "gpt-2", "", namespace=namespace),
+        rewrite("elsewhere", "gpt", "llama", namespace=namespace, pool="another"),
+    ]
+
+    def said(name: str) -> str:
+        conditions = cluster.get(_PLURAL, name, "-n", namespace).get("status", {}).get("conditions", ())
+        return " ".join(
+            f"{c['type']}={c['status']}/{c['reason']}@{c.get('observedGeneration')}" for c in conditions
+        )
+
+    async with running_site(
+        cluster, namespace, tmp_path, pods=1, kubernetes={"rewrites": ["llm-d.ai"]}
+    ) as site:
+        for document in documents:
+            cluster.kubectl("apply", "-f", "-", stdin=document)
+        await wait_until(lambda: said("a-first") == "Accepted=True/Accepted@1", what="the first is accepted")
+        await wait_until(lambda: said("b-second") == "Accepted=False/Conflicted@1", what="the second is told")
+        await wait_until(
+            lambda: said("no-name") == "Accepted=False/Invalid@1", what="the nameless is refused"
+        )
+        assert said("elsewhere") == "", "another picker has 20 s to judge it"
+        cluster.kubectl("delete", "-n", namespace, _PLURAL, "a-first")
+        await wait_until(lambda: said("b-second") == "Accepted=True/Accepted@1", what="the second is in use")
+        await wait_until(
+            lambda: said("elsewhere") == "Accepted=Unknown/TargetNotFound@1",
+            what="nobody judges the stranger",
+        )
+        assert "cannot be written" not in site.picker.process.stderr.read_text()

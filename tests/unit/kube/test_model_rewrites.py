@@ -26,11 +26,16 @@ def rule(*models: str, **weights: int | None) -> dict[str, Any]:
 
 
 def rewrite(
-    name: str, *rewrite_rules: dict[str, Any], pool: str = "vllm", created: str = "2026-01-01T00:00:00Z"
+    name: str,
+    *rewrite_rules: dict[str, Any],
+    pool: str = "vllm",
+    created: str = "2026-01-01T00:00:00Z",
+    generation: int = 1,
 ) -> ModelRewrite:
     spec = {"poolRef": {"group": "inference.networking.k8s.io", "name": pool}, "rules": rewrite_rules}
     return msgspec.convert(
-        {"metadata": {"name": name, "creationTimestamp": created}, "spec": spec}, type=ModelRewrite
+        {"metadata": {"name": name, "creationTimestamp": created, "generation": generation}, "spec": spec},
+        type=ModelRewrite,
     )
 
 
@@ -40,7 +45,7 @@ def asked(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
 
 
 def of(*objects: ModelRewrite) -> ModelRewrites:
-    found = ModelRewrites(pool="vllm")
+    found = ModelRewrites(pool="vllm", group="llm-d.ai")
     found.replace(objects)
     return found
 
@@ -55,7 +60,7 @@ def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_all_
     assert asked(all_rewrites([found]), "gpt") == "older"
     assert asked(all_rewrites([found]), "whatever") == "fallback"
     found.remove(rewrite("a"))
-    found.put(rewrite("c", rule("x", y=None)))
+    found.put(rewrite("c", rule("x", y=None), generation=2))
     assert asked(all_rewrites([found]), "gpt") == "younger"
     assert asked(all_rewrites([found]), "whatever") == "whatever"
 
@@ -82,6 +87,10 @@ def test_the_newer_group_counts_first() -> None:
     assert asked(all_rewrites([newer, older]), "gpt") == "new"
 
 
-def test_the_role_lets_the_picker_follow_both_groups() -> None:
+def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites" in r["resources"]}
     assert granted == {group: ["list", "watch"] for group in PATHS}
+    written = {
+        r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites/status" in r["resources"]
+    }
+    assert written == {group: ["patch"] for group in PATHS}

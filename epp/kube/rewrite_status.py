@@ -1,0 +1,108 @@
+"""The status of InferenceModelRewrites: what became of each. Pure; `rewrite_writing` sends the patches.
+
+One condition, `Accepted`, as llm-d's CRD has it. True: the object is sound, no other object has one of its names, and its rules are
+in use. False: its reason says what is wrong; those of its rules that can be used are used all the same. An object for another pool
+is not ours to judge: if nobody judges it, its condition is Unknown and says that no picker has looked at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from epp.kube.objects import Condition
+from epp.kube.policies import Word
+from epp.kube.rewrites import Claim, ModelRewrites
+
+_ACCEPTED: Final = "Accepted"
+_MESSAGE_CHARS: Final = 1024
+_NAMED: Final = 5
+
+Key = tuple[str, str]
+"""API group and name of an object."""
+
+
+def judge(newer_first: Sequence[ModelRewrites], *, pool_exists: bool) -> Mapping[Key, Word]:
+    """A word on each object of the pool."""
+    owners: dict[str, Claim] = {}
+    words = {}
+    for rewrites in newer_first:
+        for claim in rewrites.claims():
+            taken = _taken(claim, owners)
+            words[claim.group, claim.name] = _word(claim, taken, pool_exists=pool_exists)
+    return words
+
+
+def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
+    """Names of this object that an earlier one has; those that are free become this one's. The name "" stands for all others."""
+    taken = {}
+    for rule in claim.rules:
+        for model in rule.models or ("",):
+            owner = owners.setdefault(model, claim)
+            if owner is not claim:
+                taken[model] = owner
+    return taken
+
+
+def _word(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Word:
+    if claim.faults:
+        return Word(False, "Invalid", "; ".join(claim.faults))
+    if taken:
+        said = [
+            f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite {owner.name}"
+            f"{'' if owner.group == claim.group else f' of {owner.group}'}"
+            for model, owner in list(taken.items())[:_NAMED]
+        ]
+        more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
+        return Word(False, "Conflicted", "; ".join(said) + more + "; the other names of this one count")
+    if not pool_exists:
+        return Word(False, "TargetNotFound", "there is no InferencePool of the name in spec.poolRef.name")
+    return Word(True, _ACCEPTED, "its rules are in use")
+
+
+def accepted(word: Word, claim: Claim, *, time_text: str) -> Condition:
+    """The condition of an object of our pool."""
+    return _condition("True" if word.so else "False", word.reason, word.message, claim, time_text=time_text)
+
+
+def unclaimed(claim: Claim, *, time_text: str) -> Condition:
+    """The condition of an object that nobody has judged."""
+    pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
+    said = (
+        f"no picker that writes status has looked at this rewrite for {pool}; look at spec.poolRef.name, and whether "
+        "a gateway for that pool runs in this namespace and follows rewrites"
+    )
+    return _condition("Unknown", "TargetNotFound", said, claim, time_text=time_text)
+
+
+def observed_generation(claim: Claim) -> int:
+    """Of the last judgement in its status; 0: nobody has judged it."""
+    return max((c.observed_generation for c in claim.conditions if c.type == _ACCEPTED), default=0)
+
+
+def says(claim: Claim, wanted: Condition) -> bool:
+    """Whether its status has this condition already."""
+    return wanted in claim.conditions
+
+
+def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
+    """As a merge patch. It replaces the whole list, so it holds the conditions of others and the version they were read at."""
+    others = [c for c in claim.conditions if c.type != wanted.type]
+    return {
+        "metadata": {"uid": claim.uid, "resourceVersion": claim.resource_version},
+        "status": {"conditions": msgspec.to_builtins([*others, wanted])},
+    }
+
+
+def _condition(status: str, reason: str, message: str, claim: Claim, *, time_text: str) -> Condition:
+    same = [c for c in claim.conditions if c.type == _ACCEPTED and c.status == status]
+    return Condition(
+        type=_ACCEPTED,
+        status=status,
+        reason=reason,
+        message=message[:_MESSAGE_CHARS],
+        observed_generation=claim.generation,
+        last_transition_time=same[0].last_transition_time if same else time_text,
+    )

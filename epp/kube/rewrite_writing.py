@@ -1,0 +1,99 @@
+"""Writes the status of InferenceModelRewrites. Only while the Lease is held, as with the status of policies.
+
+Once a second it looks at what became of each object; what its status does not say yet is written. A write that fails is tried again at
+its next turn. Called by `cluster`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from epp.kube.api import Api, ApiError, read
+from epp.kube.objects import Condition, ModelRewrite
+from epp.kube.policies import Word
+from epp.kube.rewrite_status import Key, accepted, judge, observed_generation, patch, says, unclaimed
+from epp.kube.rewrites import PATHS, Claim, ModelRewrites
+
+_log = logging.getLogger(__name__)
+
+_WRITES_AT_ONCE: Final = 20
+"""In one look; the others are due at the next."""
+_PATIENCE_S: Final = 20.0
+"""The picker of another pool has this long to judge an object: its Lease may be changing hands."""
+_AGAIN_S: Final = 10.0
+"""After a write that left the object as it was."""
+_MERGE: Final = "application/merge-patch+json"
+
+
+class RewriteWriter:
+    """`look` once a second."""
+
+    def __init__(
+        self, api: Api, newer_first: Sequence[ModelRewrites], *, namespace: str, time_text: Callable[[], str]
+    ) -> None:
+        self._api = api
+        self._sets = newer_first
+        self._namespace = namespace
+        self._time_text = time_text
+        self._words: Mapping[Key, Word] = {}
+        self._judged_at: tuple[tuple[int, ...], bool] | None = None
+        self._unjudged_since: dict[tuple[str, int], float] = {}
+        """By uid and generation of an object for another pool."""
+        self._tried: dict[tuple[str, str], float] = {}
+        """By uid and version of an object, when its status was last sent."""
+        self._complaint = ""
+
+    async def look(self, *, pool_exists: bool, holds: Callable[[], bool], now: float) -> None:
+        """`holds`, whether the Lease is held, is asked before each write."""
+        due = [*self._due(pool_exists=pool_exists), *self._due_unclaimed(now=now)]
+        versions = {(claim.uid, claim.resource_version) for _, claim, _ in due}
+        self._tried = {key: at for key, at in self._tried.items() if key in versions and now - at < _AGAIN_S}
+        fresh = (each for each in due if (each[1].uid, each[1].resource_version) not in self._tried)
+        for rewrites, claim, wanted in [*islice(fresh, _WRITES_AT_ONCE)]:
+            if not holds():
+                return
+            self._tried[claim.uid, claim.resource_version] = now
+            await self._write(rewrites, claim, wanted)
+
+    def check_integrity(self) -> None:
+        assert all(at >= 0 for at in self._unjudged_since.values())
+
+    def _due(self, *, pool_exists: bool) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
+        """Objects of our pool whose status does not say what became of them."""
+        state = (tuple(rewrites.version for rewrites in self._sets), pool_exists)
+        if state != self._judged_at:
+            self._judged_at, self._words = state, judge(self._sets, pool_exists=pool_exists)
+        for rewrites in self._sets:
+            for claim in rewrites.claims():
+                wanted = accepted(self._words[claim.group, claim.name], claim, time_text=self._time_text())
+                if not says(claim, wanted):
+                    yield rewrites, claim, wanted
+
+    def _due_unclaimed(self, *, now: float) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
+        """Objects for other pools that nobody has judged for long enough."""
+        waiting = {
+            (claim.uid, claim.generation): (rewrites, claim)
+            for rewrites in self._sets
+            for claim in rewrites.strangers()
+            if observed_generation(claim) < claim.generation
+        }
+        self._unjudged_since = {key: self._unjudged_since.get(key, now) for key in waiting}
+        for key, (rewrites, claim) in waiting.items():
+            if now - self._unjudged_since[key] >= _PATIENCE_S:
+                yield rewrites, claim, unclaimed(claim, time_text=self._time_text())
+
+    async def _write(self, rewrites: ModelRewrites, claim: Claim, wanted: Condition) -> None:
+        path = f"{PATHS[rewrites.group].format(namespace=self._namespace)}/{claim.name}/status"
+        try:
+            answer = await self._api.request("PATCH", path, body=patch(claim, wanted), content_type=_MERGE)
+            rewrites.wrote(read(answer, ModelRewrite))
+        except ApiError as error:
+            # 409: changed meanwhile, the watch will tell. 404: gone, or its CRD keeps no status.
+            if error.status not in (404, 409) and str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.error("status of rewrite %s cannot be written, trying on: %s", claim.name, error)
+            return
+        self._complaint = ""
