@@ -140,32 +140,41 @@ class Gate:
         now: float,
     ) -> Pick | Ticket:
         """A pick at once, or a ticket for a request that waits. PickError: it is refused."""
-        self._follow_policy(now=now)
-        considered = self._picker.consider(request, now=now)
-        would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
-        if not self._holds:
-            return _tried(self._picker.commit(considered, now=now), would)
-        flow = self._flow(considered.base_model)
-        ticket = Ticket(request, considered.prompt, considered.base_model, decided, since=now)
-        spec = self._picker.policy.spec.flow
-        left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
-        held, verdict = flow.control.offer(
+        picker = self._picker
+        if picker.policy is not self._policy:
+            self._follow_policy(now=now)
+        considered, would = picker.consider(request, now=now), ""
+        if picker.dry_run is not None:
+            would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
+        spec = picker.policy.spec.flow
+        if spec.mode != "Hold":
+            return _tried(picker.commit(considered, now=now), would)
+        model, ttft_s = considered.base_model, claim.ttft_s
+        control = (self._flows.get(model) or self._flow(model)).control
+        forecast = _forecast_of(
+            considered, left_s=(spec.deadline_seconds or inf) if ttft_s is None else ttft_s
+        )
+        priority = self._priority(spec, claim, request)
+        passed = control.passes(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
+        if passed is not None:
+            pick = picker.commit(considered, now=now)
+            pick.decision.priority, pick.decision.tenant = passed
+            return _tried(pick, would) if would else pick
+        ticket = Ticket(request, considered.prompt, model, decided, since=now)
+        ticket.held, verdict = control.offer(
             ticket,
-            _forecast_of(considered, left_s=left_s),
-            priority=self._priority(spec, claim, request),
+            forecast,
+            priority=priority,
             tenant=claim.tenant,
             size_bytes=size_bytes,
-            ttft_s=claim.ttft_s,
+            ttft_s=ttft_s,
             longest_s=longest_s,
             now=now,
         )
-        ticket.held, ticket.would = held, would
+        ticket.would = would
         if verdict is None:
             return ticket
-        if isinstance(verdict, LetGo):
-            pick = _tried(self._picker.commit(considered, now=now), would)
-            _note(pick, held, now=now)
-            return pick
+        assert not isinstance(verdict, LetGo), "it would have passed"
         raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
 
     def leave(self, ticket: Ticket) -> None:
@@ -314,9 +323,10 @@ class Gate:
         of_model = spec.models.get(request.inference.model)
         if of_model is not None:
             return of_model
-        begun = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
-        if begun is not None:
-            return spec.paths[begun]
+        if spec.paths:
+            begun = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
+            if begun is not None:
+                return spec.paths[begun]
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
     def _carry_out(self, flow: _ModelFlow, verdict: Verdict[Ticket], *, now: float) -> None:

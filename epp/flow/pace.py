@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 
 _WINDOW_S = 10.0
+_MOMENT_S = 0.05
+"""What is added within such a time counts as added at its beginning: half a percent of the window."""
 
 
 class Rate:
@@ -14,10 +16,13 @@ class Rate:
 
     def __init__(self) -> None:
         self._sum = 0.0
-        self._at = 0.0
+        self._at = -inf
         self._began_at: float | None = None
 
     def add(self, tokens: float, *, now: float) -> None:
+        if now - self._at < _MOMENT_S:
+            self._sum += tokens
+            return
         if self._began_at is None:
             self._began_at = self._at = now
         self._sum = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S) + tokens
@@ -33,27 +38,26 @@ class Rate:
 
 
 class Pace:
-    __slots__ = ("_in_pool", "_let_go", "_refused")
+    __slots__ = ("_elsewhere", "_let_go", "_refused")
 
     def __init__(self) -> None:
         self._let_go = Rate()
-        self._in_pool = Rate()
-        """By all pickers together."""
+        self._elsewhere = Rate()
+        """Let go by other pickers."""
         self._refused = Rate()
 
     def let_go(self, tokens: int, *, now: float) -> None:
-        self._let_go.add(max(1, tokens), now=now)
-        self._in_pool.add(max(1, tokens), now=now)
+        self._let_go.add(tokens, now=now)
 
     def let_go_elsewhere(self, tokens: int, *, now: float) -> None:
-        self._in_pool.add(tokens, now=now)
+        self._elsewhere.add(tokens, now=now)
 
     def refused(self, tokens: int, *, now: float) -> None:
         self._refused.add(max(1, tokens), now=now)
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
         """How long it takes until all pickers have let so many tokens go; None: nobody knows, since nothing went of late."""
-        rate = self._in_pool.per_s(now=now)
+        rate = self._let_go.per_s(now=now) + self._elsewhere.per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def excess(self, *, now: float) -> float:

@@ -57,19 +57,32 @@ NOTHING = Load()
 class Flow(Generic[T]):
     """One tenant's requests in one band."""
 
-    __slots__ = ("items", "load", "tag")
+    __slots__ = ("band", "items", "load", "tag", "tenant")
 
-    def __init__(self, tag: float) -> None:
+    def __init__(self, band: Band[T], tenant: str) -> None:
+        self.band = band
+        self.tenant = tenant
         self.items: list[Held[T]] = []
         """By `key`."""
         self.load = Load()
-        self.tag = tag
+        self.tag = band.floor
+
+    def charge(self, tokens: int) -> None:
+        """The tenant has had so many tokens. One that came back with nothing waiting is lifted to the floor."""
+        band, tag = self.band, self.tag
+        if tag < band.floor:
+            if not self.items:
+                tag = band.floor
+        else:
+            band.floor = tag
+        self.tag = tag + tokens
 
 
 class Band(Generic[T]):
-    __slots__ = ("floor", "flows", "tokens")
+    __slots__ = ("floor", "flows", "priority", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
         self.floor = 0.0
         self.tokens = 0
         """That wait; each request has one at least."""
@@ -79,15 +92,10 @@ class Band(Generic[T]):
         """Its flow, made where there is none, and lifted to the floor where nothing of it waits."""
         flow = self.flows.get(tenant)
         if flow is None:
-            flow = self.flows[tenant] = Flow(self.floor)
+            flow = self.flows[tenant] = Flow(self, tenant)
         elif not flow.items:
             flow.tag = max(flow.tag, self.floor)
         return flow
-
-    def charge(self, tenant: str, tokens: int) -> None:
-        flow = self.flow(tenant)
-        self.floor = max(self.floor, flow.tag)
-        flow.tag += max(1, tokens)
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
         """Whether the tenant has a queue of its own, or there is room for one; forgets idle tenants who owe nothing for it."""
@@ -146,7 +154,7 @@ class Queues(Generic[T]):
         key = (-priority, late)
         band = self._bands.get(key)
         if band is None:
-            band = self._bands[key] = Band()
+            band = self._bands[key] = Band(priority)
             insort(self._order, key)
         return band
 
@@ -197,7 +205,17 @@ class Queues(Generic[T]):
 
     def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         """The tenant has had so many tokens of what this band got."""
-        self.band(priority, late=late).charge(tenant, tokens)
+        self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
+
+    def flow(self, priority: int, tenant: str, *, max_priorities: int, max_tenants: int) -> Flow[T]:
+        """Where a request in time of this priority and tenant would wait, or is charged if it need not."""
+        band = self._bands.get((-priority, False))
+        if band is None:
+            band = self.band(self.priority(priority, max_priorities=max_priorities), late=False)
+        flow = band.flows.get(tenant)
+        if flow is not None:
+            return flow
+        return band.flow(tenant if band.knows(tenant, max_tenants=max_tenants) else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> Held[T] | None:
         """Who is worth least: lowest priority, demoted before in time, furthest over its share, newest."""

@@ -14,6 +14,10 @@ Order = Literal["arrival", "deadline", "shortest"]
 """
 SHORT_S: Final = 0.1
 """The headroom of a request that somebody more pressing may overtake."""
+LEAST_DELAY_S: Final = 0.01
+"""Between two looks at the same request, or at a fleet that has no room."""
+LONGEST_DELAY_S: Final = 1.0
+"""A fleet without room is looked at so often even when nothing happens: predictions err."""
 WhenLate = Literal["refuse", "demote"]
 
 

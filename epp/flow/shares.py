@@ -15,7 +15,10 @@ class Shares:
         self._tokens: dict[str, int] = {}
 
     def add(self, tenant: str, tokens: int) -> None:
-        name = tenant if tenant in self._tokens or len(self._tokens) < _MOST else OTHER
+        if tenant in self._tokens:
+            self._tokens[tenant] += tokens
+            return
+        name = tenant if len(self._tokens) < _MOST else OTHER
         self._tokens[name] = self._tokens.get(name, 0) + tokens
 
     @property

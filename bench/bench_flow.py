@@ -1,0 +1,170 @@
+"""What flow control costs: a pick that need not wait, beside one without flow control, and requests that wait.
+
+`python -m bench.bench_flow`. The first table is CPU time of a pick in this process, with and without flow control in turns, in several
+situations of the gate; the servers are idle, so every request goes at once. The second is CPU time of the gate and its timer while so
+many requests wait before busy servers and nothing happens. `--profile` says where the extra time of the first goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import pstats
+import time
+from math import inf
+from statistics import median
+from typing import Final
+
+from msgspec.structs import replace
+
+from bench.bench_pick import a_picker, requests
+from epp.config.flow import Flow
+from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.decision import Pick, PickRequest
+from epp.endpoints.backlog import Booking
+from epp.errors import PickError
+from epp.extproc.pump import Pump
+from epp.gate import Claim, Gate, Ticket
+from epp.picker import Picker
+
+SERVERS: Final = 8
+PROMPT_BYTES: Final = 1_000
+OBJECTIVES: Final = {"interactive": 10, "batch": -10}
+SETTINGS: Final = {
+    "one priority, one tenant": (Flow(mode="Hold"), [Claim()]),
+    "with a deadline": (Flow(mode="Hold", deadline_seconds=2.0), [Claim()]),
+    "two priorities, four tenants, a deadline": (
+        Flow(mode="Hold", deadline_seconds=2.0, objectives=OBJECTIVES),
+        [Claim(objective=o, tenant=t) for o in OBJECTIVES for t in ("a", "b", "c", "d")],
+    ),
+}
+BUSY_SERVERS: Final = 100
+WORK_S: Final = 3600.0
+"""Seconds of work that each busy server has, so that none becomes free while requests wait."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.bench_flow", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="of both ways in turns; 60")
+    parser.add_argument("--picks", type=int, default=200, help="of each round; 200")
+    parser.add_argument("--waiting", type=int, default=5000, help="requests that wait; 5000")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for which they wait; 10")
+    parser.add_argument("--profile", action="store_true", help="print where the extra time goes")
+    args = parser.parse_args()
+    print("| a pick that need not wait | without | with | more |\n| --- | --- | --- | --- |")
+    for name, (flow, claims) in SETTINGS.items():
+        without_us, with_us = beside(flow, claims, rounds=args.rounds, picks=args.picks)
+        more_us = median(b - a for a, b in zip(without_us, with_us, strict=True))
+        print(f"| {name} | {median(without_us):.1f} us | {median(with_us):.1f} us | {more_us:.1f} us |")
+    if args.profile:
+        profile(args.picks * args.rounds)
+    share, looks = asyncio.run(waits(args.waiting, args.seconds))
+    print(
+        f"\n{args.waiting:,} requests wait before {BUSY_SERVERS} busy servers: {share:.4f} of a core, "
+        f"{looks / args.seconds:.1f} looks a second"
+    )
+
+
+def beside(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[list[float], list[float]]:
+    """Microseconds of a pick in each round, without flow control and with it."""
+    direct = a_picker(SERVERS)
+    picker, gate = a_gate(flow)
+    work = requests(PROMPT_BYTES, count=picks, seed=1)
+    without_us, with_us = [], []
+    for n in range(-2, rounds):
+        now = float(n + 3)
+        if n % 2:
+            without = picked_us(direct, None, work, claims, now=now)
+            with_it = picked_us(picker, gate, work, claims, now=now)
+        else:
+            with_it = picked_us(picker, gate, work, claims, now=now)
+            without = picked_us(direct, None, work, claims, now=now)
+        if n >= 0:
+            without_us.append(without)
+            with_us.append(with_it)
+    return without_us, with_us
+
+
+def a_gate(flow: Flow, *, servers: int = SERVERS) -> tuple[Picker, Gate]:
+    picker = a_picker(servers)
+    picker.set_policy(holding(flow), now=0.0)
+    return picker, Gate(picker)
+
+
+def holding(flow: Flow) -> Policy:
+    return replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, flow=flow))
+
+
+def picked_us(
+    picker: Picker, gate: Gate | None, work: list[PickRequest], claims: list[Claim], *, now: float
+) -> float:
+    """Microseconds of CPU for each pick of the work; what comes after the pick is not counted."""
+    spent_ns = 0
+    for n, request in enumerate(work):
+        claim, now = claims[n % len(claims)], now + 0.001
+        start = time.process_time_ns()
+        pick = pick_of(picker, gate, request, claim, now=now)
+        spent_ns += time.process_time_ns() - start
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        picker.end(pick, outcome="ended", now=now)
+    return spent_ns / len(work) / 1000
+
+
+def pick_of(picker: Picker, gate: Gate | None, request: PickRequest, claim: Claim, *, now: float) -> Pick:
+    if gate is None or not gate.on:
+        return picker.pick(request, now=now)
+    pick = gate.offer(request, claim, _never, size_bytes=PROMPT_BYTES, longest_s=inf, now=now)
+    assert isinstance(pick, Pick), "the servers are idle"
+    return pick
+
+
+def profile(picks: int) -> None:
+    flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
+    picker, gate = a_gate(flow)
+    work = requests(PROMPT_BYTES, count=picks, seed=2)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    picked_us(picker, gate, work, claims, now=1.0)
+    profiler.disable()
+    print()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats("flow|gate", 20)
+
+
+async def waits(count: int, seconds: float) -> tuple[float, int]:
+    """The share of a core that so many waiting requests take, and how often the timer looked at them."""
+    flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
+    picker, gate = a_gate(
+        replace(flow, headroom_seconds=0.1, deadline_seconds=0.0, ttl_seconds=3600), servers=BUSY_SERVERS
+    )
+    start = time.monotonic()
+    for state in picker.fleet.states():
+        state.book(Booking(int(WORK_S * state.rate.tokens_per_s), start), now=start)
+    tickets = [
+        gate.offer(
+            request, claims[n % len(claims)], _never, size_bytes=PROMPT_BYTES, longest_s=inf, now=start
+        )
+        for n, request in enumerate(requests(PROMPT_BYTES, count=count, seed=1))
+    ]
+    assert all(isinstance(ticket, Ticket) for ticket in tickets), "the servers are busy"
+    looks = 0
+
+    def looked() -> None:
+        nonlocal looks
+        looks += 1
+
+    pump = Pump(gate, clock=time.monotonic, after=looked)
+    pump.soon()
+    cpu_s = time.process_time()
+    await asyncio.sleep(seconds)
+    cpu_s = time.process_time() - cpu_s
+    pump.stop()
+    return cpu_s / seconds, looks
+
+
+def _never(_fate: Pick | PickError, _now: float) -> None:
+    raise AssertionError("nothing becomes free while the bench lasts")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""When each waiting request is looked at again, though nothing happens: at its latest start, or at the end of its life.
+
+Invariant: each request that waits and is ever due has one alarm at least. Alarms of requests that left are skipped, and forgotten before they
+are more than half of all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from math import inf
+from typing import Generic
+
+from epp.flow.request import Forecast, Held, T
+from epp.flow.settings import LEAST_DELAY_S, LONGEST_DELAY_S
+
+_SHARE_OF_LEFT = 0.25
+
+
+class Alarms(Generic[T]):
+    def __init__(self) -> None:
+        self._alarms: list[tuple[float, int, Held[T]]] = []
+
+    @property
+    def due_at(self) -> float:
+        return self._alarms[0][0] if self._alarms else inf
+
+    def set(self, held: Held[T], forecast: Forecast | None, *, now: float) -> None:
+        """Look again when it could be too late: with the servers as they are now, or as busy as others make them until then.
+
+        What others are sent is seen late by a quarter of the time that is left at most, for some twenty looks in all.
+        """
+        latest = held.expires_at
+        if held.late:
+            latest = min(latest, held.fair_at if held.fair_at > now else now + LONGEST_DELAY_S)
+        elif forecast is not None:
+            slack_s = held.deadline - forecast.soonest_s - now
+            left_s = held.deadline - forecast.own_s - now
+            latest = min(latest, now + max(LEAST_DELAY_S, slack_s, _SHARE_OF_LEFT * left_s))
+        if latest < inf:
+            heapq.heappush(self._alarms, (latest, held.number, held))
+
+    def due(self, *, now: float) -> Iterator[Held[T]]:
+        """Take out each request whose alarm is due and that still waits."""
+        while self._alarms and self._alarms[0][0] <= now:
+            held = heapq.heappop(self._alarms)[2]
+            if held.waits:
+                yield held
+
+    def tidy(self, waiting: int) -> None:
+        """Forget what left by another way than its alarm. waiting: so many requests wait."""
+        if not waiting:
+            self._alarms.clear()
+        elif len(self._alarms) > 2 * waiting + 32:
+            self._alarms = [alarm for alarm in self._alarms if alarm[2].waits]
+            heapq.heapify(self._alarms)
+
+    def check_integrity(self, waiting: Iterator[Held[T]]) -> None:
+        alarmed, count = {held.number for _, _, held in self._alarms if held.waits}, 0
+        for held in waiting:
+            count += 1
+            assert (held.number in alarmed) == (_ever_due_at(held) < inf)
+        assert len(self._alarms) <= 2 * count + 64
+
+
+def _ever_due_at(held: Held[T]) -> float:
+    return min(held.expires_at, held.fair_at if held.late else held.deadline)

@@ -1,0 +1,55 @@
+"""How soon a server must be free for a request to go: the rule that says who waits while nobody is refused.
+
+Called by `control` for each newcomer and for each look at what waits. It knows the settings, who is expected to come, and what other pickers
+hold; it does not know the queues.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from epp.flow.elsewhere import Elsewhere
+from epp.flow.expected import Expected
+from epp.flow.queues import BandKey
+from epp.flow.request import Forecast
+from epp.flow.settings import SHORT_S, FlowSettings
+
+_NEWS_S = 0.1
+"""What one picker does is known to the others after about this time."""
+
+
+class Headroom:
+    def __init__(self, settings: FlowSettings, expected: Expected, elsewhere: Elsewhere) -> None:
+        self.settings = settings
+        self._expected = expected
+        self._elsewhere = elsewhere
+
+    def of_band(self, band: BandKey, tokens: int, *, now: float) -> float:
+        """For requests of this band, of which so many tokens wait here; inf: nobody is to overtake them.
+
+        What is more pressing at another picker goes first. Of those at which equals wait, the one with the most tokens looks first and the
+        others later by as long as news of it takes; or all of them would send to the same server at the same moment.
+        """
+        if self._elsewhere.waits_before(band):
+            return 0.0
+        headroom_s = self.settings.headroom_s
+        if headroom_s is None:
+            in_order = self.settings.order == "arrival"
+            if in_order and not self._expected.more_pressing(band, now=now):
+                return inf
+            headroom_s = SHORT_S
+        return headroom_s + _NEWS_S * self._elsewhere.shorter(band, tokens)
+
+    def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:
+        """For one request of a band with `headroom_s`.
+
+        left_s: time to its deadline. first: nobody stands before it who waits for room, and would starve.
+        """
+        settings = self.settings
+        if headroom_s == inf:
+            # Nobody is to overtake it. It waits only for a server on which it would be in time.
+            return max(SHORT_S, left_s - forecast.own_s)
+        rides = (
+            first and headroom_s >= (settings.headroom_s or SHORT_S) and forecast.own_s <= settings.rides_s
+        )
+        return max(headroom_s, settings.goal_s) if rides else headroom_s

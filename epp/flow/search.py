@@ -1,0 +1,94 @@
+"""Who of those that wait goes next: by priority, by share, in order, as far as servers have room; and when to search again.
+
+It takes nothing out of the queues. One search makes a bounded number of forecasts, and none while no server has room.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Generic
+
+from epp.flow.demoted import Demoted
+from epp.flow.headroom import Headroom
+from epp.flow.queues import Band, Queues
+from epp.flow.request import Forecast, Forecaster, Held, T
+from epp.flow.settings import LEAST_DELAY_S, LONGEST_DELAY_S, FlowSettings
+
+
+class Search(Generic[T]):
+    def __init__(
+        self,
+        settings: FlowSettings,
+        queues: Queues[T],
+        forecaster: Forecaster[T],
+        headroom: Headroom,
+        demoted: Demoted,
+    ) -> None:
+        self.settings = settings
+        self._queues = queues
+        self._forecaster = forecaster
+        self._headroom = headroom
+        self._demoted = demoted
+        self.due_at = 0.0
+        """When to search again at the latest; whoever brings a request sets it to now."""
+
+    def first_of_all(self, *, now: float) -> tuple[Held[T], Forecast] | None:
+        """Whoever is first, whatever the servers have to do."""
+        for _, band in self._queues.bands():
+            for flow in band.by_share(1):
+                held = flow.items[0]
+                return held, self._forecaster.forecast(held.payload, now=now)
+        return None
+
+    def first_that_may_go(self, *, now: float) -> tuple[Held[T], Forecast] | None:
+        settings = self.settings
+        least_s = self._forecaster.least_wait_s(now=now)
+        bands = [
+            (key, band, self._headroom.of_band(key, band.tokens, now=now))
+            for key, band in self._queues.bands()
+            if band.tokens
+        ]
+        most_s = max(headroom_s for _, _, headroom_s in bands)
+        early_s = settings.goal_s if settings.rides_s else 0.0
+        if least_s > max(most_s, early_s):
+            self._look_in(least_s - max(most_s, early_s), now=now)
+            return None
+        looks, missing_s = settings.max_looks, inf
+        for key, band, headroom_s in bands:
+            if key[1] and (busy_s := self._late_busy_s(now=now)) > 0:
+                missing_s = min(missing_s, busy_s)
+                continue
+            missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)
+            if least_s > headroom_s and not (looks == settings.max_looks and least_s <= early_s):
+                continue
+            found, looks, short_s = self._first_of_band(band, headroom_s, looks, now=now)
+            if found is not None:
+                return found
+            missing_s = min(missing_s, short_s)
+            if looks <= 0:
+                break
+        self._look_in(missing_s, now=now)
+        return None
+
+    def _first_of_band(
+        self, band: Band[T], headroom_s: float, looks: int, *, now: float
+    ) -> tuple[tuple[Held[T], Forecast] | None, int, float]:
+        """Who of the band may go; how many looks are left; and how long until the next of those looked at may."""
+        settings, missing_s = self.settings, inf
+        for flow in band.by_share(looks):
+            for held in flow.items[: min(looks, settings.looks)]:
+                forecast = self._forecaster.forecast(held.payload, now=now)
+                first = looks == settings.max_looks
+                left_s = held.deadline - now
+                room_s = self._headroom.of_request(forecast, headroom_s, left_s=left_s, first=first)
+                if forecast.wait_s <= room_s:
+                    return (held, forecast), looks, missing_s
+                looks -= 1
+                missing_s = min(missing_s, forecast.wait_s - room_s)
+        return None, looks, missing_s
+
+    def _late_busy_s(self, *, now: float) -> float:
+        return self._demoted.busy_s(self._forecaster.pool(now=now).servers, now=now)
+
+    def _look_in(self, predicted_s: float, *, now: float) -> None:
+        self.due_at = now + min(LONGEST_DELAY_S, max(LEAST_DELAY_S, predicted_s))
