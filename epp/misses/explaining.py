@@ -14,7 +14,9 @@ from epp.misses.finding import Misses
 from epp.picker import Picker
 
 _LOOK_S: Final = 0.2
-_PORTION: Final = 100
+_PORTION: Final = 25
+_PORTIONS: Final = 4
+"""Of one look, with turns of the loop between them."""
 _MOST_SERVERS: Final = 10
 """Named for each cause."""
 _HOTTEST: Final = 12
@@ -32,9 +34,13 @@ class Explaining:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            began = time.thread_time()
-            self._misses.work(limit=_PORTION)
-            self._spent_s += time.thread_time() - began
+            for _ in range(_PORTIONS):
+                began = time.thread_time()
+                done = self._misses.work(limit=_PORTION)
+                self._spent_s += time.thread_time() - began
+                if done < _PORTION:
+                    break
+                await asyncio.sleep(0)
 
     def told(self, window_s: float) -> dict[str, Any]:
         """Why tokens were missed in the last `window_s` seconds."""

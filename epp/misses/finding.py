@@ -7,6 +7,7 @@ is in `Seen`. Pure, on one thread with the picker; `explaining` calls `work` and
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -146,6 +147,7 @@ class Misses:
             self._miss(bucket, NEW, whole)
             return
         one_in, followed = self._seen.one_in, self._seen.get
+        ours = 0 if late is None else self._ours(chain)
         parts: dict[tuple[Cause, EndpointName | None], float] = {}
         for n, chunk in enumerate(unknown, first):
             if chunk & (one_in - 1):
@@ -156,18 +158,18 @@ class Misses:
                     OTHER_ROOT if covered <= shared_bytes else NEW,
                     None,
                 )
+            elif sent is None:
+                part = (NEW, None) if n < ours else (LATE, late)
             else:
-                part = self._cause_of(chunk, sent, request, late)
+                part = self._cause_of(sent, request, late)
             parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
         for (cause, server), tokens in parts.items():
             self._miss(bucket, cause, tokens, server=server)
 
     def _cause_of(
-        self, chunk: ChunkHash, sent: Sent | None, request: RoutedRequest, late: EndpointName | None
+        self, sent: Sent, request: RoutedRequest, late: EndpointName | None
     ) -> tuple[Cause, EndpointName | None]:
-        """Of a chunk that was sent somewhere before, or that a server is known to hold by now."""
-        if sent is None:
-            return (NEW, None) if self._is_ours(chunk) else (LATE, late)
+        """Of a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)
         if state is None or state.process != sent.process:
             return RESTARTED, sent.server
@@ -181,9 +183,19 @@ class Misses:
         held = self._picker.table.match(request.chain[: first + 1])
         return next((name for name, chunks in held.items() if chunks > first and name != own), None)
 
-    def _is_ours(self, chunk: ChunkHash) -> bool:
-        """A later request of this picker, which still waits here, was sent there."""
-        return any(chunk in request.chain for request, _, _ in self._waiting)
+    def _ours(self, chain: Sequence[ChunkHash]) -> int:
+        """How many of these chunks a later request of this picker, which still waits here, was sent somewhere.
+
+        A hash names all of the prompt before it, so equal hashes stand at equal places, and chains are equal up to where they part.
+        """
+        most = 0
+        for request, _, _ in self._waiting:
+            other = request.chain
+            if most < min(len(other), len(chain)) and other[most] == chain[most]:
+                most += bisect_left(
+                    range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]
+                )
+        return most
 
     def _miss(
         self, bucket: Bucket, cause: Cause, tokens: float, *, server: EndpointName | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
-from tests.unit.picker_questions import a_picker, ask, endpoints, text
+from tests.unit.picker_questions import A, B, a_picker, ask, endpoints, text
 
 
 def missed(misses: Misses) -> dict[str, float]:
@@ -195,3 +196,16 @@ def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
     assert groups[1].requests == 1
     assert 2000 in [group.chain[0] for group in groups], "the newest one was dropped"
     assert 384 <= len(groups) <= 512
+
+
+def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their_picks_cost() -> None:
+    """Each is on its way to two servers before it is looked at: all chunks of all those that wait were once compared with one another."""
+    picker, misses = watched(names="ab")
+    prompts = [text(str(n), 400_000) for n in range(20)]
+    began_ns = time.thread_time_ns()
+    for address in (A, B):
+        for prompt in prompts:
+            picker.pick(ask(prompt, subset=frozenset([address])), now=1.0)
+    picks_ns, began_ns = time.thread_time_ns() - began_ns, time.thread_time_ns()
+    assert "late" not in missed(misses)
+    assert time.thread_time_ns() - began_ns < 20 * picks_ns  # it was 90 times, and is twice
