@@ -145,8 +145,12 @@ class AdminServer:
         return answer
 
     async def _prometheus(self, _: web.Request) -> web.Response:
+        pieces = []
+        for piece in self._metrics.pieces():
+            pieces.append(piece)
+            await asyncio.sleep(0)
         return web.Response(
-            body=self._metrics.page(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            body=b"".join(pieces), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
 
     async def _healthz(self, _: web.Request) -> web.Response:

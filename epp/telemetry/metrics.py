@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from epp.decision import Decision, Pick
 from epp.errors import PickError
@@ -144,7 +146,12 @@ class Metrics:
 
     def page(self) -> bytes:
         """All metrics in Prometheus's text format."""
-        return generate_latest(self.registry)
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The page, one metric at a time: all of them take 0.1 s for a thousand servers, too long for one turn of the event loop."""
+        for family in self.registry.collect():
+            yield generate_latest(_Only(family))
 
     def _shown(self) -> Shown:
         """Counts of endpoints that are gone go here."""
@@ -153,6 +160,16 @@ class Metrics:
         for name in self._servers.keys() - present:
             del self._servers[name]
         return Shown(self._requests, self._servers, self._process, status)
+
+
+class _Only(Collector):
+    """One metric."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
 
 
 def _class_of(status: int | None) -> str:
