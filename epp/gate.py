@@ -22,6 +22,7 @@ from epp.config.flow import Flow, Waiting
 from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
 from epp.dry_run import DryRun
+from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import FlowKey, Row, Telling
@@ -267,9 +268,18 @@ class Gate:
     def _flow(self, model: str) -> _ModelFlow:
         flow = self._flows.get(model)
         if flow is None:
+            self._forget_models()
             settings = settings_of(self._picker.policy.spec.flow)
             flow = self._flows[model] = _ModelFlow(self._picker, model, settings)
         return flow
+
+    def _forget_models(self) -> None:
+        """Of models that no server has any more, and for which nothing waits."""
+        waiting = {model for model, flow in self._flows.items() if len(flow.control)}
+        present = self._picker.fleet.models | waiting
+        forget_models(self._flows, present)
+        forget_models(self._tried_flows, present)
+        forget_models(self._telling, present)
 
     def _try(
         self,
@@ -289,6 +299,7 @@ class Gate:
             self._tried_with, self._tried_flows = tried, {}
         flow = self._tried_flows.get(considered.base_model)
         if flow is None:
+            self._forget_models()
             model = considered.base_model
             flow = self._tried_flows[model] = _ModelFlow(self._picker, model, settings_of(spec))
         claim = claim.within(spec)

@@ -188,6 +188,7 @@ class Picker:
             if same is not None:
                 self.table.drop_endpoint(name)
             self.caches.add(state)
+        self.caches.forget_models(self._fleet.models)
         self._align()
 
     def take_lists(self, lists: Mapping[EndpointName, ModelList], *, now: float) -> None:
@@ -198,6 +199,7 @@ class Picker:
             state = self._fleet.get(name)
             if state is not None:
                 self.caches.fit(state)
+        self.caches.forget_models(self._fleet.models)
 
     def set_rewrites(self, rewrites: Rewrites) -> None:
         """Other names for models, from the next request on. They are listed with the servers' own."""
@@ -378,6 +380,8 @@ class Picker:
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
         """B and V of each server of this base model; empty where there is none."""
+        if model not in self._fleet.models:
+            return NO_SERVERS, NO_SERVERS  # they are gone, or call themselves otherwise by now
         try:
             slots = self._fleet.candidates(
                 model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject

@@ -7,6 +7,7 @@ its only caller.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.growth import growth
 from epp.endpoints.learned import Learned
 from epp.endpoints.learning import TokenEstimate
+from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
@@ -127,6 +129,10 @@ class ServerCaches:
             tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
             known = self._learned[model] = Learned(tokens=tokens, cache=CacheSize())
         return known
+
+    def forget_models(self, present: AbstractSet[str]) -> None:
+        """Forget what was learned of models that no server has any more, if they are many."""
+        forget_models(self._learned, present)
 
     def observe(
         self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float

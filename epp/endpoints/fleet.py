@@ -11,7 +11,7 @@ from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import ModelCard, ModelList, Serving, union
+from epp.endpoints.served_models import ModelCard, ModelList, Serving, forget_models, union
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
@@ -41,6 +41,8 @@ class Fleet:
         self._states: dict[EndpointName, EndpointState] = {}
         self._by_address: dict[Address, EndpointState] = {}
         self._model_rates: dict[str, ModelRate] = {}
+        self.models: AbstractSet[str] = frozenset()
+        """The base models of the servers, as far as they are known. For reading."""
         self._no_answers: frozenset[int] = frozenset()
         """Slots of those that are never a destination."""
         self.ranked = False
@@ -144,6 +146,8 @@ class Fleet:
 
     def _index(self) -> Serving:
         self._unions.clear()
+        self.models = {state.model for state in self._in_slots}
+        forget_models(self._model_rates, self.models)
         return Serving(
             [state.endpoint for state in self._in_slots],
             [state.listed for state in self._in_slots],
@@ -308,6 +312,7 @@ class Fleet:
         assert all(not self._in_slots[slot].endpoint.role.answers for slot in self._no_answers)
         assert all(self._in_slots[slot].endpoint.role.prefills for slot in self._prefilling)
         assert self._columns.roster.models == [state.model for state in self._in_slots]
+        assert self.models == {state.model for state in self._in_slots}
         assert self.unlisted == sum(state.listed is None for state in self._in_slots)
         for name, state in self._states.items():
             assert state.endpoint.name == name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,8 @@ from epp.types import Endpoint
 
 MOST_LISTED: Final = 4096
 """Models in the gateway's answer to `GET /v1/models`; more are left out."""
+_MOST_GONE: Final = 256
+T = TypeVar("T")
 
 
 class ModelCard(Struct, frozen=True, gc=False):
@@ -132,3 +134,11 @@ class Serving:
         """Whether it is known of all these, of which there is at least one, that they do not serve `model`."""
         asked = set(slots)
         return bool(asked) and asked.isdisjoint(self.unlisted) and asked.isdisjoint(self._able.get(model, ()))
+
+
+def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:
+    """Forget what is kept of base models that no server has any more, once they are many: servers name themselves as they like."""
+    gone = by_model.keys() - present
+    if len(gone) > _MOST_GONE:
+        for model in gone:
+            del by_model[model]

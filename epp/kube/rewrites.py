@@ -7,8 +7,10 @@ What is left out is a fault of the object: `rewrite_status` makes its status of 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final
 
 from epp.kube.objects import Condition, ModelRewrite, RewriteRule
@@ -26,6 +28,8 @@ _MOST_RULES: Final = 1024
 """Of one object."""
 _MOST_NAMES: Final = 1024
 """Of one rule: models that it matches, and targets."""
+_MOST_IN_ALL: Final = 16_384
+"""Names in all rules of one group: each change of an object makes an index of all of them. The newest objects are left out."""
 _MOST_WEIGHT: Final = 1_000_000
 _MOST_FAULTS: Final = 5
 """Told of one object."""
@@ -103,7 +107,9 @@ class ModelRewrites:
 
     def rules(self) -> list[Rule]:
         """In the order in which they count."""
-        return [rule for claim in self.claims() for rule in claim.rules]
+        rules = [rule for claim in self.claims() for rule in claim.rules]
+        names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
+        return rules[: bisect_right(names, _MOST_IN_ALL)]
 
     def check_integrity(self) -> None:
         assert not self._claims.keys() & self._strangers.keys()
@@ -155,7 +161,11 @@ def _rules(found: ModelRewrite, faults: list[str]) -> Sequence[Rule]:
     if not all_rules:
         faults.append("spec.rules is empty")
     for number, rule in enumerate(all_rules[:_MOST_RULES]):
-        models = tuple(match.model.value for match in rule.matches[:_MOST_NAMES] if match.model.value)
+        models = tuple(
+            match.model.value
+            for match in rule.matches[:_MOST_NAMES]
+            if 0 < len(match.model.value) <= MAX_NAME_CHARS
+        )
         targets = tuple(
             Target(target.model_rewrite, max(1, min(_MOST_WEIGHT, target.weight or 1)))
             for target in rule.targets[:_MOST_NAMES]

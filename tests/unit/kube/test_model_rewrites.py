@@ -94,3 +94,17 @@ def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
         r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites/status" in r["resources"]
     }
     assert written == {group: ["patch"] for group in PATHS}
+
+
+def test_names_that_no_request_can_have_are_left_out_and_so_are_the_newest_of_too_many() -> None:
+    """Every name is an entry of an index that each change makes anew, and of the answer to `GET /v1/models`."""
+    long = rewrite("long", rule("x" * 1025, y=None), created="2025-01-01T00:00:00Z")
+    many = [
+        rewrite(f"r{n:03}", rule(*(f"{n}-{i}" for i in range(1000)), y=None), created="2026-01-01T00:00:00Z")
+        for n in range(40)
+    ]
+    rewrites = all_rewrites([of(long, *many)])
+    assert all(len(name) < 10 for name in rewrites.aliases)
+    assert 15_000 < len(rewrites.aliases) <= 16_384
+    assert asked(rewrites, "0-7") == "y"
+    assert asked(rewrites, "39-7") == "39-7"

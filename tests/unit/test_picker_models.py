@@ -1,0 +1,70 @@
+"""What a picker keeps of base models: no more than it has servers, and some that are gone."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from epp.config.flow import Flow
+from epp.config.policy import PolicySpec
+from epp.decision import Pick
+from epp.endpoints.served_models import ModelCard, ModelList
+from epp.gate import NO_CLAIM, Gate
+from epp.picker import Picker
+from epp.types import EndpointName
+from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
+
+
+def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
+    picker.take_lists({EndpointName(server): ModelList((ModelCard(model),))}, now=now)
+
+
+def blocks() -> int:
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    rename(picker, "b", "m", now=0.0)
+    sizes = []
+    for n in range(2100):
+        if n in (1050, 2099):  # each time as many models are gone as fit in
+            sizes.append(blocks())
+        rename(picker, "a", f"base-{n}", now=float(n))
+    assert sizes[1] - sizes[0] < 2500  # it was 17 for each name
+    assert picker.learned("m") is picker.learned("m")
+
+
+def test_what_was_learned_of_a_model_that_servers_have_outlives_the_names_of_others() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    rename(picker, "b", "m", now=0.0)
+    serve(picker, ask(text("one")), now=1.0)
+    learned = picker.learned("m")
+    for n in range(1000):
+        rename(picker, "a", f"base-{n}", now=2.0)
+    assert picker.learned("m") is learned
+
+
+def test_queues_of_models_that_nobody_has_any_more_are_forgotten() -> None:
+    """Each has time series of its own."""
+    picker = a_picker(PolicySpec(flow=Flow(mode="Hold")), on=endpoints("a"))
+    gate = Gate(picker)
+    for n in range(1000):
+        rename(picker, "a", f"base-{n}", now=float(n))
+        pick = gate.offer(
+            ask(text(str(n)), model=f"base-{n}"),
+            NO_CLAIM,
+            _never,
+            size_bytes=10,
+            longest_s=10.0,
+            now=float(n),
+        )
+        assert isinstance(pick, Pick)
+        picker.end(pick, outcome="ended", now=float(n))
+    gate.check_integrity()
+    assert len(gate.status(now=1000.0)) < 300
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("nothing waits")
