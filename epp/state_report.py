@@ -149,6 +149,7 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
         endpoints.append(
             LiveEndpoint(
                 name,
+                state.endpoint.pool,
                 why_not,
                 metrics.prefix_queries if metrics else None,
                 metrics.prefix_hits if metrics else None,

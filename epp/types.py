@@ -113,6 +113,8 @@ class Endpoint:
     address: Address
     model: str = ""
     """The base model it serves; empty when the source does not say."""
+    pool: str = ""
+    """Name of the InferencePool that it belongs to; empty: its source knows no pools."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that the source declares to be on it."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from epp.config.strict import Strict
+from epp.errors import ConfigError
 
-DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+_NAME: Final = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_NAME_OR_NONE: Final = f"^({_NAME})?$"
+DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=f"^{_NAME}$")]
 _LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
 _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
@@ -20,7 +23,7 @@ class KubernetesStatus(Strict, frozen=True):
         str,
         Meta(
             max_length=253,
-            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the pool.",
+            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the (first) pool.",
         ),
     ] = ""
     lease_seconds: Annotated[
@@ -44,12 +47,21 @@ class Kubernetes(Strict, frozen=True):
     """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
 
     pool: Annotated[
-        DnsName,
+        str,
         Meta(
+            max_length=253,
+            pattern=_NAME_OR_NONE,
             description="InferencePool whose pods are the endpoints. Policies name it in `targetRef`. "
-            "With `selector` the pool does not have to exist."
+            "With `selector` the pool does not have to exist.",
         ),
-    ]
+    ] = ""
+    pools: Annotated[
+        tuple[DnsName, ...],
+        Meta(
+            max_length=32,
+            description="Several InferencePools in place of `pool`: the model in a request's body chooses among their servers (docs/models.md).",
+        ),
+    ] = ()
     namespace: Annotated[
         str,
         Meta(
@@ -98,5 +110,25 @@ class Kubernetes(Strict, frozen=True):
     status: KubernetesStatus = KubernetesStatus()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The pools, in the order in which they count; at least one in a configuration that was checked."""
+        return self.pools or (self.pool,)
+
+    @property
     def lease_name(self) -> str:
-        return self.status.lease_name or f"prefix-gateway-{self.pool}"
+        return self.status.lease_name or f"prefix-gateway-{self.names[0]}"
+
+    def validate(self) -> None:
+        """Check what types cannot. ConfigError with the field at fault."""
+        if bool(self.pool) == bool(self.pools):
+            raise ConfigError("kubernetes.pool: set either this or kubernetes.pools")
+        if len(set(self.pools)) < len(self.pools):
+            raise ConfigError("kubernetes.pools: a name stands there twice; remove one of the two")
+        if self.selector and self.pools:
+            raise ConfigError(
+                "kubernetes.selector: goes with kubernetes.pool; one selector may choose the pods of several models"
+            )
+        if bool(self.selector) != bool(self.target_ports):
+            raise ConfigError(
+                "kubernetes.selector: goes with kubernetes.targetPorts; set both, or neither to follow the InferencePool"
+            )

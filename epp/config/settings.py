@@ -352,10 +352,7 @@ class Config(Strict, frozen=True):
             return
         if self.endpoints_file:
             raise ConfigError("endpointsFile: endpoints come from `kubernetes`; remove one of the two")
-        if bool(self.kubernetes.selector) != bool(self.kubernetes.target_ports):
-            raise ConfigError(
-                "kubernetes.selector: goes with kubernetes.targetPorts; set both, or neither to follow the InferencePool"
-            )
+        self.kubernetes.validate()
 
     def _check_dialect(self) -> None:
         if self.envoy.eds_file and not self.caller.own_config:

@@ -1,6 +1,6 @@
 """The cluster as the picker sees it: endpoints and policies come from it, status and Events go to it.
 
-Every process of every replica follows the pool, its pods and the policies by itself and needs nobody for picking. Of the processes of
+Every process of every replica follows the pools, their pods and the policies by itself and needs nobody for picking. Of the processes of
 one pod the first alone writes, and of the replicas the holder of the Lease. What the API server says is put to use
 through `Hooks`; when it is away, everything stays as it was. Called by the composition root.
 """
@@ -28,7 +28,7 @@ from epp.kube.live import Live
 from epp.kube.objectives import PATHS, Objectives, merged
 from epp.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.kube.policies import Outcome, PolicySet
-from epp.kube.pool import PoolWatch
+from epp.kube.pools import Pools
 from epp.kube.reflector import Reflector, Source
 from epp.kube.rewrite_writing import RewriteWriter
 from epp.kube.rewrites import PATHS as REWRITE_PATHS
@@ -79,11 +79,11 @@ class Cluster:
         self._keep = keep
         self._rng = rng
         self._namespace = namespace_of(settings)
-        self._policies = PolicySet(pool=settings.pool)
+        self._policies = PolicySet(pools=settings.names)
         self._outcome = Outcome(acting=default, tried=None, verdicts={})
         self._dirty = asyncio.Event()
         self._rewrites = [
-            ModelRewrites(pool=settings.pool, group=group)
+            ModelRewrites(pools=settings.names, group=group)
             for group in REWRITE_PATHS
             if group in settings.rewrites
         ]
@@ -100,20 +100,22 @@ class Cluster:
         api = await Api.connect(self._settings)
         try:
             async with asyncio.TaskGroup() as group:
-                keep, pool, policies = self._keep, self._pool_watch(api), self._policy_reflector(api)
-                group.create_task(pool.run(), name="watch of the pool and its pods")
+                keep, pools, policies = self._keep, self._make_pools(api), self._policy_reflector(api)
+                group.create_task(pools.run(), name="watch of the pools and their pods")
                 group.create_task(keep("kubernetes", policies.run), name="watch of the policies")
                 for reflector in self._objective_reflectors(api):
                     group.create_task(keep("kubernetes", reflector.run), name="watch of the objectives")
                 for rewrites in self._rewrite_reflectors(api):
                     group.create_task(keep("kubernetes", rewrites.run), name="watch of the rewrites")
-                group.create_task(keep("kubernetes", lambda: self._judge(pool)), name="judge of the policies")
+                group.create_task(
+                    keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
+                )
                 if self._writes:
                     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
                     lease_holder = self._make_lease_holder(api, identity)
                     group.create_task(keep("kubernetes", lease_holder.run), name="lease")
                     group.create_task(
-                        keep("kubernetes", lambda: self._write(api, pool, lease_holder, identity)),
+                        keep("kubernetes", lambda: self._write(api, pools, lease_holder, identity)),
                         name="status writer",
                     )
         finally:
@@ -121,12 +123,12 @@ class Cluster:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _pool_watch(self, api: Api) -> PoolWatch:
+    def _make_pools(self, api: Api) -> Pools:
         def on_pool() -> None:
             self._policies.changed = True
             self._dirty.set()
 
-        return PoolWatch(
+        return Pools(
             api,
             self._settings,
             namespace=self._namespace,
@@ -151,7 +153,7 @@ class Cluster:
     def _objective_reflectors(self, api: Api) -> Sequence[Reflector[Objective]]:
         """One for each API group that the settings name: a cluster need not have either."""
         groups = [group for group in PATHS if group in self._settings.objectives]
-        sets = [Objectives(pool=self._settings.pool) for _ in groups]
+        sets = [Objectives(pools=self._settings.names) for _ in groups]
         return [
             Reflector(
                 api,
@@ -206,24 +208,24 @@ class Cluster:
             owner=None if self._settings.kubeconfig else owner(TOKEN_FILE, namespace=self._namespace),
         )
 
-    async def _judge(self, pool: PoolWatch) -> None:
+    async def _judge(self, pools: Pools) -> None:
         """Put policies to use whenever a spec has changed; a change of status alone leads nowhere."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
             if self._policies.changed:
                 before = self._outcome
-                after = self._outcome = self._policies.resolve(default=self._default, pool_exists=pool.exists)
+                after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
                 sound = sum(verdict.accepted.so for verdict in after.verdicts.values())
                 self._hooks.judged(sound, len(after.verdicts) - sound)
                 if (after.acting, after.tried) != (before.acting, before.tried):
                     self._hooks.policies(after.acting, after.tried)
             await asyncio.sleep(_GATHER_S)
 
-    async def _write(self, api: Api, pool: PoolWatch, lease_holder: LeaseHolder, identity: str) -> None:
+    async def _write(self, api: Api, pools: Pools, lease_holder: LeaseHolder, identity: str) -> None:
         writer = Writer(
             api,
-            Place(namespace=self._namespace, pool=self._settings.pool, identity=identity),
+            Place(namespace=self._namespace, pools=self._settings.names, identity=identity),
             interval_s=self._settings.status.interval_seconds,
             events=self._settings.status.events,
             on_written=self._policies.wrote,
@@ -233,18 +235,18 @@ class Cluster:
         while True:
             await asyncio.sleep(_LOOK_S)
             self._hooks.lease_held(lease_holder.holds())
-            if not pool.settled or self._dirty.is_set():
+            if not pools.settled or self._dirty.is_set():
                 continue  # half known is not worth telling
             await writer.look(
                 self._outcome,
                 says=self._policies.observed(),
                 strangers=self._policies.strangers(),
                 live=self._hooks.live(),
-                pool_uid=pool.uid,
+                pool_uids=pools.uids,
                 holds=lease_holder.holds,
                 now=time.monotonic(),
             )
-            await rewrites.look(pool_exists=pool.exists, holds=lease_holder.holds, now=time.monotonic())
+            await rewrites.look(existing=pools.existing, holds=lease_holder.holds, now=time.monotonic())
 
 
 def _time() -> str:

@@ -11,9 +11,11 @@ pod's uid and what tells the containers that serve the port from their former se
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import Literal, NamedTuple
 
 from epp.kube.objects import Pod, Pool
 from epp.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
@@ -41,10 +43,18 @@ class _Server:
     """The port that hands requests on to data parallel ranks, which the target ports are; 0: each of those is a whole server."""
 
 
-class Discovery:
-    """Pods by name; `changed` until the endpoints have been asked for."""
+class Found(NamedTuple):
+    """An endpoint, and when its pod was made."""
 
-    def __init__(self, *, family: AddressFamily, ports: Sequence[int] = ()) -> None:
+    created: str
+    endpoint: Endpoint
+
+
+class Discovery:
+    """Pods of one pool by name; `changed` until the endpoints have been asked for."""
+
+    def __init__(self, *, pool: str, family: AddressFamily, ports: Sequence[int] = ()) -> None:
+        self._pool = pool
         self._family = family
         self._ports: tuple[int, ...] = tuple(ports)
         self._servers: dict[str, _Server] = {}
@@ -80,25 +90,21 @@ class Discovery:
         if self._servers.pop(pod.metadata.name, None) is not None:
             self.changed = True
 
-    def endpoints(self) -> list[Endpoint]:
-        """One for each port of each server, by name. Names and addresses are unique.
-
-        Two pods can have one address for a moment, or for long where a node died: the younger one has it.
-        """
+    def found(self) -> list[Found]:
+        """One for each port of each server; `united` makes names and addresses unique."""
         self.changed = False
-        made: dict[Address, Endpoint] = {}
-        for name, server in sorted(self._servers.items(), key=lambda item: item[1].created):
-            for rank, port in enumerate(self._ports):
-                endpoint = _endpoint(name, server, port, rank=rank)
-                made[endpoint.address] = endpoint
-        return sorted(made.values(), key=lambda endpoint: endpoint.name)
+        return [
+            Found(server.created, _endpoint(name, server, port, rank=rank, pool=self._pool))
+            for name, server in self._servers.items()
+            for rank, port in enumerate(self._ports)
+        ]
 
     def check_integrity(self) -> None:
         """What is handed out is sound, and asking twice gives the same."""
-        changed, endpoints = self.changed, self.endpoints()
+        changed, endpoints = self.changed, united([self.found()])
         assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
         assert len(endpoints) <= len(self._servers) * len(self._ports)
-        assert endpoints == self.endpoints()
+        assert endpoints == united([self.found()])
         self.changed = changed
 
     def _server(self, pod: Pod) -> _Server | None:
@@ -144,7 +150,26 @@ def label_selector(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
-def _endpoint(name: str, server: _Server, port: int, *, rank: int) -> Endpoint:
+def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
+    """The endpoints of several pools, by name. Names and addresses are unique.
+
+    Two pods can have one address for a moment, or for long where a node died; and two watches can know one name as two pods, an
+    older and a younger. The younger pod has the name and the address. A pod that several pools select belongs to the first of them.
+    """
+    by_age = sorted(chain.from_iterable(reversed(pools)), key=lambda found: found.created)
+    by_name = {found.endpoint.name: found for found in by_age}
+    by_age = sorted(by_name.values(), key=lambda found: found.created)
+    by_address = {found.endpoint.address: found.endpoint for found in by_age}
+    return sorted(by_address.values(), key=lambda endpoint: endpoint.name)
+
+
+def in_several(pools: Sequence[Sequence[Found]]) -> Collection[EndpointName]:
+    """Endpoints that more than one pool has."""
+    times = Counter(found.endpoint.name for found in chain.from_iterable(pools))
+    return [name for name, count in times.items() if count > 1]
+
+
+def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) -> Endpoint:
     process = server.processes.get(server.ports.get(port, ""))
     if (
         process is None
@@ -154,6 +179,7 @@ def _endpoint(name: str, server: _Server, port: int, *, rank: int) -> Endpoint:
         name=EndpointName(f"{name}:{port}"),
         address=Address(server.host, port),
         model=server.model,
+        pool=pool,
         adapters=server.adapters,
         incarnation=f"{server.uid}/{process}",
         metrics=server.metrics,

@@ -37,6 +37,8 @@ class EventText:
     ]
     message: str
     kind: Literal["Normal", "Warning"] = "Warning"
+    pool: str = ""
+    """The InferencePool on which it stands."""
     policy: str = ""
     """Name of the policy that it is about, and its uid; empty: of the pool alone."""
     policy_uid: str = ""
@@ -94,11 +96,12 @@ class EventBudget:
 
 
 class Watchman:
-    """Sees what has happened to the endpoints between two looks. Tells of many at once in one sentence."""
+    """Sees what has happened to the endpoints of a pool between two looks. Tells of many at once in one sentence."""
 
     _NAMED: Final = 5
 
-    def __init__(self) -> None:
+    def __init__(self, *, pool: str) -> None:
+        self._pool = pool
         self._known: dict[str, bool] = {}
         self._any_ready: bool | None = None
 
@@ -107,22 +110,20 @@ class Watchman:
         ejected = [n for n, why in ready.items() if why and self._known.get(n)]
         returned = [n for n, why in ready.items() if not why and self._known.get(n) is False]
         self._known = {name: not why for name, why in ready.items()}
-        told = []
+        told: list[EventText] = []
         if ejected:
             why = ready[ejected[0]]
-            told.append(
-                EventText(
-                    "EndpointEjected", f"{self._names(ejected)}: no requests until scrapes succeed: {why}"
-                )
-            )
+            said = f"{self._names(ejected)}: no requests until scrapes succeed: {why}"
+            told.append(EventText("EndpointEjected", said, pool=self._pool))
         if returned:
-            told.append(EventText("EndpointReturned", f"{self._names(returned)}: requests again", "Normal"))
+            said = f"{self._names(returned)}: requests again"
+            told.append(EventText("EndpointReturned", said, "Normal", self._pool))
         any_ready = any(self._known.values())
         if any_ready != self._any_ready:
             if not any_ready:
-                told.append(EventText("NoEndpoints", _NOBODY))
+                told.append(EventText("NoEndpoints", _NOBODY, pool=self._pool))
             elif self._any_ready is not None:
-                told.append(EventText("EndpointsReady", "there are endpoints again", "Normal"))
+                told.append(EventText("EndpointsReady", "there are endpoints again", "Normal", self._pool))
         self._any_ready = any_ready
         return told
 

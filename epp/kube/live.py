@@ -1,4 +1,4 @@
-"""Live numbers of the pool, and the hit ratio over the last minutes from the servers' own counters. Pure.
+"""Live numbers of the pools, and the hit ratio over the last minutes from the servers' own counters. Pure.
 
 `Live` is what the composition root tells of the picker's state; `HitRatio` turns growing counters into a ratio. The servers
 count for all pickers together, so whichever replica writes status writes the same ratio.
@@ -20,6 +20,7 @@ class LiveEndpoint:
     """One endpoint now."""
 
     name: str
+    pool: str
     why_not: str = ""
     """Why no request goes there; empty: requests may."""
     queries_tokens: float | None = None
@@ -29,7 +30,7 @@ class LiveEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The pool now, as the picker sees it."""
+    """The pools now, as the picker sees them."""
 
     endpoints: Sequence[LiveEndpoint] = ()
     tried_picks: int = 0
@@ -82,6 +83,6 @@ class HitRatio:
         assert all(s[2] >= 0 and s[1] >= 0 for s in self._slices)
 
 
-def why_not(endpoints: Sequence[LiveEndpoint]) -> Mapping[str, str]:
-    """By name, why no request goes there; empty: requests may."""
-    return {e.name: e.why_not for e in endpoints}
+def why_not(endpoints: Sequence[LiveEndpoint], *, pool: str) -> Mapping[str, str]:
+    """By name, why no request goes to an endpoint of the pool; empty: requests may."""
+    return {e.name: e.why_not for e in endpoints if e.pool == pool}

@@ -5,7 +5,7 @@ Where two groups hold an objective of one name, the newer group's counts: `merge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from epp.kube.objects import Objective
@@ -21,10 +21,10 @@ _LIMIT: Final = 1000
 
 
 class Objectives:
-    """Those of one pool, by name."""
+    """Those of the picker's pools, by name."""
 
-    def __init__(self, *, pool: str) -> None:
-        self._pool = pool
+    def __init__(self, *, pools: Collection[str]) -> None:
+        self._pools = pools
         self.priorities: dict[str, int] = {}
 
     def replace(self, objects: Iterable[Objective]) -> None:
@@ -35,7 +35,7 @@ class Objectives:
 
     def put(self, found: Objective) -> None:
         self.remove(found)
-        if found.spec.pool_ref.name == self._pool and len(self.priorities) < _MOST:
+        if found.spec.pool_ref.name in self._pools and len(self.priorities) < _MOST:
             self.priorities[found.metadata.name] = max(-_LIMIT, min(_LIMIT, found.spec.priority or 0))
 
     def remove(self, found: Objective) -> None:

@@ -1,9 +1,10 @@
-"""Which policy routes: judges the PrefixRoutingPolicy objects of one pool, and says of each what became of it.
+"""Which policy routes: judges the PrefixRoutingPolicy objects of the picker's pools, and says of each what became of it.
 
 Pure and level-based: the outcome follows from the objects as they are, in whatever order they came.
 
 - An object is sound if the reader of policy files takes its spec.
 - Of the sound ones in mode Enforce the oldest routes; of those in DryRun the oldest is scored beside it. The others say which.
+- One policy routes for all pools of a picker (docs/decisions/0203). Those whose pool exists go before those whose pool does not.
 - A spec that routed once stays that policy's `last accepted` one while a newer one is refused or only tried. A refused
   change therefore changes nothing, and gives nobody else the place. It is kept in the object's status, so that
   replicas and restarts agree.
@@ -23,6 +24,7 @@ from epp.errors import ConfigError
 from epp.kube.objects import PolicyObject, PolicyStatus
 
 _NAME_CHARS: Final = 253
+_NO_POOL: Final = "there is no InferencePool of the name in spec.targetRef.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Verdict:
 
     uid: str
     generation: int
+    target: str
+    """The pool that it names."""
     accepted: Word
     programmed: Word
     last_accepted: Accepted | None
@@ -83,9 +87,10 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Claim:
-    """One policy object that is for our pool."""
+    """One policy object that is for a pool of ours."""
 
     name: str
+    target: str
     namespace: str
     uid: str
     generation: int
@@ -103,10 +108,10 @@ class _Claim:
 
 
 class PolicySet:
-    """The policies of `pool` by name; `changed` until their outcome has been asked for."""
+    """The policies of `pools` by name; `changed` until their outcome has been asked for."""
 
-    def __init__(self, *, pool: str) -> None:
-        self._pool = pool
+    def __init__(self, *, pools: Collection[str]) -> None:
+        self._pools = pools
         self._claims: dict[str, _Claim] = {}
         self._strangers: dict[str, Stranger] = {}
         self.changed = False
@@ -155,10 +160,10 @@ class PolicySet:
         """The policies of this namespace that are for other pools, as last seen."""
         return self._strangers.values()
 
-    def resolve(self, *, default: Policy, pool_exists: bool) -> Outcome:
-        """Judge all of them. What routes from now on is remembered as accepted."""
+    def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
+        """Judge all of them. What routes from now on is remembered as accepted. existing: the pools that there are."""
         self.changed = False
-        claims = sorted(self._claims.values(), key=lambda claim: claim.order)
+        claims = sorted(self._claims.values(), key=lambda claim: (claim.target not in existing, *claim.order))
         winner = next((c for c in claims if _claims_routing(c)), None)
         if winner is None:  # nobody wants to route any more: what did last goes on while its policy is tried
             winner = next((c for c in claims if c.last is not None), None)
@@ -167,7 +172,7 @@ class PolicySet:
         acting = default if winner is None or winner.last is None else _policy(winner, winner.last)
         tried = next((c for c in claims if c.spec is not None and c.spec.mode == "DryRun"), None)
         verdicts = {
-            c.name: _verdict(c, winner=winner, acting=acting, tried=tried, pool_exists=pool_exists)
+            c.name: _verdict(c, winner=winner, acting=acting, tried=tried, pool_exists=c.target in existing)
             for c in claims
         }
         tried_spec = tried.spec if tried is not None else None
@@ -185,8 +190,7 @@ class PolicySet:
             assert claim.last is None or claim.last.generation <= claim.generation
 
     def _is_ours(self, found: PolicyObject) -> bool:
-        target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
-        return isinstance(target, dict) and target.get("name") == self._pool
+        return _target(found) in self._pools
 
     def _drop(self, name: str) -> None:
         self._strangers.pop(name, None)
@@ -194,21 +198,26 @@ class PolicySet:
             self.changed = True
 
 
+def _target(found: PolicyObject) -> str:
+    """The pool that it names; empty: none."""
+    target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
+    return str(target.get("name") or "") if isinstance(target, dict) else ""
+
+
 def _stranger(found: PolicyObject) -> Stranger:
     metadata = found.metadata
-    target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
-    name = target.get("name") if isinstance(target, dict) else None
     return Stranger(
         name=metadata.name,
         uid=metadata.uid,
         generation=metadata.generation,
         resource_version=metadata.resource_version,
-        target=str(name or "")[:_NAME_CHARS],
+        target=_target(found)[:_NAME_CHARS],
         status=found.status,
     )
 
 
 def _same(before: _Claim, found: PolicyObject) -> bool:
+    """A change of target is a change of spec, and so of generation."""
     metadata = found.metadata
     return before.uid == metadata.uid and before.generation == metadata.generation
 
@@ -222,6 +231,7 @@ def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
         fault = str(error)
     return _Claim(
         name=metadata.name,
+        target=_target(found),
         namespace=metadata.namespace,
         uid=metadata.uid,
         generation=metadata.generation,
@@ -263,6 +273,7 @@ def _verdict(
     return Verdict(
         uid=claim.uid,
         generation=claim.generation,
+        target=claim.target,
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
         last_accepted=claim.last,
@@ -279,11 +290,19 @@ def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, poo
     dry_run = claim.spec.mode == "DryRun"
     first = tried if dry_run else winner
     if first is not None and first is not claim:
-        what = "tried for this pool" if dry_run else "in force for this pool"
-        return Word(False, "Conflicted", f"the older policy {first.name} is {what}; delete one of the two")
+        return Word(False, "Conflicted", _conflict(claim, first, what="tried" if dry_run else "in force"))
     if not pool_exists:
-        return Word(False, "TargetNotFound", "there is no InferencePool of the name in spec.targetRef.name")
+        return Word(False, "TargetNotFound", _NO_POOL)
     return Word(True, "Accepted", "the policy is sound")
+
+
+def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
+    if first.target == claim.target:
+        return f"the older policy {first.name} is {what} for this pool; delete one of the two"
+    return (
+        f"one picker serves this pool and {first.target} by one policy, and policy {first.name} of pool {first.target} is {what}; "
+        "delete one of the two, or give this pool a picker of its own"
+    )
 
 
 def _programmed(claim: _Claim, accepted: Word, *, acting: Policy, routes: bool, tried: bool) -> Word:

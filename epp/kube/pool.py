@@ -1,8 +1,7 @@
-"""Follows one InferencePool and its pods, or the pods of a configured selector, and hands on the endpoints.
+"""Follows one InferencePool and its pods, or the pods of a configured selector.
 
 Owns the watch of the pods, which is another one whenever the pool's selector changes; until the new one has listed, the
-endpoints of the old one stay. Changes are gathered for `_GATHER_S` before they are handed on: of a thousand pods that
-start at once the picker sees a few lists of endpoints, not a thousand. Called by `cluster`.
+endpoints of the old one stay. Called by `pools`, which hands the endpoints of all pools on.
 """
 
 from __future__ import annotations
@@ -14,69 +13,81 @@ from random import Random
 from typing import Final
 
 from epp.config.kubernetes import Kubernetes
-from epp.errors import ConfigError
-from epp.kube.discovery import Discovery, label_selector, pool_ports
+from epp.kube.discovery import Discovery, Found, label_selector, pool_ports
 from epp.kube.objects import Pod, Pool
 from epp.kube.reflector import Reader, Reflector, Source
 from epp.sources import Keep
-from epp.types import Endpoint
 
 _log = logging.getLogger(__name__)
 
-_GATHER_S: Final = 0.1
-_RETRY_S: Final = 1.0
 _POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 
 
 class PoolWatch:
-    """`on_endpoints` gets every new list; `on_pool` is called when the pool comes, goes, or is another object."""
+    """`on_change` is called when there may be other endpoints; `on_pool` when the pool comes, goes, or is another object."""
 
     def __init__(
         self,
         reader: Reader,
         settings: Kubernetes,
+        name: str,
         *,
         namespace: str,
-        on_endpoints: Callable[[Sequence[Endpoint]], None],
+        on_change: Callable[[], None],
         on_pool: Callable[[], None],
         on_state: Callable[[str, bool], None],
         keep: Keep,
         rng: Random,
     ) -> None:
+        self.name = name
         self._reader = reader
-        self._settings = settings
+        self._selector = settings.selector
         self._namespace = namespace
-        self._on_endpoints = on_endpoints
+        self._on_change = on_change
         self._on_pool = on_pool
         self._on_state = on_state
         self._keep = keep
         self._rng = rng
-        self._discovery = Discovery(family=settings.address_family, ports=settings.target_ports)
+        self._discovery = Discovery(pool=name, family=settings.address_family, ports=settings.target_ports)
+        self._found: Sequence[Found] = ()
         self._labels: Mapping[str, str] = {}
+        self._pool = self._pool_reflector()
         self._pods: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
-        self._changed = asyncio.Event()
-        self._complaint = ""
         self.uid = ""
         """Of the pool's object, while there is one."""
         self.exists = bool(settings.selector)
         """Whether there is what policies may target."""
-        self.settled = False
-        """The endpoints that there were at first have been handed on."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            if self._settings.selector:
-                self._follow(self._settings.selector)
+            if self._selector:
+                self._follow(self._selector)
             else:
                 group.create_task(
-                    self._keep("kubernetes", self._pool_reflector().run), name="watch of the pool"
+                    self._keep("kubernetes", self._pool.run), name=f"watch of the pool {self.name}"
                 )
-            await self._keep("kubernetes", self._hand_on)
+            await asyncio.get_running_loop().create_future()  # until cancelled
+
+    @property
+    def known(self) -> bool:
+        """The pods of the pool as it is now have been listed, or it is known that there are none."""
+        return self._pods.synced if self._pods is not None else self._pool.synced
+
+    @property
+    def changed(self) -> bool:
+        """There may be other endpoints than `found` has given last."""
+        return self.known and self._discovery.changed
+
+    def found(self) -> Sequence[Found]:
+        """The endpoints; while the pods of another selector are not listed yet, those from before."""
+        if self.changed:
+            self._found = self._discovery.found()
+        return self._found
 
     # -- what the pool's reflector feeds ---------------------------------------------------------------------------
 
@@ -118,19 +129,19 @@ class PoolWatch:
             kind=Pool,
             path=_POOLS.format(namespace=self._namespace),
             # By name, as the picker's Role has it; RBAC grants a list of one.
-            selectors=(("fieldSelector", f"metadata.name={self._settings.pool}"),),
+            selectors=(("fieldSelector", f"metadata.name={self.name}"),),
         )
         return Reflector(
             self._reader,
             source,
             sink=self,
-            on_change=self._changed.set,
+            on_change=self._on_change,
             on_state=self._on_state,
             rng=self._rng,
         )
 
     def _without_pool(self) -> None:
-        _log.warning("there is no InferencePool %s: no endpoints", self._settings.pool)
+        _log.warning("there is no InferencePool %s: no endpoints of it", self.name)
         self._stop_following()
         if self.exists:
             self.exists, self.uid = False, ""
@@ -161,39 +172,10 @@ class PoolWatch:
             self._reader,
             source,
             sink=self._discovery,
-            on_change=self._changed.set,
+            on_change=self._on_change,
             on_state=self._on_state,
             rng=self._rng,
         )
         self._task = self._group.create_task(
-            self._keep("kubernetes", self._pods.run), name="watch of the pods"
+            self._keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
         )
-
-    async def _hand_on(self) -> None:
-        """Endpoints, whenever there are others. Those of a watch that has not listed yet are not known to be all."""
-        handed_on: list[Endpoint] | None = None
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            listed = self._pods is None or self._pods.synced
-            if listed and (self._discovery.changed or handed_on is None):
-                endpoints = self._discovery.endpoints()
-                if endpoints != handed_on:
-                    handed_on = endpoints if self._use(endpoints) else None
-                    self.settled = self.settled or handed_on is not None
-                if handed_on is None:
-                    await asyncio.sleep(_RETRY_S)
-                    self._changed.set()
-            await asyncio.sleep(_GATHER_S)
-
-    def _use(self, endpoints: Sequence[Endpoint]) -> bool:
-        """False: they could not be put to use for the moment."""
-        try:
-            self._on_endpoints(endpoints)
-        except ConfigError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _log.error("new endpoints cannot be put to use yet, trying on: %s", error)
-            return False
-        self._complaint = ""
-        return True

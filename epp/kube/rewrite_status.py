@@ -7,7 +7,7 @@ is not ours to judge: if nobody judges it, its condition is Unknown and says tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -24,14 +24,14 @@ Key = tuple[str, str]
 """API group and name of an object."""
 
 
-def judge(newer_first: Sequence[ModelRewrites], *, pool_exists: bool) -> Mapping[Key, Word]:
-    """A word on each object of the pool."""
+def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Word]:
+    """A word on each object of the picker's pools. existing: those that there are."""
     owners: dict[str, Claim] = {}
     words = {}
     for rewrites in newer_first:
         for claim in rewrites.claims():
             taken = _taken(claim, owners)
-            words[claim.group, claim.name] = _word(claim, taken, pool_exists=pool_exists)
+            words[claim.group, claim.name] = _word(claim, taken, pool_exists=claim.pool in existing)
     return words
 
 

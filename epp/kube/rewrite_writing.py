@@ -7,7 +7,7 @@ its next turn. Called by `cluster`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -39,16 +39,16 @@ class RewriteWriter:
         self._namespace = namespace
         self._time_text = time_text
         self._words: Mapping[Key, Word] = {}
-        self._judged_at: tuple[tuple[int, ...], bool] | None = None
+        self._judged_at: tuple[tuple[int, ...], frozenset[str]] | None = None
         self._unjudged_since: dict[tuple[str, int], float] = {}
         """By uid and generation of an object for another pool."""
         self._tried: dict[tuple[str, str], float] = {}
         """By uid and version of an object, when its status was last sent."""
         self._complaint = ""
 
-    async def look(self, *, pool_exists: bool, holds: Callable[[], bool], now: float) -> None:
-        """`holds`, whether the Lease is held, is asked before each write."""
-        due = [*self._due(pool_exists=pool_exists), *self._due_unclaimed(now=now)]
+    async def look(self, *, existing: Collection[str], holds: Callable[[], bool], now: float) -> None:
+        """existing: the pools that there are. `holds`, whether the Lease is held, is asked before each write."""
+        due = [*self._due(existing=existing), *self._due_unclaimed(now=now)]
         versions = {(claim.uid, claim.resource_version) for _, claim, _ in due}
         self._tried = {key: at for key, at in self._tried.items() if key in versions and now - at < _AGAIN_S}
         fresh = (each for each in due if (each[1].uid, each[1].resource_version) not in self._tried)
@@ -61,11 +61,11 @@ class RewriteWriter:
     def check_integrity(self) -> None:
         assert all(at >= 0 for at in self._unjudged_since.values())
 
-    def _due(self, *, pool_exists: bool) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
+    def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
         """Objects of our pool whose status does not say what became of them."""
-        state = (tuple(rewrites.version for rewrites in self._sets), pool_exists)
+        state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
         if state != self._judged_at:
-            self._judged_at, self._words = state, judge(self._sets, pool_exists=pool_exists)
+            self._judged_at, self._words = state, judge(self._sets, existing=existing)
         for rewrites in self._sets:
             for claim in rewrites.claims():
                 wanted = accepted(self._words[claim.group, claim.name], claim, time_text=self._time_text())

@@ -3,6 +3,7 @@
 The oldest object goes first, by name where two are of one second, so that all replicas agree; of two rules for one name the first counts.
 Weights are meant to be set for all targets of a rule or for none; one that is missing counts as 1. A target without a name is left out.
 What is left out is a fault of the object: `rewrite_status` makes its status of them.
+Of a picker of several pools, a rule for every other name is left out: it would take the names of the other pools' models.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _MOST_NAMES: Final = 1024
 _MOST_IN_ALL: Final = 16_384
 """Names in all rules of one group: each change of an object makes an index of all of them. The newest objects are left out."""
 _MOST_WEIGHT: Final = 1_000_000
+_NO_MATCHES: Final = ".matches is empty, and the picker has several pools; name the models, since the rule would take those of other pools"
 _MOST_FAULTS: Final = 5
 """Told of one object."""
 
@@ -55,12 +57,12 @@ class Claim:
 
 
 class ModelRewrites:
-    """Those of one pool, by name. `version` grows with each change of what they want."""
+    """Those of the picker's pools, by name. `version` grows with each change of what they want."""
 
-    def __init__(self, *, pool: str, group: str) -> None:
+    def __init__(self, *, pools: Collection[str], group: str) -> None:
         self.group = group
         self.version = 0
-        self._pool = pool
+        self._pools = pools
         self._claims: dict[str, Claim] = {}
         self._strangers: dict[str, Claim] = {}
 
@@ -81,11 +83,11 @@ class ModelRewrites:
             self._see(known, found)
             return
         self._drop(name)
-        if found.spec.pool_ref.name != self._pool:
+        if found.spec.pool_ref.name not in self._pools:
             if len(self._strangers) < _MOST_OBJECTS:
                 self._strangers[name] = _claim(self.group, found, judge=False)
         elif len(self._claims) < _MOST_OBJECTS:
-            self._claims[name] = _claim(self.group, found)
+            self._claims[name] = _claim(self.group, found, catches_all=len(self._pools) == 1)
             self.version += 1
 
     def remove(self, found: ModelRewrite) -> None:
@@ -98,7 +100,7 @@ class ModelRewrites:
             self._see(known, found)
 
     def claims(self) -> list[Claim]:
-        """Objects of the pool, in the order in which they count."""
+        """Objects of the pools, in the order in which they count."""
         return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
 
     def strangers(self) -> Collection[Claim]:
@@ -139,7 +141,7 @@ def _same(known: Claim, found: ModelRewrite) -> bool:
     return (known.uid, known.generation) == (found.metadata.uid, found.metadata.generation)
 
 
-def _claim(group: str, found: ModelRewrite, *, judge: bool = True) -> Claim:
+def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: bool = True) -> Claim:
     metadata, faults = found.metadata, list[str]()
     return Claim(
         group=group,
@@ -149,14 +151,14 @@ def _claim(group: str, found: ModelRewrite, *, judge: bool = True) -> Claim:
         resource_version=metadata.resource_version,
         created=metadata.creation_timestamp,
         pool=found.spec.pool_ref.name,
-        rules=_rules(found, faults) if judge else (),
+        rules=_rules(found, faults, catches_all=catches_all) if judge else (),
         faults=faults,
         conditions=found.status.conditions,
     )
 
 
-def _rules(found: ModelRewrite, faults: list[str]) -> Sequence[Rule]:
-    """What can be used of its rules. `faults` gets the rest, in words."""
+def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequence[Rule]:
+    """What can be used of its rules. `faults` gets the rest, in words. catches_all: a rule may take every other name."""
     all_rules, rules = found.spec.rules, []
     if not all_rules:
         faults.append("spec.rules is empty")
@@ -171,7 +173,9 @@ def _rules(found: ModelRewrite, faults: list[str]) -> Sequence[Rule]:
             for target in rule.targets[:_MOST_NAMES]
             if 0 < len(target.model_rewrite) <= MAX_NAME_CHARS
         )
-        if targets and (models or not rule.matches):
+        if not rule.matches and not catches_all:
+            faults.append(f"spec.rules[{number}]{_NO_MATCHES}")
+        elif targets and (models or not rule.matches):
             rules.append(Rule(models, targets))
         if len(faults) < _MOST_FAULTS:
             faults += [f"spec.rules[{number}]{fault}" for fault in _faults(rule, models, targets)]

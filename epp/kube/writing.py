@@ -1,4 +1,4 @@
-"""Writes what people read with kubectl: the status of policies, and Events of the pool. Only while the Lease is held.
+"""Writes what people read with kubectl: the status of policies, and Events of the pools. Only while the Lease is held.
 
 Once a second it looks at what became of the policies and at the live numbers; `status` and `event_budget` say what of it is
 worth a write. A write that fails is tried again at its next turn. Called by `cluster`.
@@ -7,7 +7,7 @@ worth a write. A write that fails is tried again at its next turn. Called by `cl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ class Place:
     """Where, and as whom, Events are written."""
 
     namespace: str
-    pool: str
+    pools: Sequence[str]
     identity: str
 
 
@@ -59,7 +59,7 @@ class Writer:
         self._times = WriteTimes(interval_s=interval_s)
         self._unclaimed = Unclaimed()
         self._event_budget = EventBudget()
-        self._watchman = Watchman()
+        self._watchmen = {pool: Watchman(pool=pool) for pool in place.pools}
         self._hit_ratio = HitRatio()
         self._complaint = ""
 
@@ -70,27 +70,33 @@ class Writer:
         says: Mapping[str, Any],
         strangers: Collection[Stranger] = (),
         live: Live,
-        pool_uid: str,
+        pool_uids: Mapping[str, str],
         holds: Callable[[], bool],
         now: float,
     ) -> None:
         """`says`: the status that each policy object has now. `strangers`: policies of the namespace for other pools.
 
-        `holds`, whether the Lease is held, is asked before each write: a slow API server can take longer over a few of
+        `pool_uids`: by name; empty: there is no such pool. `holds`, whether the Lease is held, is asked before each write: a slow API server can take longer over a few of
         them than the Lease lasts.
         """
         self._hit_ratio.observe(live.endpoints, now=now)
-        told = self._watchman.look(dict(why_not(live.endpoints)))
+        told = [
+            text
+            for pool, watchman in self._watchmen.items()
+            for text in watchman.look(dict(why_not(live.endpoints, pool=pool)))
+        ]
         if holds():
             told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
             await self._write_unclaimed(strangers, holds=holds, now=now)
         for text in told:
             if holds():
-                await self._tell(text, pool_uid=pool_uid, now=now)
+                await self._tell(text, pool_uid=pool_uids.get(text.pool, ""), now=now)
 
     def check_integrity(self) -> None:
-        for part in (self._times, self._unclaimed, self._event_budget, self._watchman, self._hit_ratio):
+        for part in (self._times, self._unclaimed, self._event_budget, self._hit_ratio):
             part.check_integrity()
+        for watchman in self._watchmen.values():
+            watchman.check_integrity()
 
     async def _write_due(
         self, outcome: Outcome, *, says: Mapping[str, Any], live: Live, holds: Callable[[], bool], now: float
@@ -170,7 +176,7 @@ class Writer:
 
     def _event_name(self, event: Written) -> str:
         """Unique to this process, as names of Events must be."""
-        return f"{self._place.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
+        return f"{event.text.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
 
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
         """By the name of an Event, the object that it stands on: the pool, and the policy that it is about."""
@@ -179,7 +185,7 @@ class Writer:
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
             "namespace": place.namespace,
-            "name": place.pool,
+            "name": text.pool,
         }
         found = {name: pool | ({"uid": pool_uid} if pool_uid else {})}
         if text.policy:
@@ -234,8 +240,8 @@ def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventTex
     what = f"policy {name}, generation {verdict.generation}"
     if not accepted.so and new("Accepted", accepted.reason, so=False):
         said = f"{what}: {accepted.message}; {programmed.message}"
-        return [EventText("PolicyRefused", said, policy=name, policy_uid=verdict.uid)]
+        return [EventText("PolicyRefused", said, "Warning", verdict.target, name, verdict.uid)]
     if programmed.so and new("Programmed", programmed.reason, so=True):
         said = f"{what}: {programmed.message}"
-        return [EventText("PolicyApplied", said, "Normal", policy=name, policy_uid=verdict.uid)]
+        return [EventText("PolicyApplied", said, "Normal", verdict.target, name, verdict.uid)]
     return []

@@ -16,7 +16,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.kube.api import Api, Query
 from epp.kube.objects import Pod
-from epp.kube.pool import PoolWatch
+from epp.kube.pools import Pools
 from epp.kube.reflector import Reflector, Source
 from epp.picker import Picker
 from epp.sources import Sources
@@ -102,7 +102,7 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
     account = picker_account(cluster, namespace)
     settings = Kubernetes(pool=POOL, kubeconfig=str(account))
     api = await Api.connect(settings)
-    watch = PoolWatch(
+    watch = Pools(
         api,
         settings,
         namespace=namespace,

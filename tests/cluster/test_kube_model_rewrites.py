@@ -149,7 +149,7 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
 ) -> None:
     install_crd(cluster)
     account: Path = picker_account(cluster, namespace)
-    sink = ModelRewrites(pool=POOL, group="llm-d.ai")
+    sink = ModelRewrites(pools=[POOL], group="llm-d.ai")
 
     def target(model: str) -> str:
         inference = InferenceRequest(kind=ApiKind.OTHER, model=model)

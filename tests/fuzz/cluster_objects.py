@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from epp.kube.api import Query
-from epp.kube.discovery import Discovery, pool_ports
+from epp.kube.discovery import Discovery, pool_ports, united
 from epp.kube.live import Live
 from epp.kube.objects import Pod, PolicyObject, Pool
 from epp.kube.policies import PolicySet
@@ -66,8 +66,8 @@ class ClusterObjects:
         self.documents: Sequence[object] = [json.loads(each) for each in (*lines, *pages)]
         gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
         self.seeds: Sequence[bytes] = [each.encode() for each in (*lines, *pages, gone)]
-        self._discovery = Discovery(family="Primary", ports=(8000,))
-        self._policies = PolicySet(pool="vllm")
+        self._discovery = Discovery(pool="vllm", family="Primary", ports=(8000,))
+        self._policies = PolicySet(pools=["vllm"])
         self._ports: tuple[int, ...] = ()
         self._picker = small_picker()
         self._now = itertools.count(1.0)
@@ -88,8 +88,8 @@ class ClusterObjects:
 
     async def check(self) -> None:
         self._discovery.check_integrity()
-        self._picker.set_endpoints(self._discovery.endpoints(), now=next(self._now))
-        outcome = self._policies.resolve(default=SMALL, pool_exists=True)
+        self._picker.set_endpoints(united([self._discovery.found()]), now=next(self._now))
+        outcome = self._policies.resolve(default=SMALL, existing=["vllm"])
         self._policies.check_integrity()
         for name, verdict in outcome.verdicts.items():
             before = self._policies.observed()[name]

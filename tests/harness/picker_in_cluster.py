@@ -117,7 +117,7 @@ class PickerInCluster:
     def _allow(self, *, lease: bool) -> None:
         wanted = [
             rule
-            for rule in rules(pool=POOL, lease=f"prefix-gateway-{POOL}")
+            for rule in rules(pools=[POOL], lease=f"prefix-gateway-{POOL}")
             if lease or "leases" not in rule["resources"]
         ]
         patch = json.dumps({"rules": wanted})

@@ -54,7 +54,7 @@ def picker_account(plane: ControlPlane, namespace: str, *, name: str = "picker",
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": {"name": name, "namespace": namespace},
-        "rules": list(rules(pool=pool, lease=f"prefix-gateway-{pool}")),
+        "rules": list(rules(pools=[pool], lease=f"prefix-gateway-{pool}")),
     }
     plane.kubectl("create", "serviceaccount", name, "-n", namespace)
     plane.kubectl("apply", "-f", "-", stdin=json.dumps(role))

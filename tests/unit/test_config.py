@@ -64,7 +64,15 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
     [
         ("{}", "endpointsFile", "missing"),
         ("{endpointsFile: e, kubernetes: {pool: p}}", "endpointsFile", "remove one"),
-        ("{kubernetes: {namespace: n}}", "$.kubernetes", "pool"),
+        ("{kubernetes: {namespace: n}}", "kubernetes.pool", "pools"),
+        ("{kubernetes: {pool: p, pools: [q]}}", "kubernetes.pool", "either"),
+        ("{kubernetes: {pools: [p, q, p]}}", "kubernetes.pools", "twice"),
+        ("{kubernetes: {pools: [p, Q]}}", "$.kubernetes.pools", "regex"),
+        (
+            "{kubernetes: {pools: [p, q], selector: {a: b}, targetPorts: [1]}}",
+            "kubernetes.selector",
+            "kubernetes.pool",
+        ),
         ("{kubernetes: {pool: Vllm}}", "$.kubernetes.pool", "regex"),
         ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
         ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),

@@ -6,21 +6,27 @@ from collections.abc import Sequence
 
 import pytest
 
-from epp.kube.discovery import AddressFamily, Discovery, label_selector, pool_ports
-from epp.types import Address, Role
+from epp.kube.discovery import AddressFamily, Discovery, in_several, label_selector, pool_ports, united
+from epp.types import Address, Endpoint, Role
 from tests.unit.kube.objects import pod, pool
 
 
-def discovery(*pods: object, ports: Sequence[int] = (8000,), family: AddressFamily = "Primary") -> Discovery:
-    made = Discovery(family=family, ports=ports)
+def discovery(
+    *pods: object, ports: Sequence[int] = (8000,), family: AddressFamily = "Primary", pool: str = "vllm"
+) -> Discovery:
+    made = Discovery(pool=pool, family=family, ports=ports)
     made.replace(pods)  # type: ignore[arg-type]  # pods as `pod` makes them
     made.check_integrity()
     return made
 
 
+def endpoints(*found: Discovery) -> Sequence[Endpoint]:
+    return united([each.found() for each in found])
+
+
 def shown(found: Discovery) -> list[str]:
     found.check_integrity()
-    return [f"{e.name} {e.address}" for e in found.endpoints()]
+    return [f"{e.name} {e.address}" for e in endpoints(found)]
 
 
 def test_a_ready_pod_is_an_endpoint_on_every_target_port() -> None:
@@ -64,14 +70,14 @@ def test_a_pod_that_begins_to_terminate_is_gone_at_once() -> None:
 
 def test_a_heartbeat_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    found.endpoints()
+    endpoints(found)
     found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))
     assert not found.changed
 
 
 def test_another_address_is_another_endpoint_of_the_same_name() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    found.endpoints()
+    endpoints(found)
     found.put(pod("a", "10.0.0.9"))
     assert found.changed
     assert shown(found) == ["a:8000 10.0.0.9:8000"]
@@ -79,14 +85,14 @@ def test_another_address_is_another_endpoint_of_the_same_name() -> None:
 
 def test_another_target_port_replaces_the_endpoints_of_the_old_one() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    found.endpoints()
+    endpoints(found)
     found.set_ports((9000,))
     assert found.changed
     assert shown(found) == ["a:9000 10.0.0.1:9000"]
 
 
 def incarnation(found: object, port: int = 8000) -> str:
-    (endpoint,) = discovery(found, ports=(port,)).endpoints()
+    (endpoint,) = endpoints(discovery(found, ports=(port,)))
     return endpoint.incarnation
 
 
@@ -115,12 +121,12 @@ def test_a_pod_made_anew_under_its_old_name_and_address_is_another_incarnation()
     [("Primary", "10.0.0.1"), ("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")],
 )
 def test_a_dual_stack_pod_is_reached_by_the_family_asked_for(family: AddressFamily, host: str) -> None:
-    (endpoint,) = discovery(pod("a", "10.0.0.1", "fd00:0:0::1"), family=family).endpoints()
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", "fd00:0:0::1"), family=family))
     assert endpoint.address == Address(host, 8000)
 
 
 def test_a_pod_without_the_family_asked_for_is_reached_by_what_it_has() -> None:
-    (endpoint,) = discovery(pod("a", "10.0.0.1"), family="IPv6").endpoints()
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1"), family="IPv6"))
     assert endpoint.address == Address("10.0.0.1", 8000)
 
 
@@ -135,7 +141,7 @@ def test_annotations_tell_model_and_adapters() -> None:
         "prefix-gateway.dev/model": "meta-llama/Llama-3.1-8B",
         "prefix-gateway.dev/adapters": "sql, legal,",
     }
-    (endpoint,) = discovery(pod("a", "10.0.0.1", annotations=annotations)).endpoints()
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations=annotations)))
     assert endpoint.model == "meta-llama/Llama-3.1-8B"
     assert endpoint.adapters == {"sql", "legal"}
 
@@ -153,9 +159,7 @@ def test_annotations_tell_model_and_adapters() -> None:
     ],
 )
 def test_an_annotation_tells_where_the_metrics_page_is_on_the_pod_itself(said: str, used: str) -> None:
-    (endpoint,) = discovery(
-        pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})
-    ).endpoints()
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})))
     assert endpoint.metrics == used
 
 
@@ -173,30 +177,30 @@ def test_an_annotation_tells_where_the_metrics_page_is_on_the_pod_itself(said: s
     ],
 )
 def test_llm_ds_label_tells_the_role(said: str, role: Role) -> None:
-    (endpoint,) = discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": said})).endpoints()
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": said})))
     assert endpoint.role is role
 
 
 def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    assert [e.role for e in found.endpoints()] == [Role.UNSAID]
+    assert [e.role for e in endpoints(found)] == [Role.UNSAID]
     found.put(pod("a", "10.0.0.1", labels={"llm-d.ai/role": "prefill"}))
     assert found.changed
-    assert [e.role for e in found.endpoints()] == [Role.PREFILL]
+    assert [e.role for e in endpoints(found)] == [Role.PREFILL]
 
 
 @pytest.mark.parametrize(("said", "front"), [("8000", 8000), ("", 0), ("no", 0), ("99999", 0)])
 def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, front: int) -> None:
     found = discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/data-parallel-port": said}))
     found.set_ports((8001, 8002))
-    made = [(e.address.port, e.rank, e.behind) for e in found.endpoints()]
+    made = [(e.address.port, e.rank, e.behind) for e in endpoints(found)]
     behind = Address("10.0.0.1", front) if front else None
     assert made == [(8001, 0 if front else None, behind), (8002, 1 if front else None, behind)]
 
 
 def test_a_list_replaces_what_was_known() -> None:
     found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
-    found.endpoints()
+    endpoints(found)
     found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
     assert found.changed
     assert shown(found) == ["b:8000 10.0.0.2:8000", "c:8000 10.0.0.3:8000"]
@@ -204,7 +208,7 @@ def test_a_list_replaces_what_was_known() -> None:
 
 def test_an_equal_list_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"))
-    found.endpoints()
+    endpoints(found)
     found.replace([pod("a", "10.0.0.1")])
     assert not found.changed
 
@@ -215,3 +219,27 @@ def test_a_pool_tells_its_ports_each_once() -> None:
 
 def test_labels_become_a_query() -> None:
     assert label_selector({"b": "2", "app.kubernetes.io/name": "x"}) == "app.kubernetes.io/name=x,b=2"
+
+
+def test_endpoints_of_several_pools_know_theirs() -> None:
+    a = discovery(pod("x", "10.0.0.1"), pool="a")
+    b = discovery(pod("y", "10.0.0.2"), pool="b", ports=(9000, 9001))
+    assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:9000", "b"), ("y:9001", "b")]
+
+
+def test_a_pod_that_two_pools_select_is_one_endpoint_of_the_first_of_them() -> None:
+    both, other = pod("x", "10.0.0.1"), pod("y", "10.0.0.2")
+    a, b = discovery(both, pool="a"), discovery(both, other, pool="b")
+    assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:8000", "b")]
+    assert [(e.name, e.pool) for e in endpoints(b, a)] == [("x:8000", "b"), ("y:8000", "b")]
+    assert in_several([a.found(), b.found()]) == ["x:8000"]
+
+
+def test_of_two_pods_with_one_address_or_one_name_in_two_pools_the_younger_has_it() -> None:
+    old = discovery(pod("x", "10.0.0.1"), pod("s", "10.0.0.7"), pool="a")
+    made = "2026-01-02T00:00:00Z"
+    young = discovery(
+        pod("y", "10.0.0.1", created=made), pod("s", "10.0.0.8", uid="u2", created=made), pool="b"
+    )
+    shown = [f"{e.name} {e.address} {e.pool}" for e in endpoints(old, young)]
+    assert shown == ["s:8000 10.0.0.8:8000 b", "y:8000 10.0.0.1:8000 b"]

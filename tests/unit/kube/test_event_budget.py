@@ -60,7 +60,7 @@ def test_a_message_is_cut_to_what_an_event_holds() -> None:
 
 
 def looks(*looks: dict[str, str]) -> list[list[str]]:
-    watchman = Watchman()
+    watchman = Watchman(pool="vllm")
     told = []
     for look in looks:
         told.append([f"{h.reason}: {h.message}" for h in watchman.look(look)])

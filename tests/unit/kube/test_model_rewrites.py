@@ -45,7 +45,7 @@ def asked(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
 
 
 def of(*objects: ModelRewrite) -> ModelRewrites:
-    found = ModelRewrites(pool="vllm", group="llm-d.ai")
+    found = ModelRewrites(pools=["vllm"], group="llm-d.ai")
     found.replace(objects)
     return found
 
@@ -63,6 +63,20 @@ def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_all_
     found.put(rewrite("c", rule("x", y=None), generation=2))
     assert asked(all_rewrites([found]), "gpt") == "younger"
     assert asked(all_rewrites([found]), "whatever") == "whatever"
+
+
+def test_of_several_pools_a_rule_for_every_other_name_does_not_count_as_it_would_take_the_other_pools_models() -> (
+    None
+):
+    found = ModelRewrites(pools=["vllm", "other"], group="llm-d.ai")
+    found.replace(
+        [
+            rewrite("a", rule(fallback=None), rule("gpt", llama=None)),
+            rewrite("b", rule("old", mistral=None), pool="other"),
+        ]
+    )
+    rewrites = all_rewrites([found])
+    assert [asked(rewrites, name) for name in ("gpt", "old", "mistral")] == ["llama", "mistral", "mistral"]
 
 
 def test_weights_are_those_of_the_object_and_a_missing_one_counts_as_one() -> None:

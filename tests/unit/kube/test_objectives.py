@@ -18,7 +18,7 @@ def objective(name: str, priority: object, *, pool: str = "vllm") -> Objective:
 
 
 def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> None:
-    found = Objectives(pool="vllm")
+    found = Objectives(pools=["vllm"])
     found.replace([objective("high", 10), objective("unsaid", None), objective("strange", 5, pool="other")])
     assert found.priorities == {"high": 10, "unsaid": 0}
     found.put(objective("high", -5))
@@ -30,13 +30,13 @@ def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> 
 
 @pytest.mark.parametrize(("said", "taken"), [(2**31 - 1, 1000), (-(2**31), -1000)])
 def test_a_priority_is_kept_within_what_the_policy_can_say(said: int, taken: int) -> None:
-    found = Objectives(pool="vllm")
+    found = Objectives(pools=["vllm"])
     found.put(objective("far", said))
     assert found.priorities == {"far": taken}
 
 
 def test_the_newer_group_wins_where_both_have_a_name() -> None:
-    newer, older = Objectives(pool="vllm"), Objectives(pool="vllm")
+    newer, older = Objectives(pools=["vllm"]), Objectives(pools=["vllm"])
     newer.put(objective("both", 1))
     older.put(objective("both", 2))
     older.put(objective("old", 3))
@@ -44,7 +44,7 @@ def test_the_newer_group_wins_where_both_have_a_name() -> None:
 
 
 def test_the_number_of_objectives_is_bounded() -> None:
-    found = Objectives(pool="vllm")
+    found = Objectives(pools=["vllm"])
     found.replace(objective(f"o{n}", n) for n in range(2000))
     assert len(found.priorities) == 1024
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from epp.config.policy import DEFAULT_POLICY
 from epp.kube.objects import PolicyObject
 from epp.kube.policies import Outcome, PolicySet
@@ -13,13 +15,15 @@ OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 class Policies:
     """A set, with its outcome asked for after each change."""
 
-    def __init__(self, *objects: PolicyObject) -> None:
-        self.set = PolicySet(pool="vllm")
+    def __init__(self, *objects: PolicyObject, pools: Sequence[str] = ("vllm",)) -> None:
+        self.pools = pools
+        self.set = PolicySet(pools=pools)
         self.set.replace(objects)
         self.outcome = self.judge()
 
-    def judge(self, *, pool_exists: bool = True) -> Outcome:
-        self.outcome = self.set.resolve(default=DEFAULT_POLICY, pool_exists=pool_exists)
+    def judge(self, *, existing: Sequence[str] | None = None) -> Outcome:
+        existing = self.pools if existing is None else existing
+        self.outcome = self.set.resolve(default=DEFAULT_POLICY, existing=existing)
         self.set.check_integrity()
         assert not self.set.changed
         return self.outcome
@@ -187,7 +191,7 @@ def test_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
 
 def test_without_the_pool_a_policy_has_no_target() -> None:
     policies = Policies(policy("p"))
-    policies.judge(pool_exists=False)
+    policies.judge(existing=[])
     assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
 
 
@@ -215,3 +219,34 @@ def test_a_list_without_it_takes_a_policy_away() -> None:
     policies.set.replace([policy("q")])
     assert policies.set.changed
     assert policies.judge().acting.metadata.name == "q"
+
+
+def test_one_policy_routes_for_all_pools_of_a_picker_and_the_other_is_told_why() -> None:
+    first = policy("p", target="a", rule="affinity", created=OLD)
+    second = policy("q", target="b", rule="random", created=NEW)
+    policies = Policies(first, second, policy("r", target="c"), pools=["a", "b"])
+    assert policies.acting == ("p", 1, "affinity")
+    assert (policies.told("p"), policies.told("q")) == (
+        "True Accepted, True Programmed",
+        "False Conflicted, False Conflicted",
+    )
+    assert policies.outcome.verdicts["q"].accepted.message == (
+        "one picker serves this pool and a by one policy, and policy p of pool a is in force; "
+        "delete one of the two, or give this pool a picker of its own"
+    )
+    assert "r" not in policies.outcome.verdicts, "of another picker's pool"
+
+
+def test_a_policy_of_a_pool_that_is_gone_gives_way_to_that_of_a_pool_that_exists() -> None:
+    first = policy("p", target="a", rule="affinity", created=OLD)
+    second = policy("q", target="b", rule="random", created=NEW)
+    policies = Policies(first, second, pools=["a", "b"])
+    policies.judge(existing=["b"])
+    assert policies.acting == ("q", 1, "random")
+    assert policies.told("p").startswith("False Conflicted")
+    policies.remove(second)
+    policies.judge(existing=["b"])
+    assert policies.acting == ("p", 1, "affinity"), "better than none"
+    assert policies.told("p").startswith("False TargetNotFound")
+    policies.judge(existing=["a", "b"])
+    assert policies.told("p") == "True Accepted, True Programmed"

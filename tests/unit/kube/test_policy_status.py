@@ -15,13 +15,15 @@ from epp.kube.policy_status import WriteTimes, desired, patch
 from tests.unit.kube.objects import policy
 
 NOTHING = PolicyStatus()
-LIVE = Live([LiveEndpoint("a:1"), LiveEndpoint("b:1", "scrapes fail")], tried_picks=8, tried_agreed=6)
+LIVE = Live(
+    [LiveEndpoint("a:1", "vllm"), LiveEndpoint("b:1", "vllm", "scrapes fail")], tried_picks=8, tried_agreed=6
+)
 
 
 def verdict_on(**spec: Any) -> Verdict:
-    policies = PolicySet(pool="vllm")
+    policies = PolicySet(pools=["vllm"])
     policies.put(policy("p", generation=4, **spec))
-    return policies.resolve(default=DEFAULT_POLICY, pool_exists=True).verdicts["p"]
+    return policies.resolve(default=DEFAULT_POLICY, existing=["vllm"]).verdicts["p"]
 
 
 def status(
@@ -124,7 +126,7 @@ def test_objects_that_are_gone_are_forgotten() -> None:
 
 
 def counters(**names: tuple[float, float] | None) -> list[LiveEndpoint]:
-    return [LiveEndpoint(n, "", *(c or (None, None))) for n, c in names.items()]
+    return [LiveEndpoint(n, "vllm", "", *(c or (None, None))) for n, c in names.items()]
 
 
 def test_the_hit_ratio_is_that_of_all_endpoints_since_they_were_first_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,15 +47,15 @@ def rewrite(
 
 
 def of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
-    found = ModelRewrites(pool="vllm", group=group)
+    found = ModelRewrites(pools=["vllm"], group=group)
     found.replace(objects)
     found.check_integrity()
     return found
 
 
-def said(*sets: ModelRewrites, pool_exists: bool = True) -> dict[str, str]:
+def said(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str, str]:
     """By name: reason and message."""
-    words = judge(sets, pool_exists=pool_exists)
+    words = judge(sets, existing=existing)
     assert all(word.so == (word.reason == "Accepted") for word in words.values())
     return {name: f"{word.reason}: {word.message}" for (_, name), word in words.items()}
 
@@ -62,7 +63,23 @@ def said(*sets: ModelRewrites, pool_exists: bool = True) -> dict[str, str]:
 def test_a_sound_object_is_accepted_and_one_for_a_pool_that_is_not_there_is_told_so() -> None:
     sound = of(rewrite("a", rule("gpt"), rule()))
     assert said(sound) == {"a": "Accepted: its rules are in use"}
-    assert said(sound, pool_exists=False)["a"].startswith("TargetNotFound: there is no InferencePool")
+    assert said(sound, existing=())["a"].startswith("TargetNotFound: there is no InferencePool")
+
+
+def test_of_several_pools_an_object_is_told_of_its_own_pool_and_that_it_may_not_take_every_other_name() -> (
+    None
+):
+    found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
+    found.replace(
+        [rewrite("a", rule("gpt")), rewrite("x", rule("old"), pool="b"), rewrite("all", rule(), pool="b")]
+    )
+    words = said(found, existing=["vllm"])
+    assert [words[name].split(":")[0] for name in ("a", "x", "all")] == [
+        "Accepted",
+        "TargetNotFound",
+        "Invalid",
+    ]
+    assert "the picker has several pools; name the models" in words["all"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +175,7 @@ async def look(
     """What is written in looks at these times."""
     writer = RewriteWriter(server, [found], namespace="ns", time_text=lambda: "T")
     for now in times:
-        await writer.look(pool_exists=True, holds=lambda: holds, now=now)
+        await writer.look(existing=["vllm"], holds=lambda: holds, now=now)
         writer.check_integrity()
     return server.wrote
 

@@ -14,8 +14,8 @@ from epp.kube.policies import Outcome, PolicySet
 from epp.kube.writing import Place, Writer
 from tests.unit.kube.objects import policy
 
-LIVE = Live([LiveEndpoint("a:1")])
-PLACE = Place(namespace="ns", pool="vllm", identity="picker_0123abcd")
+LIVE = Live([LiveEndpoint("a:1", "vllm")])
+PLACE = Place(namespace="ns", pools=["vllm"], identity="picker_0123abcd")
 
 
 class Server(Api):
@@ -42,11 +42,11 @@ class Server(Api):
         return b'{"metadata": {}}'
 
 
-def outcome(names: str = "abc") -> Outcome:
-    policies = PolicySet(pool="vllm")
+def outcome(names: str = "abc", *, pool: str = "vllm") -> Outcome:
+    policies = PolicySet(pools=[pool])
     for name in names:
-        policies.put(policy(name))
-    return policies.resolve(default=DEFAULT_POLICY, pool_exists=True)
+        policies.put(policy(name, target=pool))
+    return policies.resolve(default=DEFAULT_POLICY, existing=[pool])
 
 
 def writer_to(server: Server) -> Writer:
@@ -57,7 +57,7 @@ def writer_to(server: Server) -> Writer:
 
 async def look(server: Server) -> list[str]:
     writer = writer_to(server)
-    await writer.look(outcome(), says={}, live=LIVE, pool_uid="u", holds=server.holds, now=1.0)
+    await writer.look(outcome(), says={}, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=1.0)
     writer.check_integrity()
     return server.wrote
 
@@ -85,7 +85,7 @@ async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptu
     for second in range(4):  # five statuses in a look, and an Event for each
         names = "abcdefghijklmnopqrst"[5 * second :][:5]
         await writer.look(
-            outcome(names), says={}, live=LIVE, pool_uid="u", holds=server.holds, now=float(second)
+            outcome(names), says={}, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=float(second)
         )
     written = [name for name in server.wrote if name == "POST events"]
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
@@ -102,16 +102,21 @@ async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -
                 names.append(more["body"]["metadata"]["name"])
             return await super().request(method, path, **more)
 
-    place = Place(namespace="ns", pool="p" * 199 + "-and-more", identity="picker_0123abcd")
+    pool = "p" * 199 + "-and-more"
+    place = Place(namespace="ns", pools=[pool], identity="picker_0123abcd")
     writer = Writer(
         Taking(lasts=100), place, interval_s=10.0, events=True, on_written=lambda _: None, time_text=str
     )
-    await writer.look(outcome("a"), says={}, live=LIVE, pool_uid="u", holds=lambda: True, now=1.0)
-    assert names == ["p" * 199 + ".0123abcd.1", "p" * 199 + ".0123abcd.1.policy"]
+    judged = outcome("a", pool=pool)
+    await writer.look(judged, says={}, live=LIVE, pool_uids={pool: "u"}, holds=lambda: True, now=1.0)
+    start = "p" * 199 + ".0123abcd"
+    assert names == [f"{start}.1", f"{start}.2", f"{start}.2.policy"], (
+        "there are no endpoints; the policy routes"
+    )
 
 
 async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() -> None:
-    policies = PolicySet(pool="vllm")
+    policies = PolicySet(pools=["vllm"])
     told = [f"p{n:02}" for n in range(40)]
     for name in told:
         policies.put(policy(name))
@@ -120,14 +125,16 @@ async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() ->
     known = PolicyStatus(observed_generation=0, conditions=(Condition(type="Accepted", status="True"),))
     says = dict.fromkeys([*told, "z-bad"], known)
     server = Server(lasts=100)
-    judged = policies.resolve(default=DEFAULT_POLICY, pool_exists=True)
-    await writer_to(server).look(judged, says=says, live=LIVE, pool_uid="u", holds=server.holds, now=1.0)
+    judged = policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
+    await writer_to(server).look(
+        judged, says=says, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=1.0
+    )
     patched = [line.split("/")[1] for line in server.wrote if line.startswith("PATCH")]
     assert (patched[:3], len(patched)) == (["p00", "z-bad", "z-new"], 20)
 
 
 async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once() -> None:
-    policies = PolicySet(pool="vllm")
+    policies = PolicySet(pools=["vllm"])
     policies.put(policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 1}))
     policies.put(policy("theirs", target="elsewhere", status={"observedGeneration": 1}))
     bodies: list[Any] = []
@@ -141,13 +148,13 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
     writer = writer_to(server)
 
     async def look_at(now: float) -> None:
-        nothing = policies.resolve(default=DEFAULT_POLICY, pool_exists=True)
+        nothing = policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
         await writer.look(
             nothing,
             says={},
             strangers=policies.strangers(),
             live=LIVE,
-            pool_uid="u",
+            pool_uids={"vllm": "u"},
             holds=server.holds,
             now=now,
         )
@@ -172,3 +179,31 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
     policies.put(policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 2}))
     await look_at(50.0)
     assert len(bodies) == 1
+
+
+async def test_events_stand_on_the_pool_that_they_are_about() -> None:
+    regarding: list[tuple[str, str, str]] = []
+
+    class Taking(Server):
+        async def request(self, method: str, path: str, **more: Any) -> bytes:
+            if path.endswith("/events"):
+                body, on = more["body"], more["body"]["involvedObject"]
+                regarding.append((body["reason"], on["name"], on.get("uid", "")))
+            return await super().request(method, path, **more)
+
+    place = Place(namespace="ns", pools=["a", "b"], identity="picker_0123abcd")
+    writer = Writer(
+        Taking(lasts=100), place, interval_s=10.0, events=True, on_written=lambda _: None, time_text=str
+    )
+    well = [LiveEndpoint("x:1", "a"), LiveEndpoint("y:1", "b")]
+    ill = [well[0], LiveEndpoint("y:1", "b", "timeout")]
+    for endpoints in (well, ill):
+        await writer.look(
+            outcome(""),
+            says={},
+            live=Live(endpoints),
+            pool_uids={"a": "ua", "b": "ub"},
+            holds=lambda: True,
+            now=1.0,
+        )
+    assert regarding == [("EndpointEjected", "b", "ub"), ("NoEndpoints", "b", "ub")]

@@ -1,0 +1,139 @@
+"""Follows all pools of the configuration, and hands on the endpoints of all of them as one list.
+
+Nothing is handed on before every pool has been heard of once, so that a picker that starts does not refuse the models of
+a pool that was listed a moment later. A pool that does not exist has been heard of: it has no endpoints. Changes are gathered for
+`_GATHER_S` before they are handed on: of a thousand pods that start at once the picker sees a few lists of endpoints, not a
+thousand. Called by `cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Final
+
+from epp.config.kubernetes import Kubernetes
+from epp.errors import ConfigError
+from epp.kube.discovery import in_several, united
+from epp.kube.pool import PoolWatch
+from epp.kube.reflector import Reader
+from epp.sources import Keep
+from epp.types import Endpoint, EndpointName
+
+_log = logging.getLogger(__name__)
+
+_GATHER_S: Final = 0.1
+_RETRY_S: Final = 1.0
+_NAMED: Final = 5
+
+
+class Pools:
+    """`on_endpoints` gets every new list; `on_pool` is called when a pool comes, goes, or is another object."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        settings: Kubernetes,
+        *,
+        namespace: str,
+        on_endpoints: Callable[[Sequence[Endpoint]], None],
+        on_pool: Callable[[], None],
+        on_state: Callable[[str, bool], None],
+        keep: Keep,
+        rng: Random,
+    ) -> None:
+        self._on_endpoints = on_endpoints
+        self._on_state = on_state
+        self._keep = keep
+        self._changed = asyncio.Event()
+        self._complaint = ""
+        self._states: dict[tuple[str, str], bool] = {}
+        """By what is followed and pool, whether the API server lets us."""
+        self._shared: frozenset[EndpointName] = frozenset()
+        """Endpoints of several pools, as last logged."""
+        self._watches = [
+            PoolWatch(
+                reader,
+                settings,
+                name,
+                namespace=namespace,
+                on_change=self._changed.set,
+                on_pool=on_pool,
+                on_state=partial(self._followed, name),
+                keep=keep,
+                rng=rng,
+            )
+            for name in settings.names
+        ]
+        self.settled = False
+        """The endpoints that there were at first have been handed on."""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for watch in self._watches:
+                group.create_task(watch.run(), name=f"pool {watch.name}")
+            await self._keep("kubernetes", self._hand_on)
+
+    @property
+    def existing(self) -> Collection[str]:
+        """Names of the pools that there are."""
+        return [watch.name for watch in self._watches if watch.exists]
+
+    @property
+    def uids(self) -> Mapping[str, str]:
+        """By name, the uid of each pool's object; empty: there is none."""
+        return {watch.name: watch.uid for watch in self._watches}
+
+    def check_integrity(self) -> None:
+        for watch in self._watches:
+            watch.check_integrity()
+
+    def _followed(self, pool: str, what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
+        self._states[what, pool] = so
+        self._on_state(what, all(so for (each, _), so in self._states.items() if each == what))
+
+    async def _hand_on(self) -> None:
+        """Endpoints, whenever there are others. Those of pools that were not all listed are not known to be all."""
+        handed_on: list[Endpoint] | None = None
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            heard_of_all = self.settled or all(watch.known for watch in self._watches)
+            if heard_of_all and (handed_on is None or any(watch.changed for watch in self._watches)):
+                endpoints = self._endpoints()
+                if endpoints != handed_on:
+                    handed_on = endpoints if self._use(endpoints) else None
+                    self.settled = self.settled or handed_on is not None
+                if handed_on is None:
+                    await asyncio.sleep(_RETRY_S)
+                    self._changed.set()
+            await asyncio.sleep(_GATHER_S)
+
+    def _endpoints(self) -> list[Endpoint]:
+        found = [watch.found() for watch in self._watches]
+        shared = frozenset(in_several(found))
+        if shared - self._shared:
+            names = ", ".join(sorted(shared)[:_NAMED])
+            _log.warning(
+                "%d endpoints belong to several InferencePools and count for the first of them: %s",
+                len(shared),
+                names,
+            )
+        self._shared = shared
+        return united(found)
+
+    def _use(self, endpoints: Sequence[Endpoint]) -> bool:
+        """False: they could not be put to use for the moment."""
+        try:
+            self._on_endpoints(endpoints)
+        except ConfigError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.error("new endpoints cannot be put to use yet, trying on: %s", error)
+            return False
+        self._complaint = ""
+        return True
