@@ -23,7 +23,9 @@ class EnvoyTracing(Strict, frozen=True):
             description="`host:port` of the collector, which takes OTLP over gRPC without TLS there.",
         ),
     ]
-    service_name: Annotated[str, Meta(min_length=1, max_length=253)] = "prefix-gateway-envoy"
+    service_name: Annotated[
+        str, Meta(min_length=1, max_length=253, description="The service that Envoy's spans name.")
+    ] = "prefix-gateway-envoy"
     sample_percent: Annotated[
         float,
         Meta(
@@ -119,12 +121,21 @@ class Envoy(Strict, frozen=True):
             "Set it to four fifths of what Envoy may use. 0 means no limit.",
         ),
     ] = 2**30
-    num_retries: Annotated[int, Meta(ge=0, le=10)] = 2
+    num_retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10,
+            description="How often Envoy tries the next endpoint of the answer when an endpoint cannot be reached, breaks the connection or answers 503.",
+        ),
+    ] = 2
     http2_cleartext: Annotated[
         bool, Meta(description="Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1.")
     ] = True
     tls: Tls | None = None
-    access_log: bool = True
+    access_log: Annotated[
+        bool, Meta(description="Write a line for each request to standard output, as JSON.")
+    ] = True
     tracing: EnvoyTracing | None = None
 
     @property

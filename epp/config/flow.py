@@ -17,8 +17,8 @@ _PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
 class Waiting(Strict, frozen=True):
     """How much may wait."""
 
-    max_requests: Annotated[int, Meta(ge=0, le=10**6, description="Requests.")] = 10_000
-    max_bytes: Annotated[int, Meta(ge=0, le=2**40, description="Bytes of the requests' bodies.")] = 2**28
+    max_requests: Annotated[int, Meta(ge=0, le=10**6, description="Most requests that may wait.")] = 10_000
+    max_bytes: Annotated[int, Meta(ge=0, le=2**40, description="Most bytes of bodies that may wait.")] = 2**28
 
 
 class Flow(Strict, frozen=True):
@@ -35,14 +35,17 @@ class Flow(Strict, frozen=True):
         Meta(
             ge=0,
             le=60,
-            description="A request goes when its server is predicted to begin with it within this time. 0: learned, at once while nobody more "
-            "pressing is expected, else within 0.1 s (docs/flow-control.md).",
+            description="A request is sent when its server is predicted to begin with it within this time. "
+            "0 means learned: sent at once while no more urgent request is expected, otherwise 0.1 s "
+            "(docs/flow-control.md).",
         ),
     ] = 0.0
     order: Annotated[
         Literal["Arrival", "Deadline", "Shortest"],
         Meta(
-            description="Which request of a tenant goes first. Shortest: the one with the least to compute; long ones age."
+            description="Which request of a tenant goes first. Arrival: the one that came first. Deadline: the one "
+            "whose deadline is nearest. Shortest: the one with the fewest tokens to compute; a request that waits "
+            "moves forward, so that long ones do not starve."
         ),
     ] = "Arrival"
     deadline_seconds: Annotated[
@@ -50,17 +53,19 @@ class Flow(Strict, frozen=True):
         Meta(
             ge=0,
             le=3600,
-            description="The longest time to the first token, for requests without `x-llm-d-slo-ttft-ms`; 0: no deadline.",
+            description="Deadline of the first token, for requests without the header `x-llm-d-slo-ttft-ms`. "
+            "0 means no deadline.",
         ),
     ] = 0.0
     when_late: Annotated[
         Literal["Refuse", "Demote"],
         Meta(
-            description="What becomes of a request that cannot meet its deadline: 429 at once, or the last place of its priority."
+            description="What to do with a request that cannot meet its deadline. Refuse: answer 429 at once. "
+            "Demote: put it last within its priority."
         ),
     ] = "Refuse"
     ttl_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="A request that has waited so long is refused.")
+        float, Meta(gt=0, le=3600, description="A request that has waited for this long is refused.")
     ] = 30.0
     ttl_by_priority: Annotated[
         dict[_PriorityText, Annotated[float, Meta(gt=0, le=3600)]],
@@ -73,27 +78,28 @@ class Flow(Strict, frozen=True):
         dict[_Name, _Priority],
         Meta(
             max_length=64,
-            description="Priority by the value of `x-llm-d-inference-objective`, where no InferenceObjective has this name. The higher "
-            "goes first.",
+            description="Priority by the value of the header `x-llm-d-inference-objective`, if no InferenceObjective has "
+            "this name. The higher priority goes first.",
         ),
     ] = {}
     models: Annotated[
         dict[_Name, _Priority],
-        Meta(max_length=64, description="Priority by model or adapter, where the header says none."),
+        Meta(max_length=64, description="Priority by model or adapter, if the header gives none."),
     ] = {}
     paths: Annotated[
         dict[_Name, _Priority],
         Meta(
             max_length=64,
-            description="Priority by the beginning of the request's path, where neither header nor model says one. The longest counts.",
+            description="Priority by the beginning of the request's path, if neither header nor model gives one. The longest "
+            "matching beginning counts.",
         ),
     ] = {}
     claims: Annotated[
         tuple[Literal["Objective", "Tenant", "Deadline", "BodyPriority"], ...],
         Meta(
             max_length=4,
-            description="What a request may say of itself: by the headers of objective, tenant and deadline, and by `priority` in the body "
-            "(vLLM's: the lower goes first). What is not named here is not read.",
+            description="What the picker believes of a request: the headers with its objective, tenant and deadline, and "
+            "`priority` in the body (as vLLM has it: the lower goes first). The picker ignores what is not listed here.",
         ),
     ] = ("Objective", "Tenant", "Deadline")
     tenant_header: Annotated[
@@ -101,12 +107,17 @@ class Flow(Strict, frozen=True):
         Meta(
             pattern="^[a-z0-9-]+$",
             max_length=64,
-            description="Header that names the tenant. Clients must not be able to choose it freely.",
+            description="Header with the name of the tenant. Clients must not be able to choose it freely.",
         ),
     ] = "x-llm-d-inference-fairness-id"
     max_tenants: Annotated[
-        int, Meta(ge=1, le=10_000, description="Tenants of a priority beyond them share one queue.")
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Most tenants of a priority that have a queue of their own. Further tenants share one.",
+        ),
     ] = 256
-    goal_seconds: Annotated[float, Meta(gt=0, le=3600, description="The wait at which saturation is 1.")] = (
-        2.0
-    )
+    goal_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Predicted wait at which the saturation is 1.")
+    ] = 2.0

@@ -170,8 +170,14 @@ class Streams(Strict, frozen=True):
 
 
 class Log(Strict, frozen=True):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "text"] = "json"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Messages below this level are not logged."),
+    ] = "info"
+    format: Annotated[
+        Literal["json", "text"],
+        Meta(description="json: an object for each line. text: for people. Both go to standard error."),
+    ] = "json"
 
 
 class Recording(Strict, frozen=True):

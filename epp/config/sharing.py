@@ -83,7 +83,7 @@ class RedisTls(Strict, frozen=True):
     cert_file: Annotated[
         str, Meta(description="Certificate of the picker, if Redis asks for one. Needs `keyFile`.")
     ] = ""
-    key_file: str = ""
+    key_file: Annotated[str, Meta(description="The private key of `certFile`.")] = ""
     check_hostname: Annotated[
         bool,
         Meta(

@@ -114,7 +114,7 @@ def _object(name: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
     struct = definitions[name]
     made: dict[str, Any] = {
         "type": "object",
-        "description": struct["description"],
+        "description": " ".join(struct["description"].split()),  # a docstring has line breaks
         "properties": {field: _field(schema, definitions) for field, schema in struct["properties"].items()},
     }
     if struct["required"]:
