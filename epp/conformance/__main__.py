@@ -9,8 +9,9 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dialect", choices=[*DIALECTS, "all"], default="all", help="the gateway to play; all is the default"
     )
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="all endpoints have it, and the picker knows which models they have",
+    )
+    parser.add_argument(
+        "--alias",
+        default="",
+        metavar="NAME=MODEL",
+        help="the picker puts this model into requests for this name",
+    )
+    parser.add_argument(
+        "--prefillers",
+        default="",
+        metavar="IP:PORT,IP:PORT",
+        help="endpoints that compute prompts for the others; not among --endpoints",
+    )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write a report in JUnit's XML there")
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="PEM; the picker speaks TLS with a certificate of this CA"
@@ -54,29 +73,46 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
-    endpoints = [part.strip() for part in args.endpoints.split(",") if part.strip()]
-    try:
-        for endpoint in endpoints:
-            Address.parse(endpoint)
-    except ValueError as error:
-        parser.error(f"--endpoints: {error}")
+    endpoints = _addresses(parser, "--endpoints", args.endpoints)
+    prefillers = _addresses(parser, "--prefillers", args.prefillers)
+    name, _, target = args.alias.partition("=")
+    if args.alias and not (name and target):
+        parser.error("--alias: write it as NAME=MODEL")
     if len(endpoints) < 2:
         parser.error("--endpoints: name at least two")
     names: list[DialectName] = [name for name in DIALECTS if args.dialect in (name, "all")]  # type: ignore[misc]  # its keys
-    results = asyncio.run(_run(args, names, endpoints))
+    target_of = partial(
+        Target,
+        endpoints=endpoints,
+        model=args.model or "m",
+        knows_models=bool(args.model),
+        alias=(name, target) if args.alias else None,
+        prefillers=prefillers,
+    )
+    results = asyncio.run(_run(args, names, target_of))
     print(table(results))
     if args.junit:
         args.junit.write_text(junit(results))
     return 1 if any(result.outcome == "fail" for result in results) else 0
 
 
+def _addresses(parser: argparse.ArgumentParser, flag: str, text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        for each in found:
+            Address.parse(each)
+    except ValueError as error:
+        parser.error(f"{flag}: {error}")
+    return found
+
+
 async def _run(
-    args: argparse.Namespace, names: Sequence[DialectName], endpoints: Sequence[str]
+    args: argparse.Namespace, names: Sequence[DialectName], target_of: Callable[..., Target]
 ) -> list[Result]:
     results = []
     async with _channel(args) as channel:
         for name in names:
-            results += await run(Target(channel=channel, dialect=name, endpoints=endpoints))
+            results += await run(target_of(channel=channel, dialect=name))
     return results
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -19,9 +20,11 @@ from epp.conformance.dataplane import DESTINATION, MAX_PIECE_BYTES, Immediate
 from epp.conformance.target import SENDS_SUBSETS, Target
 from epp.types import Address
 
-COMPLETION: Final = json.dumps({"model": "m", "prompt": "hello " * 100}).encode()
 NOWHERE: Final = "203.0.113.7:8000"
 _CHAT: Final = "/v1/chat/completions"
+_NOBODYS: Final = "conformance/nobody-has-this-model"
+_OBEYED: Final = ("x-prefiller-host-port", "x-data-parallel-host-port")
+"""Headers by which a server learns whom to call."""
 
 
 class NotAskedError(Exception):
@@ -36,7 +39,7 @@ class Check:
 
 
 async def _a_request_is_routed(target: Target) -> None:
-    for body in (COMPLETION, None):
+    for body in (_completion(target), None):
         routed = await target.route(body, method="POST" if body else "GET")
         assert set(routed.destinations) <= set(target.endpoints), (
             f"named {routed.destinations}, which are not all of {list(target.endpoints)}"
@@ -45,7 +48,7 @@ async def _a_request_is_routed(target: Target) -> None:
 
 async def _the_body_comes_back(target: Target) -> None:
     _needs_duplex(target)
-    body = json.dumps({"model": "m", "prompt": "back again " * 30_000}).encode()
+    body = _completion(target, "back again " * 30_000)
     pieces = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
     routed = await target.route(pieces)
     assert routed.request.body == body, "the body that came back is another one"
@@ -57,17 +60,17 @@ async def _the_body_comes_back(target: Target) -> None:
 
 async def _trailers_are_answered_last(target: Target) -> None:
     _needs_duplex(target)
-    routed = await target.route(COMPLETION, trailers=True)
+    routed = await target.route(_completion(target), trailers=True)
     order = routed.request.order
     assert (order[0], order[-1]) == ("headers", "trailers"), f"the answers came as {order}"
-    assert routed.request.body == COMPLETION, "the body that came back is another one"
+    assert routed.request.body == _completion(target), "the body that came back is another one"
 
 
 async def _the_subset_binds(target: Target) -> None:
     _needs_subsets(target)
     for allowed in (target.endpoints[:1], target.endpoints[1:]):
         for hint in (list(allowed), ",".join(allowed)):
-            for body in (COMPLETION, None):
+            for body in (_completion(target), None):
                 routed = await target.route(body, subset=hint)
                 assert set(routed.destinations) <= set(allowed), (
                     f"the hint {hint!r} allowed {list(allowed)}, named were {routed.destinations}"
@@ -79,27 +82,27 @@ async def _the_port_counts(target: Target) -> None:
     host = target.endpoints[0].rpartition(":")[0]
     if f"{host}:1" in target.endpoints:
         raise NotAskedError("port 1 is one of the endpoints")
-    refused = (await target.route(COMPLETION, subset=[f"{host}:1"])).refused
+    refused = (await target.route(_completion(target), subset=[f"{host}:1"])).refused
     assert refused.status == 503, f"a port where nobody listens was answered with {refused.status}"
 
 
 async def _nobody_eligible_is_503(target: Target) -> None:
     _needs_subsets(target)
-    for body in (COMPLETION, None):
+    for body in (_completion(target), None):
         refused = (await target.route(body, subset=[NOWHERE])).refused
         assert refused.status == 503, f"nobody was eligible, and the status was {refused.status}"
 
 
 async def _header_and_metadata_are_equal(target: Target) -> None:
     _needs_metadata(target)
-    routed = await target.route(COMPLETION)
+    routed = await target.route(_completion(target))
     assert routed.told_destination == routed.destination, (
         f"the header says {routed.destination}, the metadata {routed.told_destination}"
     )
 
 
 async def _as_many_destinations_as_are_read(target: Target) -> None:
-    named = (await target.route(COMPLETION)).destinations
+    named = (await target.route(_completion(target))).destinations
     assert len(set(named)) == len(named), f"one comes twice: {named}"
     for each in named:
         Address.parse(each)
@@ -117,14 +120,18 @@ async def _health_has_its_names(target: Target) -> None:
 
 
 async def _a_client_does_not_name_its_server(target: Target) -> None:
-    routed = await target.route(COMPLETION, headers=[(DESTINATION, NOWHERE)])
+    routed = await target.route(_completion(target), headers=[(DESTINATION, NOWHERE)])
     assert NOWHERE not in routed.destinations, "what the client sent was obeyed"
 
 
 async def _a_bad_request_is_400_in_json(target: Target) -> None:
     if target.mode.bare:
         raise NotAskedError("without a path nobody knows which API was meant")
-    bad = ((_CHAT, b"hello"), (_CHAT, b'{"model": "m"}'), ("/v1/completions", b'{"prompt": "hi"}'))
+    bad = (
+        (_CHAT, b"hello"),
+        (_CHAT, json.dumps({"model": target.model}).encode()),
+        ("/v1/completions", b'{"prompt": "hi"}'),
+    )
     for path, body in bad:
         refused = (await target.route(body, path=path)).refused
         assert refused.status == 400, f"{body!r} to {path} was answered with {refused.status}"
@@ -156,19 +163,19 @@ async def _odd_headers_do_no_harm(target: Target) -> None:
             ("x-bytes", "\xff\xfe"),
             ("x-long", "x" * 8000),
         ]
-    routed = await target.route(COMPLETION, headers=headers)
+    routed = await target.route(_completion(target), headers=headers)
     assert routed.destinations
     assert routed.request.values("x-request-id") == ["Mixed-Case"], "x-request-id of the client was changed"
 
 
 async def _a_request_id_is_made(target: Target) -> None:
-    (made,) = (await target.route(COMPLETION)).request.values("x-request-id") or [""]
+    (made,) = (await target.route(_completion(target))).request.values("x-request-id") or [""]
     assert made, "no x-request-id was made"
 
 
 async def _prompts_stay_with_their_prefix(target: Target) -> None:
     """Needs a picker that routes by prefix, and idle endpoints."""
-    bodies = _long_prompts()
+    bodies = _long_prompts(target)
     homes = [(await target.route(body)).destinations[0] for body in bodies]
     for body, home in zip(bodies, homes, strict=True):
         again = (await target.route(body)).destinations[0]
@@ -177,7 +184,7 @@ async def _prompts_stay_with_their_prefix(target: Target) -> None:
 
 async def _any_cut_gives_the_same_pick(target: Target) -> None:
     _needs_duplex(target)
-    for body in _long_prompts():
+    for body in _long_prompts(target):
         home = (await target.route(body)).destinations[0]
         for cuts in ((1,), (7, 4000), (len(body) - 1,), range(1000, len(body), 1000)):
             pieces = [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
@@ -189,7 +196,7 @@ async def _the_answer_passes_unchanged(target: Target) -> None:
     _needs_duplex(target)
     pieces = [b'data: {"choices": [{"text": "%d"}]}\n\n' % n for n in range(1000)]
     async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
-        await exchange.send(COMPLETION)
+        await exchange.send(_completion(target))
         assert exchange.immediate is None, f"refused with {exchange.immediate}"
         await exchange.respond(pieces, headers=[("content-type", "text/event-stream")])
         assert exchange.response.body == b"".join(pieces), "the answer that came back is another one"
@@ -199,7 +206,62 @@ async def _the_answer_passes_unchanged(target: Target) -> None:
 async def _an_open_stream_may_be_dropped(target: Target) -> None:
     async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
         await exchange.begin()
-    assert (await target.route(COMPLETION)).destinations, "after a client that went, the next was not routed"
+    assert (await target.route(_completion(target))).destinations, (
+        "after a client that went, the next was not routed"
+    )
+
+
+async def _an_unknown_model_is_404(target: Target) -> None:
+    _needs_models(target)
+    refused = (await target.route(_completion(target, model=_NOBODYS))).refused
+    assert refused.status == 404, f"a model that nobody has was answered with {refused.status}"
+    _is_openai_error(refused)
+
+
+async def _all_models_are_listed(target: Target) -> None:
+    _needs_models(target)
+    routed = await target.route(None, method="GET", path="/v1/models")
+    assert routed.refused.status == 200, f"GET /v1/models was answered with {routed.refused.status}"
+    names = [card["id"] for card in json.loads(routed.refused.body)["data"]]
+    assert target.model in names, f"{target.model} is not among {names[:20]}"
+    assert len(set(names)) == len(names), f"a name comes twice: {names[:20]}"
+
+
+async def _an_alias_goes_on_as_its_target(target: Target) -> None:
+    if target.alias is None:
+        raise NotAskedError("no alias is named (--alias)")
+    if target.mode.bare:
+        raise NotAskedError("this gateway takes no body back")
+    alias, model = target.alias
+    routed = await target.route(_completion(target, model=alias))
+    assert routed.immediate is None, f"refused with {routed.immediate}"
+    assert routed.request.body == _completion(target, model=model), (
+        f"the body that goes on is {routed.request.body[:200]!r}"
+    )
+
+
+async def _a_client_names_no_server_to_call(target: Target) -> None:
+    if target.mode.bare:
+        raise NotAskedError("this gateway changes no header")
+    for name in _OBEYED:
+        routed = await target.route(_completion(target), headers=[(name, NOWHERE)])
+        assert NOWHERE not in routed.request.values(name), f"the client's {name} went on"
+
+
+async def _a_prefill_server_is_named(target: Target) -> None:
+    """A decode server that writes answers has a long prompt computed elsewhere. Needs idle endpoints."""
+    if not target.prefillers:
+        raise NotAskedError("no prefill endpoint is named (--prefillers)")
+    if target.mode.bare:
+        raise NotAskedError("this gateway changes no header")
+    async with AsyncExitStack() as stack:
+        for n in range(4 * len(target.endpoints)):
+            under_way = await stack.enter_async_context(dataplane.exchange(target.channel, mode=target.mode))
+            await under_way.send(_completion(target, f"{n} is under way"))
+        long = _completion(target, "".join(f"sentence {n} of a long prompt. " for n in range(3000)))
+        routed = await target.route(long)
+    (named,) = routed.request.values("x-prefiller-host-port") or [""]
+    assert named in target.prefillers, f"named {named!r}, which is none of {list(target.prefillers)}"
 
 
 CHECKS: Final[Sequence[Check]] = (
@@ -221,12 +283,23 @@ CHECKS: Final[Sequence[Check]] = (
     Check(16, "x-request-id is made where none came", _a_request_id_is_made),
     Check(17, "a prompt goes where its prefix is", _prompts_stay_with_their_prefix),
     Check(17, "any cut of the same bytes gives the same pick", _any_cut_gives_the_same_pick),
+    Check(19, "a model that nobody has is 404 in OpenAI's shape", _an_unknown_model_is_404),
+    Check(19, "GET /v1/models lists every model once", _all_models_are_listed),
+    Check(19, "a request for an alias goes on as one for its target", _an_alias_goes_on_as_its_target),
+    Check(20, "a client names no server that its server would call", _a_client_names_no_server_to_call),
+    Check(
+        20, "a busy decode server has a long prompt computed by a prefill server", _a_prefill_server_is_named
+    ),
 )
 
 
-def _long_prompts() -> list[bytes]:
-    texts = (f"Prompt {n} \N{SNOWMAN} of a conversation. " * 120 for n in range(3))
-    return [json.dumps({"model": "m", "prompt": text}, ensure_ascii=False).encode() for text in texts]
+def _completion(target: Target, prompt: str = "hello " * 100, *, model: str = "") -> bytes:
+    document = {"model": model or target.model, "prompt": prompt}
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+def _long_prompts(target: Target) -> list[bytes]:
+    return [_completion(target, f"Prompt {n} \N{SNOWMAN} of a conversation. " * 120) for n in range(3)]
 
 
 def _is_openai_error(refused: Immediate) -> None:
@@ -245,6 +318,13 @@ def _needs_duplex(target: Target) -> None:
 def _needs_subsets(target: Target) -> None:
     if target.dialect not in SENDS_SUBSETS:
         raise NotAskedError("this gateway sends no subset hint")
+
+
+def _needs_models(target: Target) -> None:
+    if not target.knows_models:
+        raise NotAskedError("whether the picker knows its endpoints' models was not said (--model)")
+    if target.mode.bare:
+        raise NotAskedError("this gateway shows no path and takes no answer")
 
 
 def _needs_metadata(target: Target) -> None:

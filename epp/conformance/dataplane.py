@@ -86,7 +86,7 @@ class Half:
     headers: list[tuple[str, str]]
     """Lower-case names, the picker's mutations applied."""
     pieces: list[bytes] = field(default_factory=list)
-    """Of the body as the picker sent it back; full duplex only."""
+    """Of the body as the picker sent it back: in full duplex always, in the other modes where it puts another in its place."""
     ends: list[bool] = field(default_factory=list)
     """The end-of-stream flag of each piece."""
     order: list[str] = field(default_factory=list)
@@ -329,6 +329,8 @@ class Exchange:
             assert not common.body_mutation.HasField("streamed_response"), (
                 "only full duplex takes a streamed body"
             )
+            if common.body_mutation.HasField("body"):
+                half.pieces.append(common.body_mutation.body)
 
 
 def _with_headers(kind: str, headers: Headers, *, end: bool, plain_values: bool = False) -> Any:

@@ -37,6 +37,8 @@ ROWS: Final[dict[int, Row]] = {
     16: Row("users", "x-request-id kept or made, and in the decision"),
     17: Row("must", "however a body is cut, the pick is the same"),
     18: Row("should", "scores in the metadata, behind a flag"),
+    19: Row("users", "models: an unknown one is 404, all are listed, an alias goes on as its target"),
+    20: Row("security", "who computes a prompt for a decode server: the picker says it, no client does"),
 }
 
 _NAME: Final = re.compile(r"test_row_(\d\d)_")

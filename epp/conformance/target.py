@@ -35,6 +35,14 @@ class Target:
     channel: grpc.aio.Channel
     dialect: DialectName
     endpoints: Sequence[str]
+    model: str = "m"
+    """Which the requests name."""
+    knows_models: bool = False
+    """The picker has heard of every endpoint which models it has, `model` among them."""
+    alias: tuple[str, str] | None = None
+    """A name that the picker replaces, and what with."""
+    prefillers: Sequence[str] = ()
+    """`ip:port` that compute prompts for the endpoints."""
 
     @property
     def mode(self) -> Mode:

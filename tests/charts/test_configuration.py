@@ -143,6 +143,23 @@ def test_behind_envoy_gateway_no_client_names_its_server_or_whom_that_one_calls(
     assert removed == ["x-gateway-destination-endpoint", *SERVER_HEADERS]
 
 
+def test_the_route_of_a_gateway_that_takes_no_headers_from_the_picker_removes_what_servers_obey(
+    helm: Helm,
+) -> None:
+    """Not those of Envoys: there a route's filters come after the picker, and would remove what it has said."""
+    for provider in ("nginx", "istio", "agentgateway", "ai-gateway", "gke", ""):
+        values = {
+            "shape": "gateway",
+            "gateway": {
+                "provider": provider,
+                "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+            },
+        }
+        (rule,) = of_kind(helm.render(GATEWAY, values), "HTTPRoute")["spec"]["rules"]
+        removed = [f["requestHeaderModifier"]["remove"] for f in rule.get("filters", ())]
+        assert removed == ([[*SERVER_HEADERS]] if provider == "nginx" else []), provider
+
+
 def test_tracing_reaches_the_picker_and_envoy_and_costs_nothing_while_it_is_off(
     helm: Helm, tmp_path: Path
 ) -> None:

@@ -36,6 +36,13 @@ CALM: Mapping[str, Any] = {
     "failures": UNMARKED,
 }
 """A policy that does nothing unasked: no sampled answers, no endpoint leaves while the test's loop is busy elsewhere."""
+ALIAS: Final = "gpt"
+"""What `picker_of_models` replaces by `m`."""
+_APART: Mapping[str, Any] = {
+    **CALM,
+    "cost": {"stalledRequestWeight": 5},
+    "disaggregation": {"minUncachedTokens": 64},
+}
 
 
 @dataclass(slots=True)
@@ -156,3 +163,23 @@ async def own_picker(
             backends=backends,
             directory=directory,
         )
+
+
+@asynccontextmanager
+async def picker_of_models(directory: Path, **fields: Any) -> AsyncIterator[OwnPicker]:
+    """Ours, with an alias, and servers that list one model. The last of them computes prompts for the others, `endpoints`."""
+    async with own_picker(directory, policy=_APART, **fields) as picker:
+        *answering, prefiller = picker.backends
+        for backend in picker.backends:
+            backend.models = [{"id": "m"}]
+        alias = {"models": [ALIAS], "targets": [{"model": "m"}]}
+        write_endpoints(picker.settings, picker.backends, roles={prefiller.name: "prefill"}, rewrites=[alias])
+
+        async def known() -> bool:
+            reply = await picker.route(body=None, method="GET", path="/v1/models")
+            listed = reply.immediate is not None and ALIAS.encode() in reply.immediate.body
+            return listed and await picker.running.metric("epp_endpoints_without_model_list") == 0
+
+        await wait_until(known, what="every server has listed its models")
+        picker.endpoints = [str(b.address) for b in answering]
+        yield picker

@@ -15,7 +15,7 @@ from epp.conformance.checks import CHECKS
 from epp.conformance.report import Result, junit, table
 from epp.conformance.rows import ROWS
 from epp.conformance.target import Target
-from tests.conformance.picker import own_picker
+from tests.conformance.picker import ALIAS, own_picker, picker_of_models
 
 OWN_ENVOY_AWAY = {"edsFile": ""}
 NOT_ASKED = {
@@ -24,7 +24,7 @@ NOT_ASKED = {
     "istio": 3,
     "ai-gateway": 3,
     "agentgateway": 3,
-    "nginx": 9,
+    "nginx": 14,
     "gke": 0,
 }
 """Checks that mean nothing to a gateway: it takes no body back, sends no subset hint, or shows no path."""
@@ -36,8 +36,17 @@ def outcomes(results: list[Result], outcome: str) -> list[str]:
 
 @pytest.mark.parametrize("name", DIALECTS)
 async def test_our_picker_passes_every_row_in_every_dialect(tmp_path: Path, name: DialectName) -> None:
-    async with own_picker(tmp_path, dialect=name, envoy=OWN_ENVOY_AWAY) as picker:
-        results = await run(Target(channel=picker.channel, dialect=name, endpoints=picker.endpoints))
+    async with picker_of_models(tmp_path, dialect=name, envoy=OWN_ENVOY_AWAY) as picker:
+        results = await run(
+            Target(
+                channel=picker.channel,
+                dialect=name,
+                endpoints=picker.endpoints,
+                knows_models=True,
+                alias=(ALIAS, "m"),
+                prefillers=[str(picker.backends[-1].address)],
+            )
+        )
     assert outcomes(results, "fail") == []
     assert len(outcomes(results, "not asked")) == NOT_ASKED[name]
 

@@ -46,9 +46,8 @@ class Scripted:
 
     @asynccontextmanager
     async def _asked(
-        self, server: str, request: web.Request, body: bytes, more: Mapping[str, str]
+        self, server: str, request: web.Request, body: bytes, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {**_plain(request.headers), **more}
         async with self._session.request(
             request.method, f"http://{server}{request.raw_path}", data=body or None, headers=headers
         ) as response:
@@ -82,8 +81,10 @@ class AgentGateway(Scripted):
                 server = str(Address.parse(exchange.destination))
             except ValueError:
                 return web.Response(status=500, text="EPP returned invalid address")
+            # The picker's headers go on, those that it removed do not.
+            changed = _plain({name: value for name, value in exchange.request.headers if name[0] != ":"})
             try:
-                async with self._asked(server, request, exchange.request.body, {}) as response:
+                async with self._asked(server, request, exchange.request.body, changed) as response:
                     return await self._through(exchange.call, request, response, server)
             except aiohttp.ClientConnectorError:
                 return web.Response(status=503, text="upstream call failed")
@@ -125,7 +126,7 @@ class NginxGatewayFabric(Scripted):
         body = await request.read()
         server = await self._picked(request, body) or next(self._fallback)
         try:
-            async with self._asked(server, request, body, {}) as response:
+            async with self._asked(server, request, body, _plain(request.headers)) as response:
                 answer = web.StreamResponse(status=response.status, headers=_plain(response.headers))
                 await answer.prepare(request)
                 async for piece in response.content.iter_any():

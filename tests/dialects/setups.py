@@ -35,6 +35,10 @@ CALM: Final[Mapping[str, Any]] = {
     "failures": {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0},
 }
 """Nothing that one test does to a server is held against it in the next."""
+ADAPTER: Final = "m-sql"
+ALIAS: Final = "gpt"
+REWRITE: Final = {"models": [ALIAS], "targets": [{"model": ADAPTER}]}
+"""A name of the endpoints file for the adapter, which the third server alone has."""
 SCRIPTED: Final = {"agentgateway": AgentGateway, "nginx": NginxGatewayFabric}
 
 
@@ -66,6 +70,15 @@ class Setup:
             return reply.status == 200 and await self.picker.decision("again") is not None
 
         await wait_until(decided, what="the gateway asks the picker", timeout_s=60)
+        await self.listed()
+
+    async def listed(self) -> None:
+        """Until the picker knows what every server has."""
+
+        async def known() -> bool:
+            return await self.picker.metric("epp_endpoints_without_model_list") == 0
+
+        await wait_until(known, what="every server has listed its models")
 
     async def decision(self, request_id: str, **expected: Any) -> dict[str, Any]:
         """Of one request, once it says so."""
@@ -90,15 +103,16 @@ class Setup:
             listed: list[dict[str, Any]] = (await response.json())["endpoints"]
             return listed
 
-    async def use(self, backends: Sequence[Backend]) -> None:
-        """The picker's endpoints file holds these; the gateway knows all."""
-        write_endpoints(self.config, backends)
+    async def use(self, backends: Sequence[Backend], *, roles: Mapping[str, str] | None = None) -> None:
+        """The picker's endpoints file holds these, with `roles` by name; the gateway knows all."""
+        write_endpoints(self.config, backends, roles=roles, rewrites=[REWRITE])
         wanted = {str(b.address) for b in backends}
 
         async def follows() -> bool:
             return {e["address"] for e in await self.endpoints()} == wanted
 
         await wait_until(follows, what=f"the picker holds {wanted}")
+        await self.listed()
 
     async def policy(self, name: str, *, refuses: bool = False, **more: Any) -> None:
         """Until the picker routes by it, or refuses by it."""
@@ -141,7 +155,10 @@ async def running_setup(shape: Shape, directory: Path) -> AsyncIterator[Setup]:
     write_policy(config, CALM)
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(3)]
-        write_endpoints(config, backends)
+        for backend in backends:
+            backend.models = [{"id": "m"}]
+        backends[2].models.append({"id": ADAPTER, "parent": "m"})
+        write_endpoints(config, backends, rewrites=[REWRITE])
         picker = await stack.enter_async_context(running_picker(config, directory=directory))
         url = await stack.enter_async_context(_gateway(shape, config, directory, backends))
         client = await stack.enter_async_context(http_client(url))

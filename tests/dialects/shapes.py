@@ -27,10 +27,15 @@ class Shape:
     subset: bool = False
     """Tells the picker which endpoints it may choose from."""
     tells_served: bool = False
-    shows_refusals: bool = True
-    """A client sees the picker's own answer."""
+    bare: bool = False
+    """Tells the picker no path, and takes nothing from its answer but the destination: no refusal, header or body."""
     abort_is: str = "ended"
     """The outcome of a request whose client goes in the middle of the answer."""
+
+    @property
+    def shows_refusals(self) -> bool:
+        """A client sees the picker's own answer."""
+        return not self.bare
 
 
 def _filter(document: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +123,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
         Shape("istio", _istio, duplex=True),
         Shape("ai-gateway", _ai_gateway, reads_list=False, duplex=True),
         Shape("agentgateway", reads_list=False, duplex=True, tells_served=True),
-        Shape("nginx", reads_list=False, shows_refusals=False, abort_is="detached"),
+        Shape("nginx", reads_list=False, bare=True, abort_is="detached"),
         Shape("gke", _gke, duplex=True, subset=True, tells_served=True),
     )
 }

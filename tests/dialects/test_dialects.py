@@ -10,10 +10,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from epp.types import Address
-from tests.dialects.setups import Setup, running_setup
+from epp.types import PREFILLER, Address
+from tests.dialects.setups import ADAPTER, ALIAS, Setup, running_setup
 from tests.dialects.shapes import SHAPES, SUBSET_HEADER
 from tests.harness import raw_http
+from tests.harness.backend import Received
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 
@@ -59,7 +60,84 @@ async def test_a_chat_is_known_by_its_path_or_its_body(setup: Setup) -> None:
 
 
 async def test_a_request_without_a_body_is_served(setup: Setup) -> None:
-    assert (await setup.client.get("/v1/models")).status == 200
+    reply = await setup.client.get("/v1/files")
+    assert (reply.status, reply.served_by in ("s0", "s1", "s2")) == (200, True)
+
+
+async def test_the_list_of_models_is_that_of_all_servers_where_the_gateway_shows_it(setup: Setup) -> None:
+    reply = await setup.client.get("/v1/models")
+    assert reply.status == 200
+    if setup.shape.bare:
+        assert reply.served_by, "one server answers with its own list"
+    else:
+        assert [card["id"] for card in reply.json()["data"]] == [ALIAS, "m", ADAPTER]
+
+
+async def test_a_model_goes_to_who_lists_it(setup: Setup) -> None:
+    for n in range(3):
+        reply = await setup.client.complete(f"who has it {n}", model=ADAPTER)
+        assert (reply.status, reply.served_by) == (200, "s2")
+
+
+async def test_a_model_that_nobody_has_is_a_404_where_the_gateway_shows_it(setup: Setup) -> None:
+    reply = await setup.client.complete("to whom", model="ghost")
+    asked = [request for backend in setup.backends for request in backend.prompts if b"ghost" in request.body]
+    if setup.shape.bare:
+        assert (reply.status, len(asked)) == (200, 1), "the gateway goes on without the picker"
+    else:
+        assert (reply.status, reply.json()["error"]["code"], asked) == (404, "model_not_found", [])
+
+
+async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_back(setup: Setup) -> None:
+    reply = await setup.client.complete("by another name", model=ALIAS)
+    assert reply.status == 200
+    (body,) = [
+        request.body
+        for backend in setup.backends
+        for request in backend.prompts
+        if b"by another name" in request.body
+    ]
+    assert json.loads(body)["model"] == (ALIAS if setup.shape.bare else ADAPTER)
+    if not setup.shape.bare:
+        assert reply.served_by == "s2"
+
+
+async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:
+    """The decode server is busy, so that the prompt is cheaper computed elsewhere. The client's own header never counts."""
+    prefiller, decoder = setup.backends[:2]
+    own = {PREFILLER: "203.0.113.9:80", "x-llm-d-prefiller-host-port": "203.0.113.9:80"}
+
+    def received(marker: str) -> Received:
+        (found,) = [r for backend in setup.backends for r in backend.prompts if marker.encode() in r.body]
+        return found
+
+    decoder.metrics["vllm:num_requests_running"] = 8
+    await setup.use((prefiller, decoder), roles={"s0": "prefill", "s1": "decode"})
+    await setup.policy("apart", cost={"stalledRequestWeight": 5}, disaggregation={"minUncachedTokens": 64})
+    try:
+
+        async def busy() -> bool:
+            return any(each["running"] == 8 for each in await setup.endpoints())
+
+        await wait_until(busy, what="the decode server is known to be busy")
+        reply = await setup.client.complete(f"computed elsewhere {WORDS * 200}", headers=own)
+        assert (reply.status, reply.served_by) == (200, "s1")
+        await setup.client.complete("too short to move", headers=own)
+    finally:
+        decoder.metrics["vllm:num_requests_running"] = 0
+        await setup.use(setup.backends)
+        await setup.policy("test")
+    named = received("computed elsewhere").headers
+    alone = received("too short to move").headers
+    if setup.shape.bare:
+        assert named.get(PREFILLER) == own[PREFILLER], (
+            "this gateway changes no header: the route has to remove it"
+        )
+        return
+    assert named.get(PREFILLER) == str(prefiller.address)
+    assert "x-llm-d-prefiller-host-port" not in named
+    assert PREFILLER not in alone
+    assert "x-llm-d-prefiller-host-port" not in alone
 
 
 async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setup) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,12 +55,21 @@ def config_in(directory: Path, *, workers: int = 1, **fields: Any) -> Config:
     return load_config(path)
 
 
-def write_endpoints(config: Config, backends: Iterable[Backend]) -> None:
-    """The endpoints file, by rename, as an operator's tools do."""
-    document = {"endpoints": [{"name": b.name, "address": str(b.address)} for b in backends]}
+def write_endpoints(
+    config: Config,
+    backends: Iterable[Backend],
+    *,
+    roles: Mapping[str, str] | None = None,
+    rewrites: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """The endpoints file, by rename, as an operator's tools do. `roles` by name; `rewrites`: other names for models."""
+    listed = [{"name": b.name, "address": str(b.address)} for b in backends]
+    for each in listed:
+        if roles and each["name"] in roles:
+            each["role"] = roles[each["name"]]
     path = Path(config.endpoints_file)
     temporary = path.with_suffix(".new")
-    temporary.write_text(yaml.safe_dump(document))
+    temporary.write_text(yaml.safe_dump({"endpoints": listed, "rewrites": [*rewrites]}))
     temporary.replace(path)
 
 

@@ -220,3 +220,15 @@ capabilities: {drop: [ALL]}
 {{- fail "autoscaling.minReplicas: is above autoscaling.maxReplicas" }}
 {{- end }}
 {{- end }}
+
+{{- /* Headers by which a model server learns whom to call: no client may send them. */}}
+{{- define "gateway.obeyedHeaders" -}}
+- x-prefiller-host-port
+- x-llm-d-prefiller-host-port
+- x-data-parallel-host-port
+- x-data-parallel-rank
+- x-encoder-hosts-ports
+- x-llm-d-encoder-hosts-ports
+- x-kv-cache-source-host-port
+- x-llm-d-kv-cache-source-host-port
+{{- end }}

@@ -1,0 +1,81 @@
+"""Rows 19 and 20: the models that servers have, names that stand for others, and who computes a prompt for whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from epp.conformance.dataplane import BUFFERED, DUPLEX, MODES, READING_MODES, Mode
+from tests.conformance.picker import ALIAS, BODY, OwnPicker, PickerUnderTest, picker_of_models
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+every_reading_mode = pytest.mark.parametrize("mode", READING_MODES.values(), ids=READING_MODES)
+PREFILLER = "x-prefiller-host-port"
+OBEYED = (PREFILLER, "X-LLM-D-Prefiller-Host-Port", "x-data-parallel-host-port", "x-encoder-hosts-ports")
+NOWHERE = "203.0.113.9:80"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def of_models(
+    controllable: None, tmp_path_factory: pytest.TempPathFactory, both_transports: None
+) -> AsyncIterator[OwnPicker]:
+    """Our own picker with an alias and a server that computes prompts."""
+    async with picker_of_models(tmp_path_factory.mktemp("models")) as running:
+        yield running
+
+
+def completion(prompt: str = "hello", *, model: str = "m") -> bytes:
+    return json.dumps({"model": model, "prompt": prompt}).encode()
+
+
+@every_reading_mode
+async def test_row_19_a_model_that_nobody_has_is_404(of_models: OwnPicker, mode: Mode) -> None:
+    """Once every server has listed its models, a request for another one goes nowhere."""
+    refused = (await of_models.route(mode, completion(model="ghost"))).refused
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (404, "model_not_found")
+
+
+@every_mode
+async def test_row_19_all_models_are_listed_once(of_models: OwnPicker, mode: Mode) -> None:
+    """GET /v1/models is answered by the picker: every model of every server, and every alias."""
+    listed = (await of_models.route(mode, None, method="GET", path="/v1/models")).refused
+    assert (listed.status, listed.headers["content-type"]) == (200, "application/json")
+    assert [card["id"] for card in json.loads(listed.body)["data"]] == [ALIAS, "m"]
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX], ids=["buffered", "full_duplex"])
+async def test_row_19_an_alias_goes_on_as_its_target(of_models: OwnPicker, mode: Mode) -> None:
+    """Nothing but the name changes in the body, and content-length says the new length."""
+    sent = completion(model=ALIAS)
+    routed = await of_models.route(mode, sent, headers=[("content-length", str(len(sent)))])
+    assert routed.request.body == completion(model="m")
+    assert routed.request.values("content-length") in ([str(len(completion(model="m")))], [])
+
+
+@every_mode
+@pytest.mark.parametrize("body", [BODY, None], ids=["body", "no_body"])
+async def test_row_20_a_client_names_no_server_to_call(
+    picker: PickerUnderTest, mode: Mode, body: bytes | None
+) -> None:
+    """Headers by which a server learns whom to call are gone where the picker does not write them itself."""
+    routed = await picker.route(mode, body, headers=[(name, NOWHERE) for name in OBEYED])
+    assert [name for name in OBEYED if routed.request.values(name.lower())] == []
+
+
+@every_reading_mode
+async def test_row_20_the_prefill_server_is_named(of_models: OwnPicker, mode: Mode) -> None:
+    """Where the servers that answer are busy, a long prompt is computed by another; a client's own header changes nothing."""
+    async with AsyncExitStack() as stack:
+        for n in range(4 * len(of_models.endpoints)):
+            under_way = await stack.enter_async_context(of_models.exchange(mode))
+            await under_way.send(completion(f"{n} is under way"))
+        long = completion("".join(f"{mode} sentence {n} of a long prompt. " for n in range(2000)))
+        routed = await of_models.route(mode, long, headers=[(PREFILLER, NOWHERE)])
+    assert routed.request.values(PREFILLER) == [str(of_models.backends[-1].address)]
+    assert set(routed.destinations) <= set(of_models.endpoints), "a prefill server is no destination"
