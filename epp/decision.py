@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -35,6 +35,24 @@ class PickRequest(Struct, frozen=True, gc=False):
     """The most that whoever asks can read; the policy may allow fewer."""
     hurried: bool = False
     """The picker has too much to do: choose by load alone, at the least cost."""
+    trace: str = ""
+    """The caller's trace context as it came, where tracing is on."""
+    began_s: float | None = None
+    """When the picker began to read the request, by the streams' timer; None: nobody measures."""
+
+
+class Queued(NamedTuple):
+    """What flow control says of a request that goes to a server."""
+
+    waited_s: float
+    priority: int
+    tenant: str
+    would: str
+    """What the flow control of a policy in dry run would have done; empty: there is none."""
+
+
+DIRECT: Final = Queued(0.0, 0, "", "")
+"""No flow control."""
 
 
 class Candidate(Struct, frozen=True):
@@ -217,15 +235,13 @@ class Pick(Struct, eq=False, gc=False):
 class Observer(Protocol):
     """Told by the streams what the picker cannot know: times, refusals, faults of the data plane. Never waits.
 
-    What happens to a request after its pick comes as events of the picker (`picker_events`).
+    That a request was picked, and what happens to it then, comes as events of the picker (`picker_events`).
     """
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
 
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         """trace: the caller's trace context as it came, where tracing is on."""
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
 
     def protocol_error(self, reason: str) -> None:
         """The data plane sent something that the stream could not make sense of."""

@@ -16,11 +16,10 @@ from heapq import nlargest
 from math import inf
 from typing import Final
 
-from msgspec.structs import replace
-
+from epp.commit import Considered
 from epp.config.flow import Flow, Waiting
 from epp.config.policy import Policy
-from epp.decision import Pick, PickRequest
+from epp.decision import DIRECT, Pick, PickRequest, Queued
 from epp.dry_run import DryRun
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
@@ -31,7 +30,7 @@ from epp.flow.request import Forecast, Held, LetGo, Pool, RefusedFor, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
-from epp.picker import Considered, Picker
+from epp.picker import Picker
 from epp.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]
@@ -149,7 +148,9 @@ class Gate:
             would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
         spec = picker.policy.spec.flow
         if spec.mode != "Hold":
-            return _tried(picker.commit(considered, now=now), would)
+            return picker.commit(
+                considered, queued=DIRECT._replace(would=would) if would else DIRECT, now=now
+            )
         model, ttft_s = considered.base_model, claim.ttft_s
         control = (self._flows.get(model) or self._flow(model)).control
         forecast = _forecast_of(
@@ -158,9 +159,7 @@ class Gate:
         priority = self._priority(spec, claim, request)
         passed = control.passes(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
         if passed is not None:
-            pick = picker.commit(considered, now=now)
-            pick.decision.priority, pick.decision.tenant = passed
-            return _tried(pick, would) if would else pick
+            return picker.commit(considered, queued=Queued(0.0, *passed, would), now=now)
         ticket = Ticket(request, considered.prompt, model, decided, since=now)
         ticket.held, verdict = control.offer(
             ticket,
@@ -347,12 +346,12 @@ class Gate:
             ticket.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
             return
         try:
-            pick = self._picker.commit(flow.considered(ticket, now=now), now=now)
+            queued = _queued(verdict.held, ticket.would, now=now)
+            pick = self._picker.commit(flow.considered(ticket, now=now), queued=queued, now=now)
         except PickError as error:
             ticket.decided(error, now)
             return
-        _note(pick, verdict.held, now=now)
-        ticket.decided(_tried(pick, ticket.would), now)
+        ticket.decided(pick, now)
 
     def _follow_policy(self, *, now: float) -> None:
         policy = self._picker.policy
@@ -465,18 +464,8 @@ def _nobody(_fate: Pick | PickError, _now: float) -> None:
     """Is never called: no request waits in a dry run."""
 
 
-def _tried(pick: Pick, would: str) -> Pick:
-    """would: what the flow control of a policy in dry run would have done; empty: there is none."""
-    if would and pick.decision.dry_run is not None:
-        pick.decision.dry_run = replace(pick.decision.dry_run, flow=would)
-    return pick
-
-
-def _note(pick: Pick, held: Held[Ticket], *, now: float) -> None:
-    decision = pick.decision
-    decision.waited_s = now - held.arrived_at
-    decision.priority = held.priority
-    decision.tenant = held.tenant
+def _queued(held: Held[Ticket], would: str, *, now: float) -> Queued:
+    return Queued(now - held.arrived_at, held.priority, held.tenant, would)
 
 
 def _refusal(reason: RefusedFor, retry_after_s: int, *, waited_s: float) -> FlowRefusedError:

@@ -2,7 +2,7 @@
 
 The picker calls each listener with each event at the moment when it happens, in order. Metrics, the decisions that people look at,
 other pickers (`sharing`) and exact mode (`kvevents`) are listeners; the picker knows none of them. A listener is on the path of a
-request: it notes what it needs and returns. It must not keep `Began.inference`, which holds the whole prompt, without a bound.
+request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the whole prompt, without a bound.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from epp.decision import PickRequest
 from epp.endpoints.state import EndpointState
 from epp.routed_request import RoutedRequest
-from epp.types import ChunkHash, InferenceRequest
+from epp.types import ChunkHash
 
 
 class Began(Struct, frozen=True, eq=False):
@@ -21,7 +22,13 @@ class Began(Struct, frozen=True, eq=False):
 
     at: float
     request: RoutedRequest
-    inference: InferenceRequest
+    asked: PickRequest
+
+    def picked_in_s(self, *, timer_s: float) -> float:
+        """How long the picker took, by the streams' timer, without the time in a queue; 0 where nobody measures."""
+        if self.asked.began_s is None:
+            return 0.0
+        return max(0.0, timer_s - self.asked.began_s - self.request.decision.waited_s)
 
 
 class Moved(Struct, frozen=True, eq=False):
@@ -72,3 +79,23 @@ class Hangs(Struct, frozen=True, eq=False):
 PickerEvent = Began | Moved | Answered | Grew | Ended | Restarted | Hangs
 
 Listener = Callable[[PickerEvent], None]
+
+
+class Listeners:
+    """Those who are told, in the order in which they came."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self) -> None:
+        self._all: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> None:
+        self._all = (*self._all, listener)
+
+    def remove(self, listener: Listener) -> None:
+        """Harmless where it does not listen, and while an event is told."""
+        self._all = tuple(each for each in self._all if each != listener)
+
+    def tell(self, event: PickerEvent) -> None:
+        for listener in self._all:
+            listener(event)

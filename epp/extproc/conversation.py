@@ -49,7 +49,7 @@ class Streams:
         self.clock = clock
         self.live: set[Conversation] = set()
         self.overload = Overload()
-        self._unread = Unread(picker, observer, timer=time.perf_counter)
+        self._unread = Unread(picker, timer=time.perf_counter)
         self._policy: Policy | None = None
         self._tried: Flow | None = None
         self._names: frozenset[str] = frozenset()

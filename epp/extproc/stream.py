@@ -416,7 +416,6 @@ class HttpStream:
         if self._response.status is not None:
             # The client has its answer already (the data plane's own, perhaps): no server will see this request.
             return self._pass_on(slot)
-        started = self._timer()
         try:
             request = self._asked(body, instead=instead, partial=partial)
             longest_s = longest_wait_s(slot, request, modes=self._modes, settings=self._settings)
@@ -436,7 +435,7 @@ class HttpStream:
         except PickError as error:
             return self._refuse(error)
         if isinstance(picked, Pick):
-            return self._picked(slot, picked, seconds=self._timer() - started)
+            return self._picked(slot, picked)
         self._phase = _Phase.WAITING
         return picked
 
@@ -447,18 +446,17 @@ class HttpStream:
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            self._deliver((*self._picked(self._wait.slot, decided, seconds=0.0), *after))
+            self._deliver((*self._picked(self._wait.slot, decided), *after))
 
     def _leave(self) -> None:
         if self._wait.waits:
             self._wait.leave()
             self._phase = _Phase.PASSED
 
-    def _picked(self, slot: Slot, pick: Pick, *, seconds: float) -> Sequence[Action]:
+    def _picked(self, slot: Slot, pick: Pick) -> Sequence[Action]:
         self._pick = pick
         self._phase = _Phase.PASSED
         self._known_head().forget()
-        self._observer.picked(pick, seconds=seconds, trace=self._trace)
         return (self._routed(slot, pick),)
 
     def _asked(
@@ -494,6 +492,8 @@ class HttpStream:
             prescribed=prescribed,
             max_destinations=1 if self._asks_only else settings.max_destinations,
             hurried=self._hurry,
+            trace=self._trace,
+            began_s=started,
         )
 
     def _can_change_body(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from epp.decision import Observer, Pick, PickRequest
+from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.extproc.bodies import OVERLOADED
 from epp.extproc.codec import decode, encode
@@ -24,9 +24,8 @@ _SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PAR
 
 
 class Unread:
-    def __init__(self, picker: PickerPort, observer: Observer, *, timer: Callable[[], float]) -> None:
+    def __init__(self, picker: PickerPort, *, timer: Callable[[], float]) -> None:
         self._picker = picker
-        self._observer = observer
         self._timer = timer
 
     def answer(
@@ -60,17 +59,14 @@ class Unread:
             body_bytes=head.declared_bytes,
             max_destinations=settings.max_destinations,
             hurried=True,
+            began_s=started,
         )
         try:
             pick = picker.pick(request, now=now)
         except PickError:
             return None  # It is refused in the words of the request's API.
-        self._let_go(pick, seconds=self._timer() - started, now=now)
+        picker.detach(pick, now=now)
         return _answer(pick.destinations, pick.set_headers, head.reserved, settings.clear_route_cache)
-
-    def _let_go(self, pick: Pick, *, seconds: float, now: float) -> None:
-        self._observer.picked(pick, seconds=seconds)
-        self._picker.detach(pick, now=now)
 
 
 @functools.lru_cache(maxsize=4096)

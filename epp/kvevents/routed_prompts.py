@@ -59,7 +59,7 @@ class RoutedPrompts:
         """One event of the picker."""
         kind = type(event)
         if kind is Began:
-            self._keep(event.request, event.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
+            self._keep(event.request, event.asked.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
         elif kind is Answered:
             self._put(event.request, at=event.at)  # type: ignore[union-attr]
         elif kind is Ended:

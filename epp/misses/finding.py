@@ -68,7 +68,7 @@ class Misses:
             if len(self._waiting) >= _MOST_WAITING:
                 self.skipped += 1
                 return
-            self._waiting.append((event.request, self._probes(event.inference), event.at))
+            self._waiting.append((event.request, self._probes(event.asked.inference), event.at))
 
     def work(self, *, limit: int) -> int:
         """Look at so many requests that wait. How many it were."""

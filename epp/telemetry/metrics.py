@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from epp.decision import Decision, Pick
+from epp.decision import Decision
 from epp.errors import PickError
-from epp.picker_events import Answered, Ended, PickerEvent
+from epp.picker_events import Answered, Began, Ended, PickerEvent
 from epp.telemetry import request_log
 from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
@@ -30,11 +30,18 @@ class Metrics:
     """Implements `epp.decision.Observer`, and listens by `hear`; every decision also goes to `decisions`."""
 
     def __init__(
-        self, *, decisions: DecisionRing, state: StatusSource, unix_clock: Callable[[], float] = time.time
+        self,
+        *,
+        decisions: DecisionRing,
+        state: StatusSource,
+        unix_clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """timer: as that of the streams."""
         self._decisions = decisions
         self._state = state
         self._unix_clock = unix_clock
+        self._timer = timer
         self._requests = RequestCounts()
         self._servers: defaultdict[EndpointName, ServerCounts] = defaultdict(ServerCounts)
         self._process = ProcessCounts()
@@ -46,10 +53,34 @@ class Metrics:
         self._requests.parse_seconds.observe(seconds)
         self._requests.parsed_bytes += size_bytes
 
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:  # noqa: ARG002 - for tracing
-        decision, counts = pick.decision, self._requests
+    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - for tracing
+        request_log.refused(request_id, error)
+        self._requests.requests["refused", "unknown"] += 1
+        self._requests.refused[error.reason] += 1
+        self._decisions.add(
+            Refusal(
+                request_id=request_id,
+                at_unix_s=self._unix_clock(),
+                status=error.status,
+                reason=error.reason,
+                message=str(error),
+            )
+        )
+
+    def hear(self, event: PickerEvent) -> None:
+        """Requests from their picks on."""
+        match event:
+            case Began():
+                self._began(event)
+            case Answered():
+                self._answered(event.request.decision, mismatch=event.mismatch)
+            case Ended():
+                self._ended(event.request.decision)
+
+    def _began(self, event: Began) -> None:
+        decision, counts = event.request.decision, self._requests
         counts.in_flight += 1
-        counts.pick_seconds.observe(seconds)
+        counts.pick_seconds.observe(event.picked_in_s(timer_s=self._timer()))
         counts.prompt_tokens += decision.prompt_tokens
         counts.matched_tokens += decision.matched_tokens
         self._servers[decision.chosen].picks[decision.reason] += 1
@@ -67,28 +98,6 @@ class Metrics:
                 counts.dry_run_flow[decision.dry_run.policy, decision.dry_run.flow] += 1
         self._decisions.add(decision)
         request_log.picked(decision)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - as above
-        request_log.refused(request_id, error)
-        self._requests.requests["refused", "unknown"] += 1
-        self._requests.refused[error.reason] += 1
-        self._decisions.add(
-            Refusal(
-                request_id=request_id,
-                at_unix_s=self._unix_clock(),
-                status=error.status,
-                reason=error.reason,
-                message=str(error),
-            )
-        )
-
-    def hear(self, event: PickerEvent) -> None:
-        """What becomes of requests after their picks."""
-        match event:
-            case Answered():
-                self._answered(event.request.decision, mismatch=event.mismatch)
-            case Ended():
-                self._ended(event.request.decision)
 
     def _answered(self, decision: Decision, *, mismatch: bool) -> None:
         server = self._servers[decision.served_by]

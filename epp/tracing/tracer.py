@@ -27,9 +27,9 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from epp.decision import Decision, Observer, Pick
+from epp.decision import Decision, Observer
 from epp.errors import FlowRefusedError, PickError
-from epp.picker_events import Ended, PickerEvent
+from epp.picker_events import Began, Ended, PickerEvent
 from epp.tracing.attributes import Attributes, attributes_of, attributes_of_refusal, error_of
 from epp.tracing.sending import Bounds, Sender
 from epp.tracing.traceparent import read_traceparent
@@ -66,12 +66,15 @@ class Tracer:
         close: Callable[[], None],
         bounds: Bounds,
         unix_clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """timer: as that of the streams."""
         self._inner = inner
         self._sampler = sampler
         self._ids = ids
         self._resource = resource
         self._unix_clock = unix_clock
+        self._timer = timer
         self._export = export
         self._open: dict[int, _Span] = {}
         """By the identity of picks that have not ended; their streams keep them alive."""
@@ -84,16 +87,6 @@ class Tracer:
     def parsed(self, *, seconds: float, size_bytes: int) -> None:
         self._inner.parsed(seconds=seconds, size_bytes=size_bytes)
 
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self._inner.picked(pick, seconds=seconds)
-        contexts = self._sampled(trace)
-        if contexts is None:
-            return
-        decision, (context, parent) = pick.decision, contexts
-        decision.trace_id = f"{context.trace_id:032x}"
-        at = decision.at_unix_s
-        self._open[id(pick)] = _Span(context, parent, at - decision.waited_s, at + seconds, decision)
-
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         self._inner.refused(request_id, error)
         contexts = self._sampled(trace)
@@ -104,8 +97,10 @@ class Tracer:
         self.sender.put(_Span(*contexts, now - waited_s, now, attributes_of_refusal(request_id, error)))
 
     def hear(self, event: PickerEvent) -> None:
-        """The span of a request that is over can be sent."""
-        if isinstance(event, Ended):
+        """A pick may begin a span, and the span of a request that is over can be sent."""
+        if isinstance(event, Began):
+            self._begin(event)
+        elif isinstance(event, Ended):
             span = self._open.pop(id(event.request), None)
             if span is not None:
                 self.sender.put(span)
@@ -114,6 +109,18 @@ class Tracer:
         self._inner.protocol_error(reason)
 
     # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, event: Began) -> None:
+        contexts = self._sampled(event.asked.trace)
+        if contexts is None:
+            return
+        decision, (context, parent) = event.request.decision, contexts
+        decision.trace_id = f"{context.trace_id:032x}"
+        start, end = (
+            decision.at_unix_s - decision.waited_s,
+            decision.at_unix_s + event.picked_in_s(timer_s=self._timer()),
+        )
+        self._open[id(event.request)] = _Span(context, parent, start, end, decision)
 
     def _sampled(self, trace: str) -> tuple[SpanContext, SpanContext | None] | None:
         """The new span's context and its parent's; None: this request is not sampled."""

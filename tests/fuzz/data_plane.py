@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from epp import picker_events
 from epp.config.policy import PolicySpec
-from epp.decision import Pick
 from epp.errors import PickError
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import StreamProtocolError
@@ -86,7 +85,6 @@ class _Seen:
     open = 0
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None: ...
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
     def hear(self, event: PickerEvent) -> None:
         self.open += isinstance(event, picker_events.Began) - isinstance(event, Ended)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from epp.decision import Pick
 from epp.errors import PickError
 from epp.picker import Picker
-from epp.picker_events import Answered, Ended, PickerEvent
+from epp.picker_events import Answered, Began, Ended, PickerEvent
 
 
 @dataclass
@@ -27,7 +27,9 @@ class Seen:
         return seen
 
     def hear(self, event: PickerEvent) -> None:
-        if isinstance(event, Answered):
+        if isinstance(event, Began):
+            self.picks.append(event.request)
+        elif isinstance(event, Answered):
             self.mismatches.append(event.mismatch)
         elif isinstance(event, Ended):
             self.over.append(event.request)
@@ -36,9 +38,6 @@ class Seen:
         assert seconds >= 0
         assert size_bytes > 0
         self.parsed_bytes.append(size_bytes)
-
-    def picked(self, pick: Pick, *, seconds: float, trace: str = "") -> None:
-        self.picks.append(pick)
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
         self.refusals.append((request_id, error))

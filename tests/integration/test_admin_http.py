@@ -27,7 +27,7 @@ from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import EndpointStatus, PickerStatus
 from epp.types import Address, EndpointName
 from tests.harness.live_page import a_board
-from tests.unit.telemetry.records import HERE, THERE, decision, pick
+from tests.unit.telemetry.records import HERE, THERE, began, decision, pick
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 
@@ -103,7 +103,7 @@ async def admin() -> AsyncIterator[Admin]:
 
 
 async def test_metrics_are_in_prometheus_text_format(admin: Admin) -> None:
-    admin.metrics.picked(pick(), seconds=0.001)
+    admin.metrics.hear(began(pick()))
     page = await admin.text("/metrics")
     assert "\nepp_in_flight 1.0\n" in page
     assert "\nprocess_cpu_seconds_total " in page

@@ -51,7 +51,6 @@ def heap():
 
 
 class Forgetful(Seen):
-    def picked(self, pick, *, seconds, trace=""): ...
     def protocol_error(self, reason): ...
 
 

@@ -58,7 +58,7 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
         now = number * 0.01
         path, document = VALID[number % len(VALID)]
         body = damaged(json.dumps({"model": "m", **document}).encode(), rng)
-        seen = Seen()
+        seen = Seen.of(picker)
         stream = HttpStream(
             picker, seen, settings=StreamSettings(), new_request_id=lambda: "made", timer=lambda: 0.0
         )
@@ -71,6 +71,7 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
             status = "200" if number % 2 else "500"
             stream.receive(ResponseHeaders(((":status", status),), end_of_stream=number % 5 == 0), now=now)
         stream.close(now=now)
+        picker.unsubscribe(seen.hear)
         picker.housekeep(now=now)
         stream.check_integrity()
         for _, error in seen.refusals:

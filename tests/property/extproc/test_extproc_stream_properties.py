@@ -203,8 +203,9 @@ def outcome_of(
     path: str, chunks: list[bytes], modes: Modes, *, trailers: bool, declared: bool
 ) -> tuple[object, ...]:
     """What a fresh picker makes of it: the refusal, or the decision; and the body must come back where it is echoed."""
-    seen, size = Seen(), sum(map(len, chunks))
-    stream = make_stream(make_picker(), seen, StreamSettings())
+    picker, size = make_picker(), sum(map(len, chunks))
+    seen = Seen.of(picker)
+    stream = make_stream(picker, seen, StreamSettings())
     length = (("content-length", str(size)),) if declared else ()
     actions = list(
         stream.receive(

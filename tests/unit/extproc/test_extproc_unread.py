@@ -47,15 +47,15 @@ def message(*, mode: int = 2, ends: bool = False, **changed: str | None) -> ext_
     return made
 
 
-def answer(data: bytes, picker: Picker, seen: Seen, *, settings: StreamSettings = SETTINGS) -> bytes | None:
-    return Unread(picker, seen, timer=lambda: 0.0).answer(data, names=NAMES, settings=settings, now=1.0)
+def answer(data: bytes, picker: Picker, *, settings: StreamSettings = SETTINGS) -> bytes | None:
+    return Unread(picker, timer=lambda: 0.0).answer(data, names=NAMES, settings=settings, now=1.0)
 
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
 def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mode: int) -> None:
     picker, data = a_picker("m"), message(mode=mode).SerializeToString()
     seen = Seen.of(picker)
-    found = answer(data, picker, seen)
+    found = answer(data, picker)
     stream = HttpStream(
         a_picker("m"), Seen(), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0, unread=True
     )
@@ -70,7 +70,7 @@ def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mod
 def test_its_work_counts_until_the_servers_tell() -> None:
     picker = a_picker("m", "m", "m")
     for _ in range(300):
-        answer(message().SerializeToString(), picker, Seen())
+        answer(message().SerializeToString(), picker)
     sent = [state.picks_since_scrape for state in picker.fleet.states()]
     assert sum(sent) == 300
     assert min(sent) > 50
@@ -99,15 +99,16 @@ def with_subset() -> ext_proc.ProcessingRequest:
     ],
 )
 def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) -> None:
-    seen = Seen()
-    assert answer(unusual.SerializeToString(), a_picker("m"), seen) is None
+    picker = a_picker("m")
+    seen = Seen.of(picker)
+    assert answer(unusual.SerializeToString(), picker) is None
     assert not seen.picks
 
 
 def test_so_do_all_where_models_differ_or_there_is_no_endpoint() -> None:
     for picker in (a_picker("m", "n"), a_picker()):
-        assert answer(message().SerializeToString(), picker, Seen()) is None
+        assert answer(message().SerializeToString(), picker) is None
 
 
 def test_bytes_that_are_no_message_are_left_to_the_stream() -> None:
-    assert answer(b"\xff\xff", a_picker("m"), Seen()) is None
+    assert answer(b"\xff\xff", a_picker("m")) is None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from epp.decision import Candidate, Decision, Pick
-from epp.picker_events import Answered, Ended
+from epp.decision import Candidate, Decision, Pick, PickRequest
+from epp.picker_events import Answered, Began, Ended
 from epp.routed_request import RoutedRequest
-from epp.types import Address, EndpointName
+from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)
 THERE = Address("fd00::2", 8000)
@@ -60,6 +60,13 @@ def decision(
 def pick(of: Decision | None = None) -> Pick:
     made = of or decision()
     return Pick(decision=made, destinations=made.destinations, sampled=False)
+
+
+def began(of: Pick, *, trace: str = "", began_s: float | None = None) -> Began:
+    asked = PickRequest(
+        of.decision.request_id, InferenceRequest(kind=ApiKind.CHAT), trace=trace, began_s=began_s
+    )
+    return Began(0.0, cast("RoutedRequest", of), asked)
 
 
 def answered(of: Pick, *, mismatch: bool = False) -> Answered:

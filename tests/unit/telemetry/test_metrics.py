@@ -18,7 +18,7 @@ from epp.telemetry.reference import metrics_reference
 from epp.telemetry.sharing_status import SharingStatus
 from epp.telemetry.state import EndpointStatus, PickerStatus
 from epp.types import EndpointName
-from tests.unit.telemetry.records import HERE, answered, decision, ended, pick
+from tests.unit.telemetry.records import HERE, answered, began, decision, ended, pick
 
 SHARING = SharingStatus(
     connected=True,
@@ -60,7 +60,9 @@ class Shown:
             spans={"sent": 8, "failed": 0, "dropped": 2},
         )
         self.ring = DecisionRing(keep=10)
-        self.metrics = Metrics(decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0)
+        self.metrics = Metrics(
+            decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0, timer=lambda: 1.0002
+        )
 
     def samples(self, name: str) -> dict[tuple[str, ...], float]:
         """By label values, in the order of the labels' names."""
@@ -85,7 +87,7 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     observer: Observer = shown.metrics
     made = pick()
     observer.parsed(seconds=0.00003, size_bytes=4000)
-    observer.picked(made, seconds=0.0002)
+    shown.metrics.hear(began(made, began_s=1.0))
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
     shown.metrics.hear(answered(made))
@@ -95,6 +97,7 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     assert shown.samples("epp_requests_total") == {("chat", "aborted"): 1}
     assert (shown.value("epp_prompt_tokens_total"), shown.value("epp_matched_tokens_total")) == (1000, 600)
     assert shown.value("epp_parsed_bytes_total") == 4000
+    assert shown.value("epp_pick_seconds_sum") == pytest.approx(0.0002)
     assert shown.value("epp_served_mismatch_total") == 0
     assert shown.samples("epp_picks_total") == {("a", "prefix"): 1}
     assert shown.ring.get("r1") is made.decision
@@ -104,7 +107,7 @@ def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown
     for reason in ("", "costly_body", "costly_body"):
         made = pick()
         made.decision.unread = reason
-        shown.metrics.picked(made, seconds=0.0)
+        shown.metrics.hear(began(made))
     assert shown.samples("epp_unread_bodies_total") == {("costly_body",): 2}
 
 
@@ -168,7 +171,7 @@ def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Sho
     told, silent = pick(), pick(decision("r2"))
     told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
     for made in (told, silent):
-        shown.metrics.picked(made, seconds=0.0)
+        shown.metrics.hear(began(made))
         shown.metrics.hear(ended(made))
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
     assert shown.value("epp_sampled_cached_tokens_total") == 580
@@ -211,8 +214,8 @@ def test_what_a_server_does_not_say_is_absent_not_zero(shown: Shown) -> None:
 
 
 def test_series_of_an_endpoint_go_with_it(shown: Shown) -> None:
-    shown.metrics.picked(pick(decision(chosen="a")), seconds=0.0)
-    shown.metrics.picked(pick(decision(chosen="b")), seconds=0.0)
+    shown.metrics.hear(began(pick(decision(chosen="a"))))
+    shown.metrics.hear(began(pick(decision(chosen="b"))))
     a, b = (EndpointStatus(name=EndpointName(name), address=HERE) for name in "ab")
     shown.status = replace(shown.status, endpoints=(a, b))
     assert shown.samples("epp_picks_total") == {("a", "prefix"): 1, ("b", "prefix"): 1}
@@ -254,13 +257,13 @@ def test_spans_are_counted_by_what_became_of_them_and_absent_without_tracing(sho
 
 def test_two_pickers_in_one_process_do_not_share_counts() -> None:
     one, two = Shown(), Shown()
-    one.metrics.picked(pick(), seconds=0.0)
+    one.metrics.hear(began(pick()))
     assert (one.value("epp_in_flight"), two.value("epp_in_flight")) == (1, 0)
 
 
 def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
     page = metrics_reference()
-    shown.metrics.picked(pick(), seconds=0.0)
+    shown.metrics.hear(began(pick()))
     fast = EndpointStatus(name=EndpointName("a"), address=HERE, prefill_tokens_per_s=9000.0)
     flow = FlowStatus(model="m", saturation=0.0, oldest_s=0.0, requests={}, tokens={})
     shown.status = replace(shown.status, endpoints=(fast,), flow=(flow,))
@@ -290,7 +293,7 @@ def test_prompts_computed_elsewhere_are_counted_by_who_computes_them(shown: Show
         cost_s=0.3,
         instead_of_s=0.5,
     )
-    shown.metrics.picked(pick(told), seconds=0.001)
-    shown.metrics.picked(pick(decision()), seconds=0.001)
+    shown.metrics.hear(began(pick(told)))
+    shown.metrics.hear(began(pick(decision())))
     assert shown.value("epp_prefill_picks_total", "a") == 1
     assert shown.value("epp_prefill_tokens_total", "a") == 900

@@ -23,7 +23,7 @@ from epp.errors import FlowRefusedError
 from epp.tracing.sending import Bounds
 from epp.tracing.tracer import Tracer
 from tests.harness.seen import Seen
-from tests.unit.telemetry.records import THERE, decision, ended, pick
+from tests.unit.telemetry.records import THERE, began, decision, ended, pick
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 CALLER = f"00-{TRACE:032x}-{SPAN:016x}-01"
@@ -46,6 +46,7 @@ class Traces:
             close=lambda: None,
             bounds=Bounds(delay_s=0.01),
             unix_clock=lambda: AT,
+            timer=lambda: 0.0,
         )
         self.tracer.sender.start()
 
@@ -56,7 +57,7 @@ class Traces:
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
         """A whole request."""
         made = made or pick()
-        self.tracer.picked(made, seconds=seconds, trace=trace)
+        self.tracer.hear(began(made, trace=trace, began_s=-seconds - made.decision.waited_s))
         self.tracer.hear(ended(made))
         return made
 
@@ -74,7 +75,7 @@ def test_a_span_says_what_was_asked_predicted_and_done() -> None:
     traces = Traces()
     told = decision(request_id="r7", model="base", prompt_tokens=1000, matched_tokens=600)
     made = pick(told)
-    traces.tracer.picked(made, seconds=0.002, trace=CALLER)
+    traces.tracer.hear(began(made, trace=CALLER, began_s=-0.002))
     told.waited_s, told.served, told.status, told.outcome = 1.5, THERE, 200, "ended"
     told.headers_s, told.ttft_s, told.cached_tokens = 0.25, 0.75, 512
     traces.tracer.hear(ended(made))
@@ -158,11 +159,10 @@ def test_a_ratio_takes_that_share_of_the_traces_that_begin_here(sampler: Sampler
 
 def test_every_event_still_reaches_the_observer_that_counts() -> None:
     traces = Traces()
-    made = traces.one(trace=UNSAMPLED)
     traces.tracer.parsed(seconds=0.1, size_bytes=5)
     traces.tracer.protocol_error("odd")
     traces.arrived()
-    assert (traces.seen.picks, traces.seen.faults) == ([made], ["odd"])
+    assert (traces.seen.parsed_bytes, traces.seen.faults) == ([5], ["odd"])
 
 
 def test_a_refusal_has_a_span_that_says_why_and_how_long_it_waited() -> None:

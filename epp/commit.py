@@ -1,0 +1,359 @@
+"""A request from its choice to its end: commit to a server, and keep the books until nothing is owed any more.
+
+`commit` books the work, records the prompt in the prefix table and tells one event to all who listen, in the same turn in which
+the server was chosen. The response and the end of the request come in here too, and move, undo or release what was booked.
+Synchronous, as all of the picker, which owns it and is its only caller.
+
+Invariant: every `Pick` that was handed out holds exactly one booking until `end` or `detach`, and those may be
+called any number of times, in any order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from epp.config.policy import Policy, PolicySpec
+from epp.decision import DIRECT, Decision, Outcome, Phase, Pick, PickRequest, Queued, WouldPick
+from epp.endpoints.backlog import Booking
+from epp.endpoints.fleet import Fleet
+from epp.endpoints.state import EndpointState
+from epp.picker_events import Answered, Began, Ended, Grew, Listeners, Moved
+from epp.prefilling import Held, Prefilling
+from epp.request.response import ResponseFeedback
+from epp.routed_request import RoutedRequest, is_fault, own
+from epp.scheduling.record import decision_of
+from epp.scheduling.schedule import Choice
+from epp.scheduling.schedule import Request as Asked
+from epp.scheduling.snapshot import Snapshot
+from epp.server_caches import Prompt, ServerCaches
+from epp.types import PREFILLER, RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
+
+_ENDS: Final[Mapping[Outcome, Phase]] = {
+    "ended": Phase.ENDED,
+    "aborted": Phase.ABORTED,
+    "failed": Phase.FAILED,
+}
+
+
+class Considered(NamedTuple):
+    """One request beside the servers as they are at one moment, and what was chosen."""
+
+    request: PickRequest
+    prompt: Prompt
+    adapter: str
+    snapshot: Snapshot
+    asked: Asked
+    choice: Choice
+
+    @property
+    def base_model(self) -> str:
+        """Of the server that was chosen."""
+        return self.snapshot.roster.models[self.snapshot.slots[self.choice.places[0]]]
+
+
+class Commits:
+    """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        caches: ServerCaches,
+        listeners: Listeners,
+        *,
+        policy: Policy,
+        rng: random.Random,
+        unix_offset_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._caches = caches
+        self._listeners = listeners
+        self._rng = rng
+        self._unix_offset_s = unix_offset_s
+        self._prefilling = Prefilling(fleet, caches, rng)
+        self.apply(policy)
+
+    def apply(self, policy: Policy) -> None:
+        """By this policy from now on."""
+        self._policy = policy
+        self._spec: PolicySpec = policy.spec
+
+    # -- the choice ----------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        considered: Considered,
+        *,
+        would_pick: WouldPick | None = None,
+        queued: Queued = DIRECT,
+        now: float,
+    ) -> Pick:
+        """Book and record what was considered at this very moment: nothing else may have happened in between."""
+        request, prompt, adapter, snapshot, asked, choice = considered
+        decision = decision_of(
+            choice,
+            snapshot,
+            asked,
+            request=request,
+            prompt_chunks=len(prompt.chain),
+            adapter=adapter,
+            policy=self._policy,
+            would_pick=would_pick,
+            at_unix_s=now + self._unix_offset_s,
+        )
+        decision.waited_s, decision.priority, decision.tenant, _ = queued
+        chosen = choice.places[0]
+        state = self._fleet.in_slot(snapshot.slots[chosen])
+        if choice.reason == "trial":
+            self._fleet.failures.tried(state, decision.model, now=now)
+        ahead_tokens = snapshot.undone_tokens[chosen] + choice.uncached_tokens[chosen]
+        decision.predicted_s = float(ahead_tokens / snapshot.rate[chosen])
+        if self._fleet.disaggregated:
+            return self._commit_disaggregated(considered, state, decision, now=now)
+        return self.send(state, decision, request=request, prompt=prompt, now=now)
+
+    def send(
+        self, state: EndpointState, decision: Decision, *, request: PickRequest, prompt: Prompt, now: float
+    ) -> RoutedRequest:
+        """Book, record and tell."""
+        routed = self._book(state, decision, request=request, prompt=prompt, now=now)
+        self._listeners.tell(Began(now, routed, request))
+        return routed
+
+    def _commit_disaggregated(
+        self, considered: Considered, state: EndpointState, decision: Decision, *, now: float
+    ) -> Pick:
+        """`commit` where some endpoints compute prompts for others."""
+        request, prompt, adapter, snapshot, _, choice = considered
+        found = self._prefilling.choose(
+            request.inference,
+            prompt,
+            choice,
+            snapshot,
+            subset=request.subset,
+            adapter=adapter,
+            spec=self._spec,
+            now=now,
+        )
+        if found is None:
+            return self.send(state, decision, request=request, prompt=prompt, now=now)
+        helper, chosen = found
+        decision.prefill = chosen
+        decision.predicted_s = chosen.predicted_s
+        routed = self._book(state, decision, request=request, prompt=prompt, now=now)
+        routed.prefill = self._prefilling.book(
+            helper, chosen, prompt, adapter=adapter, spec=self._spec, now=now
+        )
+        routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
+        self._listeners.tell(Began(now, routed, request))
+        return routed
+
+    # -- the response and the end --------------------------------------------------------------------------------
+
+    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
+        """The answer begins; later headers of the same answer change nothing.
+
+        True if another endpoint than the first choice served it: booking and table entry move there.
+        """
+        routed = own(pick)
+        if routed.phase is not Phase.SENT:
+            return False
+        routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
+        routed.decision.status = status
+        # Not the endpoint's address of today: that may have changed since the pick was answered.
+        mismatch = served is not None and served != routed.destinations[0]
+        self._fleet.failures.began(routed.wait, now=now)
+        if served is not None:
+            routed.decision.served = served
+            if mismatch:
+                self._failed(routed, now=now)  # else the data plane would not have turned to another
+                self._move(routed, served, now=now)
+        routed.decision.served_by = routed.state.endpoint.name
+        routed.decision.headers_s = now + self._unix_offset_s - routed.decision.at_unix_s
+        self._judge(routed, status, now=now)
+        if status >= 400:
+            self._forget_prefix(routed)
+        if routed.prefill is not None:
+            self._prefilled(routed, routed.prefill, computed=status < 400, now=now)
+        if not routed.streams:
+            # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
+            routed.state.computed(routed.booking, now=now)
+        self._listeners.tell(Answered(now, routed, mismatch))
+        return mismatch
+
+    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
+        """Learn from a sampled answer."""
+        routed = own(pick)
+        decision = routed.decision
+        decision.cached_tokens = feedback.cached_tokens
+        decision.output_tokens = feedback.completion_tokens
+        if feedback.first_token_at is not None:
+            decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
+        if feedback.prompt_tokens and routed.prompt.teaches:
+            learned = self._caches.learned(routed.state.model)
+            learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
+        conversation = routed.conversation
+        if conversation is None or not feedback.complete or not feedback.text:
+            return
+        if routed.prefix_lost or not self._mirrored(routed):
+            return
+        chain = self._caches.next_turn_chain(routed.chain, conversation, feedback.text)
+        if len(chain) > len(routed.chain):
+            self._caches.table.record(routed.state.endpoint.name, chain, now=now)
+            self._listeners.tell(Grew(now, routed.state, chain))
+
+    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
+        """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
+        routed = own(pick)
+        if routed.over:
+            return
+        phase = routed.phase
+        routed.enter(_ENDS[outcome])
+        routed.decision.outcome = outcome
+        routed.wait.over = True
+        if outcome == "failed" and phase is not Phase.DECLINED:
+            self._failed(routed, now=now)  # it broke off
+        routed.state.release(routed.booking, computed=routed.computed, now=now)
+        if routed.prefill is not None:
+            self._prefilling.release(routed.prefill, computed=False, now=now)
+        if routed.computed and routed.prompt.teaches:
+            routed.state.window.ended(routed.prompt.size)
+        if phase is Phase.SENT:
+            self._forget_prefix(routed)
+        if not routed.prefix_lost and self._mirrored(routed):
+            # Servers order their blocks by when they are freed, which is now.
+            self._caches.table.touch(routed.state.endpoint.name, routed.chain, now=now)
+        self._listeners.tell(Ended(now, routed))
+
+    def detach(self, pick: Pick, *, now: float) -> None:
+        """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
+        routed = own(pick)
+        if not routed.over:
+            routed.enter(Phase.DETACHED)
+            routed.wait.over = True
+            routed.decision.outcome = "detached"
+            routed.state.detach()
+            if routed.prefill is not None:
+                self._prefilling.detach(routed.prefill)
+            self._listeners.tell(Ended(now, routed))
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _book(
+        self,
+        state: EndpointState,
+        decision: Decision,
+        *,
+        request: PickRequest,
+        prompt: Prompt,
+        now: float,
+    ) -> RoutedRequest:
+        """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
+        inference = request.inference
+        decision.asked_model = request.asked_model
+        cached_tokens = decision.matched_tokens
+        known_tokens = cached_tokens if decision.prefill is None else prompt.tokens
+        booking = self._booked(state, prompt, cached=known_tokens, adapter=decision.adapter, now=now)
+        recorded = self._caches.record(state, prompt, cached_tokens=cached_tokens, now=now)
+        share = self._spec.sampling.share
+        sampled = share > 0 and self._rng.random() < share
+        routed = RoutedRequest(
+            decision=decision,
+            destinations=decision.destinations,
+            sampled=sampled,
+            state=state,
+            process=state.process,
+            booking=booking,
+            streams=inference.stream,
+            conversation=self._caches.remainder(inference, prompt.chain) if sampled else None,
+            prompt=prompt,
+            recorded=recorded,
+            table=self._caches.table,
+            wait=self._fleet.failures.sent(
+                state,
+                streams=inference.stream,
+                foretold_s=decision.predicted_s,
+                settings=self._spec.failures,
+                now=now,
+            ),
+        )
+        if state.endpoint.rank is not None:
+            # The headers name one rank, so that no other server could take the request.
+            routed.destinations = decision.destinations = decision.destinations[:1]
+            routed.set_headers = (
+                (RANK_ADDRESS, str(state.endpoint.address)),
+                (RANK, str(state.endpoint.rank)),
+            )
+        return routed
+
+    def _booked(
+        self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
+    ) -> Booking:
+        booking = Booking(tokens=prompt.tokens - cached, booked_at=now)
+        state.book(booking, now=now)
+        if adapter:
+            booking.loads = state.use_adapter(adapter, spec=self._spec, now=now)
+        return booking
+
+    def _failed(self, routed: RoutedRequest, *, now: float) -> None:
+        self._fleet.failures.answered(routed.state, failed=True, settings=self._spec.failures, now=now)
+
+    def _judge(self, routed: RoutedRequest, status: int, *, now: float) -> None:
+        """What an answer's status says of its server. Other errors than these are the client's."""
+        failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
+        if is_fault(status):
+            # Of two servers the one that computed the prompt is suspected: without it, the next answers tell of the other.
+            suspect = routed.state if routed.prefill is None else routed.prefill.state
+            failures.answered(suspect, failed=True, settings=settings, now=now)
+        elif status == 404:
+            failures.refused_model(routed.state, model, settings=settings, now=now)
+        elif status < 400:
+            failures.served_model(routed.state, model, settings=settings, now=now)
+
+    def _prefilled(self, routed: RoutedRequest, held: Held, *, computed: bool, now: float) -> None:
+        """The answer begins, so the prefill endpoint has done its part."""
+        self._prefilling.release(held, computed=computed, now=now)
+        if computed and self._prefilling.holds(held):
+            if routed.chain:
+                self._listeners.tell(Grew(now, held.state, routed.chain))
+            if self._fleet.failures.known:
+                self._fleet.failures.answered(held.state, failed=False, settings=self._spec.failures, now=now)
+
+    def _mirrored(self, routed: RoutedRequest) -> bool:
+        """Whether the table still holds this request's chunks for this very server.
+
+        The server may have been removed, another may have taken its name, or chunks may be cut differently by now.
+        """
+        state = routed.state
+        same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
+        return bool(routed.chain) and routed.table is self._caches.table and same_server
+
+    def _forget_prefix(self, routed: RoutedRequest) -> None:
+        """The server did not compute the prompt: what only this request recorded is taken back."""
+        if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
+            self._caches.table.undo(routed.recorded)
+        routed.prefix_lost = True
+
+    def _move(self, routed: RoutedRequest, served: Address, *, now: float) -> None:
+        """Booking and table entry go from the first choice to the endpoint that really served."""
+        routed.state.release(routed.booking, computed=False, now=now)
+        self._forget_prefix(routed)
+        state = self._fleet.at(served)
+        if state is None:
+            # An endpoint that just left the fleet, or has yet to join it: booked on a state that no pick looks at.
+            stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
+            state = self._fleet.new_state(stranger, spec=self._spec, now=now)
+        routed.state, routed.process = state, state.process
+        cached = 0
+        if self._mirrored(routed):
+            block_tokens = self._fleet.columns.block_tokens
+            cached = int(self._caches.cached_tokens(routed.prompt, block_tokens)[state.slot])
+            routed.recorded = self._caches.table.record(state.endpoint.name, routed.chain, now=now)
+            routed.prefix_lost = False
+        if routed.prefill is not None:
+            cached = routed.prompt.tokens
+        routed.booking = self._booked(
+            state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
+        )
+        self._listeners.tell(Moved(now, routed))
