@@ -313,6 +313,8 @@ class App:
             return "draining"
         if not self._endpoints_known.is_set():
             return "waiting for the API server to list the pods"
+        if self._cluster is not None and not self._model_lists.asked_all:
+            return "waiting for the model servers to list their models"
         if self._sharing is not None and not self._sharing.warm:
             return "waiting for the table of the other pickers"
         return ""
@@ -343,8 +345,10 @@ class App:
         await self._server.drain(self._config.drain_seconds)
 
     async def _become_ready(self) -> None:
-        """Data planes may come once the endpoints are known, and what the other pickers know of them."""
+        """Data planes may come once the endpoints are known, what they serve, and what the other pickers know of them."""
         await self._endpoints_known.wait()
+        if self._cluster is not None:
+            await self._model_lists.wait_asked_all()
         if self._sharing is not None:
             await self._sharing.warmed()
         if not self._draining:

@@ -166,8 +166,8 @@ class Picker:
         self.caches.forget_models(self._fleet.models)
         self._align()
 
-    def take_lists(self, lists: Mapping[EndpointName, ModelList], *, now: float) -> None:
-        """What servers list at `/v1/models` from now on."""
+    def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
+        """What servers list at `/v1/models` from now on; None: it was asked, and does not say."""
         for name in self._fleet.take_lists(lists, spec=self._spec, now=now):
             self.table.clear_endpoint(name)
         for name in lists:

@@ -98,7 +98,7 @@ class Fleet:
             old, old_model = state.endpoint, state.model
             state.endpoint = endpoint
             if _process(old) != _process(endpoint):
-                state.listed = None
+                state.listed, state.asked = None, False
                 self._start_anew(state, now=now)
                 restarted.append(name)
             if old_model != state.model:
@@ -115,14 +115,21 @@ class Fleet:
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
     def take_lists(
-        self, lists: Mapping[EndpointName, ModelList], *, spec: PolicySpec, now: float
+        self, lists: Mapping[EndpointName, ModelList | None], *, spec: PolicySpec, now: float
     ) -> Sequence[EndpointName]:
-        """What servers list from now on. Those that list another base model than before, and so are other servers now."""
+        """What servers list from now on; None: it was asked, and does not say.
+
+        Those that list another base model than before, and so are other servers now.
+        """
         restarted: list[EndpointName] = []
         renamed = changed = False
         for name, listed in lists.items():
             state = self._states.get(name)
-            if state is None or state.listed == listed:
+            if state is None:
+                continue
+            changed = changed or not state.asked
+            state.asked = True
+            if listed is None or state.listed == listed:
                 continue
             before, state.listed, changed = state.model, listed, True
             if state.model == before:
@@ -152,6 +159,7 @@ class Fleet:
             [state.endpoint for state in self._in_slots],
             [state.listed for state in self._in_slots],
             everyone=self._columns.roster.everyone,
+            unasked={slot for slot, state in enumerate(self._in_slots) if not state.asked},
         )
 
     def set_aliases(self, aliases: Sequence[str]) -> None:

@@ -73,13 +73,23 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
 
 
 class Serving:
-    """`listed`: by slot, what each server lists; None: not known."""
+    """`listed`: by slot, what each server lists; None: not known.
+
+    A server whose list is not known may have what others list, but only what others of its own pool list. In a pool of several base
+    models it has nothing of that until it has been asked once: the answer comes within a second, and a wrong guess is a 404.
+    """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], listed: Sequence[ModelList | None], *, everyone: range
+        self,
+        endpoints: Sequence[Endpoint],
+        listed: Sequence[ModelList | None],
+        *,
+        everyone: range,
+        unasked: AbstractSet[int] = frozenset(),
     ) -> None:
-        """everyone: all slots; returned as that very object where everyone serves a model."""
+        """everyone: all slots; returned as that very object where everyone serves a model. unasked: slots of new servers."""
         self._everyone = everyone
+        self._pools = [endpoint.pool for endpoint in endpoints]
         self._declared: set[str] = set()
         """Adapters that a source or a server's list names."""
         self.unlisted: Sequence[int] = [slot for slot, one in enumerate(listed) if one is None]
@@ -90,15 +100,26 @@ class Serving:
             for model in endpoint.adapters | {endpoint.model}:
                 able.setdefault(model, set()).add(slot)
                 said.add(model)
+        bases: dict[str, set[str]] = {}
+        """By pool, of servers whose list is known."""
         for slot, one in enumerate(listed):
             if one is not None:
                 self._declared |= one.adapters
+                bases.setdefault(self._pools[slot], set()).add(one.base)
                 for model in one.names:
                     able.setdefault(model, set()).add(slot)
-        # Of these nothing is known, so that they may have what others list. What the source declares is meant to be all.
-        silent = {slot for slot in self.unlisted if not endpoints[slot].model}
-        for model in able.keys() - said:
-            able[model] |= silent
+        # What the source declares is meant to be all, so that only servers without it may have more.
+        silent: dict[str, set[int]] = {}
+        for slot in self.unlisted:
+            pool = self._pools[slot]
+            mixed = len(bases.get(pool, ())) > 1
+            if not endpoints[slot].model and not (mixed and slot in unasked):
+                silent.setdefault(pool, set()).add(slot)
+        for model in able.keys() - said if silent else ():
+            for pool in {self._pools[slot] for slot in able[model]}:
+                able[model] |= silent.get(pool, set())
+        self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in bases]
+        """Servers of pools of which nobody has said anything."""
         self._able: dict[str, Sequence[int]] = {
             model: everyone if len(slots) == len(endpoints) else sorted(slots)
             for model, slots in able.items()
@@ -117,18 +138,19 @@ class Serving:
     ) -> Sequence[int]:
         """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter; bases: base models by slot.
 
-        An adapter that nobody declares but a server was seen to hold can be on any server of the same base model: having seen it
-        once must not tie it to that server for good. UnknownModelError: no server has it, if `refuses` such models.
+        An adapter that nobody declares but a server was seen to hold can be on any server of the same pool and base model: having
+        seen it once must not tie it to that server for good. UnknownModelError: no server has it, if `refuses` such models.
         """
         able = self._able.get(model)
         if able is not None:
             return able if able is self._everyone or not holders else sorted({*able, *holders})
         if holders:
-            known = {bases[slot] for slot in holders}
-            return [slot for slot in self._everyone if bases[slot] in known]
+            known = {(self._pools[slot], bases[slot]) for slot in holders}
+            return [slot for slot in self._everyone if (self._pools[slot], bases[slot]) in known]
         if self._everyone and not self.unlisted and refuses:
             raise UnknownModelError(model)
-        return self.unlisted if 0 < len(self.unlisted) < len(self._everyone) else self._everyone
+        silent = self._wholly_silent or self.unlisted
+        return silent if 0 < len(silent) < len(self._everyone) else self._everyone
 
     def none_serves(self, model: str, slots: Iterable[int]) -> bool:
         """Whether it is known of all these, of which there is at least one, that they do not serve `model`."""

@@ -62,6 +62,8 @@ class EndpointState:
     """Its place in the fleet's columns; -1: it is not in the fleet."""
     listed: ModelList | None = None
     """What it lists at `/v1/models`; None: not known."""
+    asked: bool = False
+    """It has been asked for that list, and has answered or failed to."""
     changed: set[int] = field(default_factory=set)
     """Where every change here notes the slot, for the columns."""
 

@@ -1,7 +1,7 @@
 """Asks every server for its list of models, slowly, off the pick path.
 
-One loop looks twice a second who is due, and asks at most `_AT_ONCE` of them at a time: a server that hangs holds one place for the
-timeout, and no other server up. What came in is handed on in portions, since each portion costs the fleet a new index. A server
+One loop looks twice a second who is due, more often while a new server has not been asked yet. It asks at most `_AT_ONCE` of them at
+a time: a server that hangs holds one place for the timeout, and no other server up. What came in is handed on in portions, since each portion costs the fleet a new index. A server
 keeps its last list while it cannot be asked. Where a request named a model that no server lists, they are asked again soon, for
 an adapter may have been loaded since; however many such requests come, no more than `_SOON_PER_S` servers are asked in a second.
 
@@ -11,6 +11,7 @@ Called by `app`; everything runs on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,11 @@ from epp.types import Endpoint, EndpointName
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
+_FIRST_LOOK_S: Final = 0.1
+"""While a server has not been asked once."""
 _AT_ONCE: Final = 32
+_PATIENCE_S: Final = 2.0
+"""Of a picker that starts."""
 _RETRY_S: Final = 5.0
 """Until a server that could not be asked is asked again, the first time; twice as long each time after that."""
 _SOON_S: Final = 5.0
@@ -52,6 +57,9 @@ class _Server:
     failures: int = 0
     asking: bool = False
     known: bool = False
+    """It has listed its models."""
+    answered: bool = False
+    """It has, or it could not be asked."""
 
 
 class ModelLists:
@@ -61,7 +69,7 @@ class ModelLists:
         self,
         settings: Models,
         *,
-        on_lists: Callable[[Mapping[EndpointName, ModelList]], None],
+        on_lists: Callable[[Mapping[EndpointName, ModelList | None]], None],
         unknown_asked: Callable[[], int],
         clock: Callable[[], float],
         rng: Random,
@@ -73,10 +81,13 @@ class ModelLists:
         self._clock = clock
         self._rng = rng
         self._servers: dict[EndpointName, _Server] = {}
-        self._heard: dict[EndpointName, ModelList] = {}
+        self._heard: dict[EndpointName, ModelList | None] = {}
+        self._told_servers = False
+        self._asked_all = asyncio.Event()
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. A server that is new, or another process than before, is asked at once."""
+        self._told_servers = True
         before, self._servers = self._servers, {}
         for endpoint in endpoints:
             server = before.get(endpoint.name)
@@ -86,9 +97,22 @@ class ModelLists:
             server.endpoint = endpoint
             self._servers[endpoint.name] = server
 
+    @property
+    def asked_all(self) -> bool:
+        """Every server that there was at first has been asked once, and what came of it is in use; or that took too long."""
+        return self._asked_all.is_set()
+
+    async def wait_asked_all(self) -> None:
+        """Until then. It takes `_PATIENCE_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._asked_all.wait()
+        self._asked_all.set()
+
     async def run(self) -> None:
         """Until cancelled; without asking anybody where the settings say so."""
         if not self._settings.ask:
+            self._asked_all.set()
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
@@ -105,10 +129,13 @@ class ModelLists:
         async with session, asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
+                new = any(not server.answered for server in self._servers.values())
+                if self._told_servers and not new:
+                    self._asked_all.set()
                 for server in self._due(now=self._clock()):
                     server.asking = True
                     group.create_task(self._ask(session, server), name=f"models of {server.endpoint.name}")
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_FIRST_LOOK_S if new else _LOOK_S)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -148,12 +175,18 @@ class ModelLists:
             said = " ".join(str(error).split())[:300] or f"no answer within {_TIMEOUT_S:g} s"
             logger.info("%s does not list its models: %s", server.endpoint.name, said)
         server.failures += 1
+        if not server.answered:
+            self._heard_from(server, None)
         wait_s = min(_RETRY_S * 2 ** min(server.failures - 1, 8), self._settings.interval_seconds)
         server.due_at = self._clock() + self._jittered(wait_s)
 
     def _took(self, server: _Server, listed: ModelList) -> None:
         server.failures, server.known = 0, True
         server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
+        self._heard_from(server, listed)
+
+    def _heard_from(self, server: _Server, listed: ModelList | None) -> None:
+        server.answered = True
         if (
             self._servers.get(server.endpoint.name) is server
         ):  # else it left, or another process came meanwhile

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -48,13 +48,15 @@ def install_policy_crd(plane: ControlPlane) -> None:
             return
 
 
-def picker_account(plane: ControlPlane, namespace: str, *, name: str = "picker", pool: str = POOL) -> Path:
+def picker_account(
+    plane: ControlPlane, namespace: str, *, name: str = "picker", pools: Sequence[str] = (POOL,)
+) -> Path:
     """A service account with the picker's rules and no others; its kubeconfig."""
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": {"name": name, "namespace": namespace},
-        "rules": list(rules(pools=[pool], lease=f"prefix-gateway-{pool}")),
+        "rules": list(rules(pools=pools, lease=f"prefix-gateway-{pools[0]}")),
     }
     plane.kubectl("create", "serviceaccount", name, "-n", namespace)
     plane.kubectl("apply", "-f", "-", stdin=json.dumps(role))
@@ -66,10 +68,14 @@ def picker_account(plane: ControlPlane, namespace: str, *, name: str = "picker",
 
 
 class Servers:
-    """Model servers as far as scrapes go: one address each, 127.1.x.y, all with the same page."""
+    """Model servers as far as scrapes go: one address each, 127.1.x.y, all with the same page.
+
+    `models`: by address, what it lists at `/v1/models`; the others do not answer there.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.models: dict[str, Sequence[str]] = {}
         self.queries = 0.0
         self.hits = 0.0
         self.growth = (0.0, 0.0)
@@ -79,6 +85,12 @@ class Servers:
 
     def host(self, number: int) -> str:
         return f"127.1.{number // 250}.{number % 250 + 1}"
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        models = self.models.get((request.host or "").partition(":")[0])
+        if models is None:
+            return web.Response(status=404)
+        return web.json_response({"object": "list", "data": [{"id": name} for name in models]})
 
     async def page(self, _: web.Request) -> web.Response:
         self.looks += 1
@@ -100,6 +112,7 @@ async def running_servers(count: int) -> AsyncIterator[Servers]:
     servers = Servers(free_port())
     application = web.Application()
     application.router.add_get("/metrics", servers.page)
+    application.router.add_get("/v1/models", servers.list_models)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     async with AsyncExitStack() as stack:
@@ -110,7 +123,7 @@ async def running_servers(count: int) -> AsyncIterator[Servers]:
 
 
 class SimulatedPool:
-    """One InferencePool and its pods in a namespace. Made by `simulated_pool`."""
+    """InferencePools, mostly one, and pods in a namespace. Made by `simulated_pool`."""
 
     def __init__(self, api: Api, *, namespace: str) -> None:
         self.api = api
@@ -119,12 +132,14 @@ class SimulatedPool:
         self._pools = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
         self._restarts: dict[str, int] = {}
 
-    async def create(self, *, ports: Iterable[int], labels: Mapping[str, str] | None = None) -> None:
+    async def create(
+        self, *, ports: Iterable[int], labels: Mapping[str, str] | None = None, name: str = POOL
+    ) -> None:
         """The InferencePool."""
         body = {
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
-            "metadata": {"name": POOL},
+            "metadata": {"name": name},
             "spec": {
                 "selector": {"matchLabels": {"app": "vllm", **(labels or {})}},
                 "targetPorts": [{"number": port} for port in ports],
@@ -139,8 +154,8 @@ class SimulatedPool:
             "PATCH", f"{self._pools}/{POOL}", body={"spec": spec}, content_type="application/merge-patch+json"
         )
 
-    async def delete(self) -> None:
-        await self.api.request("DELETE", f"{self._pools}/{POOL}")
+    async def delete(self, name: str = POOL) -> None:
+        await self.api.request("DELETE", f"{self._pools}/{name}")
 
     async def add(self, hosts: Mapping[str, str], *, labels: Mapping[str, str] | None = None) -> None:
         """Pods by name, Ready at their addresses."""

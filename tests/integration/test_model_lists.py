@@ -40,12 +40,15 @@ class Heard:
 
     def __init__(self) -> None:
         self.lists: dict[EndpointName, ModelList] = {}
+        self.silent: set[EndpointName] = set()
+        """They were asked, and do not say."""
         self.portions = 0
         self.unknown = 0
 
-    def take(self, lists: Mapping[EndpointName, ModelList]) -> None:
+    def take(self, lists: Mapping[EndpointName, ModelList | None]) -> None:
         self.portions += 1
-        self.lists.update(lists)
+        self.lists.update({name: listed for name, listed in lists.items() if listed is not None})
+        self.silent |= {name for name, listed in lists.items() if listed is None}
 
 
 @asynccontextmanager
@@ -104,9 +107,22 @@ async def test_every_server_is_asked_and_bad_ones_hold_nobody_up() -> None:
                 "e": listing("n"),
             }.items()
         }
-        async with asking(heard, **addresses):
+        async with asking(heard, **addresses) as lists:
             await wait_until(lambda: len(heard.lists) == 2, what="the good ones have answered")
+            await wait_until(lambda: EndpointName("d") in heard.silent, what="one does not say")
+            assert not lists.asked_all, "one hangs"
+            await lists.wait_asked_all()
+            assert lists.asked_all, "a start waits for it no longer"
     assert {name: listed.base for name, listed in heard.lists.items()} == {"a": "m", "e": "n"}
+
+
+async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_where_there_is_none() -> None:
+    heard = Heard()
+    async with a_server(listing("m")) as good, a_server(locked) as bad, asking(heard, a=good, b=bad) as lists:
+        await lists.wait_asked_all()
+        assert (set(heard.lists), heard.silent) == ({"a"}, {"b"}), "and what came of it is in use"
+    async with asking(Heard()) as lists:
+        await wait_until(lambda: lists.asked_all, what="nobody has to be asked")
 
 
 async def test_a_new_process_is_asked_at_once_and_what_the_old_one_said_is_not_handed_on() -> None:

@@ -16,9 +16,9 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 SPEC = PolicySpec()
 
 
-def endpoint(name: str, *, model: str = "", adapters: Sequence[str] = ()) -> Endpoint:
+def endpoint(name: str, *, model: str = "", adapters: Sequence[str] = (), pool: str = "") -> Endpoint:
     address = Address(f"10.0.0.{ord(name)}", 8000)
-    return Endpoint(EndpointName(name), address, model=model, adapters=frozenset(adapters))
+    return Endpoint(EndpointName(name), address, model=model, pool=pool, adapters=frozenset(adapters))
 
 
 def listing(*bases: str, adapters: Sequence[str] = ()) -> ModelList:
@@ -27,14 +27,22 @@ def listing(*bases: str, adapters: Sequence[str] = ()) -> ModelList:
     )
 
 
-def fleet_of(names: str, *, refuses: bool = True, **lists: ModelList) -> Fleet:
+def fleet_of(names: str, *, refuses: bool = True, **lists: ModelList | None) -> Fleet:
     fleet = Fleet(refuses_unknown_models=refuses)
     fleet.set_endpoints([endpoint(name) for name in names], spec=SPEC, now=0.0)
     take(fleet, **lists)
     return fleet
 
 
-def take(fleet: Fleet, **lists: ModelList) -> Sequence[str]:
+def pools_of(**pools: str) -> Fleet:
+    """By pool, the names of its endpoints."""
+    fleet = Fleet()
+    endpoints = [endpoint(name, pool=pool) for pool, names in pools.items() for name in names]
+    fleet.set_endpoints(endpoints, spec=SPEC, now=0.0)
+    return fleet
+
+
+def take(fleet: Fleet, **lists: ModelList | None) -> Sequence[str]:
     restarted = fleet.take_lists(
         {EndpointName(name): listed for name, listed in lists.items()}, spec=SPEC, now=1.0
     )
@@ -60,7 +68,7 @@ def test_a_model_goes_to_the_servers_that_list_it() -> None:
 
 
 def test_an_unknown_model_is_an_error_once_every_server_has_said_what_it_has() -> None:
-    fleet = fleet_of("abc", a=listing("m"), b=listing("n"))
+    fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
     assert serving(fleet, "ghost") == "c", "this one alone may have it"
     assert serving(fleet, "m") == "ac"
     take(fleet, c=listing("n"))
@@ -82,6 +90,47 @@ def test_a_server_whose_list_is_not_known_may_have_what_others_list() -> None:
     assert serving(fleet, "m") == "abc"
 
 
+def test_a_server_that_has_said_nothing_may_have_what_its_own_pool_lists_and_nothing_of_other_pools() -> None:
+    fleet = pools_of(llama="ab", mistral="cd")
+    take(fleet, a=listing("llama"), c=listing("mistral"))
+    assert [serving(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
+    assert serving(fleet, "ghost") == "bd", "nobody lists it, and one of these may have it"
+
+
+def test_a_model_that_nobody_lists_goes_to_a_pool_of_which_nobody_has_said_anything() -> None:
+    fleet = pools_of(llama="ab", mistral="cd")
+    assert serving(fleet, "mistral") == "abcd"
+    take(fleet, a=listing("llama"))
+    assert serving(fleet, "mistral") == "cd"
+    assert serving(fleet, "llama") == "ab"
+
+
+def test_two_pools_that_serve_one_model_share_its_requests() -> None:
+    fleet = pools_of(old="a", new="b", other="c")
+    take(fleet, a=listing("m"), b=listing("m"), c=listing("n"))
+    assert [serving(fleet, model) for model in ("m", "n")] == ["ab", "c"]
+
+
+def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
+    fleet = pools_of(one="ab", two="c")
+    take(fleet, a=listing("m"), b=listing("m"), c=listing("m"))
+    state = fleet.get(EndpointName("a"))
+    assert state is not None
+    state.observe(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
+    assert serving(fleet, "fresh") == "ab"
+
+
+def test_in_a_pool_of_two_models_a_new_server_has_neither_until_it_was_asked() -> None:
+    fleet = fleet_of("abcd", a=listing("m"), b=listing("n"))
+    assert [serving(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
+    take(fleet, c=None, d=listing("n"))
+    assert [serving(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], "c does not say"
+    anew = [endpoint(name) for name in "abd"]
+    fleet.set_endpoints([*anew, endpoint("c", model="k")], spec=SPEC, now=2.0)
+    fleet.set_endpoints([*anew, endpoint("c")], spec=SPEC, now=3.0)
+    assert [serving(fleet, model) for model in ("m", "n")] == ["a", "bd"], "another process than before"
+
+
 def test_a_declared_model_stays_with_those_that_declare_it() -> None:
     fleet = Fleet()
     fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], spec=SPEC, now=0.0)
@@ -100,7 +149,7 @@ def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() 
 
 
 def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
-    fleet = fleet_of("abc", a=listing("m"), b=listing("n"))
+    fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
     assert picked_from(fleet, "m", "ab") == "a"
     with pytest.raises(UnknownModelError):
         picked_from(fleet, "m", "b")
