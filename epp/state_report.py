@@ -203,6 +203,7 @@ def _endpoint(
         name=name,
         address=endpoint.address,
         model=state.model,
+        pool=endpoint.pool,
         adapters=tuple(sorted(state.loaded_adapters())),
         ready=ready and not left_out,
         failure_share=picker.fleet.failures.share(state, now=now),

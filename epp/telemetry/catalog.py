@@ -32,7 +32,7 @@ class Shown:
 
 def _pools(shown: Shown) -> Rows:
     status = shown.status
-    return [((p.model,), p) for p in pools_of(status.endpoints, status.flow, goal_s=status.goal_s)]
+    return [((p.model, p.pool), p) for p in pools_of(status.endpoints, status.flow, goal_s=status.goal_s)]
 
 
 def _exact_models(shown: Shown) -> Rows:
@@ -54,7 +54,7 @@ GROUPS: Final[tuple[Group[Shown], ...]] = (
         ("endpoint",),
     ),
     Group("Endpoints", EndpointStatus, lambda s: [((e.name,), e) for e in s.status.endpoints], ("endpoint",)),
-    Group("Pools, for autoscalers", PoolStatus, _pools, ("model",)),
+    Group("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
     Group("Flow control", FlowStatus, lambda s: [((f.model,), f) for f in s.status.flow], ("model",)),
     Group("The picker", PickerStatus, lambda s: [((), s.status)]),
     Group("The picker's process, files and API server", ProcessCounts, lambda s: [((), s.process)]),

@@ -1,4 +1,4 @@
-"""What the picker knows of each base model's servers together: the numbers that an autoscaler follows (docs/autoscaling.md). Pure."""
+"""What the picker knows of each pool's servers of a base model together: the numbers that an autoscaler follows (docs/autoscaling.md). Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from epp.telemetry.state import EndpointStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
-    """The ready servers of one base model."""
+    """The ready servers of one base model in one InferencePool."""
 
     model: str
-    servers: Annotated[int, gauge("epp_pool_servers", "Servers of the base model that requests may go to.")]
+    pool: str
+    """Empty where endpoints come from a file."""
+    servers: Annotated[
+        int,
+        gauge(
+            "epp_pool_servers",
+            "Servers of the base model in the InferencePool (empty: endpoints come from a file) that requests may go to.",
+        ),
+    ]
     undone_s: float
     """Prompt tokens that were sent to the servers and are not computed, over what all of them compute in a second."""
     queued_s: float
@@ -67,23 +75,32 @@ class PoolStatus:
 def pools_of(
     endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
 ) -> list[PoolStatus]:
-    """By base model. A model without a ready server that has a rate is left out: nothing is known of its capacity."""
-    by_model: dict[str, list[EndpointStatus]] = {}
+    """By base model and pool. Without a ready server that has a rate it is left out: nothing is known of its capacity."""
+    places: dict[tuple[str, str], list[EndpointStatus]] = {}
+    rates: dict[str, float] = {}
     for endpoint in endpoints:
         if endpoint.ready and endpoint.prefill_tokens_per_s:
-            by_model.setdefault(endpoint.model, []).append(endpoint)
-    held = {flow.model: sum(flow.tokens.values()) for flow in flows}
-    return [_pool(model, servers, held.get(model, 0), goal_s) for model, servers in by_model.items()]
+            places.setdefault((endpoint.model, endpoint.pool), []).append(endpoint)
+            rates[endpoint.model] = rates.get(endpoint.model, 0.0) + endpoint.prefill_tokens_per_s
+    # Requests that wait may go to any pool of their model, so that each pool has its share, by what it can compute.
+    waiting = {flow.model: sum(flow.tokens.values()) for flow in flows}
+    return [
+        _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)
+        for (model, pool), servers in places.items()
+    ]
 
 
-def _pool(model: str, servers: Sequence[EndpointStatus], held_tokens: float, goal_s: float) -> PoolStatus:
+def _pool(
+    model: str, pool: str, servers: Sequence[EndpointStatus], queued_s: float, goal_s: float
+) -> PoolStatus:
     rate = sum(server.prefill_tokens_per_s or 0.0 for server in servers)
     usages = [server.kv_usage for server in servers if server.kv_usage is not None]
     return PoolStatus(
         model=model,
+        pool=pool,
         servers=len(servers),
         undone_s=sum(server.backlog_tokens for server in servers) / rate,
-        queued_s=held_tokens / rate,
+        queued_s=queued_s,
         kv_usage=sum(usages) / len(usages) if usages else 0.0,
         busy=sum(server.computed_tokens_per_s for server in servers) / rate,
         goal_s=goal_s,

@@ -24,6 +24,8 @@ class EndpointStatus:
     name: EndpointName
     address: Address
     model: str = ""
+    pool: str = ""
+    """Its InferencePool; empty: endpoints come from a file."""
     adapters: tuple[str, ...] = ()
     """Believed to be loaded there."""
     ready: Annotated[bool, gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.")] = True

@@ -18,6 +18,7 @@ def server(
     rate: float = 1000.0,
     kv: float | None = 0.0,
     model: str = "m",
+    pool: str = "",
     ready: bool = True,
     computed: float = 0.0,
 ) -> EndpointStatus:
@@ -25,6 +26,7 @@ def server(
         name=EndpointName(name),
         address=HERE,
         model=model,
+        pool=pool,
         backlog_tokens=backlog,
         computed_tokens_per_s=computed,
         prefill_tokens_per_s=rate,
@@ -70,3 +72,17 @@ def test_servers_that_take_no_requests_are_no_capacity_and_models_are_apart() ->
 
 def test_of_a_model_without_a_server_nothing_is_said() -> None:
     assert pools_of([server("gone", ready=False)], [held(100)], goal_s=1.0) == []
+
+
+def test_two_pools_of_one_model_have_their_own_numbers_and_share_what_waits() -> None:
+    servers = [
+        server("a", pool="old", backlog=500),
+        server("b", pool="new", rate=3000),
+        server("x", model="n"),
+    ]
+    told = pools_of(servers, [held(800)], goal_s=1.0)
+    assert [(p.model, p.pool, p.servers, p.undone_s, p.queued_s) for p in told] == [
+        ("m", "old", 1, 0.5, 0.2),
+        ("m", "new", 1, 0.0, 0.2),
+        ("n", "", 1, 0.0, 0.0),
+    ]
