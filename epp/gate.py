@@ -95,6 +95,8 @@ class Gate:
         self._picker = picker
         self._telling: dict[str, Telling] = {}
         """By base model."""
+        self._tells = False
+        """Whether anybody asks for what other pickers are to be told."""
         self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
         self._flows: dict[str, _ModelFlow] = {}
@@ -199,6 +201,7 @@ class Gate:
 
     def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
         """What other pickers have not been told, by base model; anew: they know nothing."""
+        self._tells = True
         for model in self._flows:
             self._telling.setdefault(model, Telling())
         rows: list[tuple[str, Row]] = []
@@ -270,6 +273,8 @@ class Gate:
             self._forget_models()
             settings = settings_of(self._picker.policy.spec.flow)
             flow = self._flows[model] = _ModelFlow(self._picker, model, settings)
+            if self._tells:
+                flow.control.take_charges()  # from now on it counts what others are to be told
         return flow
 
     def _forget_models(self) -> None:

@@ -2,7 +2,8 @@
 
     python -m bench.load.overload --seconds 300
 
-Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own figures.
+Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own figures, and with the
+shares of the tenants: prompt tokens at priority 0, from the picker's recording, as long as every tenant had requests there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import csv
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +21,7 @@ import aiohttp
 from bench.demo.fleet import running_fleet
 from bench.demo.serving import made_up
 from bench.load.run import Plan, run
+from epp.recording.lines import Asked, decode
 from tests.harness.gateway import write_policy
 from tests.harness.processes import wait_until
 
@@ -41,6 +44,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="overload-") as name:
         asyncio.run(_overload(Path(name), args))
+        print(_shares((Path(name) / "recording").read_bytes()))
     return 0
 
 
@@ -82,6 +86,24 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
         print(
             f"most that waited: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
         )
+
+
+def _shares(recording: bytes) -> str:
+    """Tenants stand there as hashes. What goes after a tenant's last request is left out: nobody else asked by then."""
+    lines = [decode(line) for line in recording.splitlines()]
+    asked = [line for line in lines if isinstance(line, Asked) and line.tenant and not line.priority]
+    last: dict[str, float] = {}
+    for line in asked:
+        last[line.tenant] = max(line.at_unix_s, last.get(line.tenant, 0.0))
+    tokens: Counter[str] = Counter()
+    for line in asked:
+        if line.at_unix_s <= min(last.values()):
+            tokens[line.tenant] += line.prompt_tokens - line.matched_tokens
+    shares = sorted(tokens.values(), reverse=True)
+    if not shares:
+        return "no request of priority 0 was let go"
+    told = ", ".join(f"{share:,}" for share in shares)
+    return f"prompt tokens of priority 0 by tenant: {told}; the most is {shares[0] / shares[-1]:.2f} of the least"
 
 
 _most = {"epp_flow_waiting_requests": 0.0, "epp_flow_saturation": 0.0}

@@ -80,6 +80,8 @@ class Servers:
         self.hits = 0.0
         self.growth = (0.0, 0.0)
         """What each look at a page adds to queries and hits."""
+        self.running = 0
+        """Requests that each page says to be running."""
         self.looks = 0
         """At any of the pages, so far."""
 
@@ -97,7 +99,7 @@ class Servers:
         self.queries += self.growth[0]
         self.hits += self.growth[1]
         lines = {
-            "vllm:num_requests_running": 0,
+            "vllm:num_requests_running": self.running,
             "vllm:num_requests_waiting": 0,
             "vllm:kv_cache_usage_perc": 0,
             "vllm:prefix_cache_queries_total": self.queries,

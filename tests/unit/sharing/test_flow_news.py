@@ -119,3 +119,12 @@ def test_rows_beyond_their_bounds_are_refused(row: tuple[object, ...]) -> None:
     batch = decode_batch(one.exchange.next_batch(now=9.0, urgent=True) or b"")
     with pytest.raises(MalformedError):
         decode_batch(encode(replace(batch, flow=[row])))
+
+
+def test_the_very_first_request_that_goes_is_charged_at_the_others_too() -> None:
+    one, other = replica(1), replica(2)
+    meet([one, other], now=0.0)
+    assert isinstance(offer(one, "p", now=3.0), Pick)
+    [(_, row)] = one.gate.tell()
+    assert (row.tenant, row.requests) == ("t", 0)
+    assert row.let_go_tokens > 0

@@ -1,0 +1,203 @@
+"""InferenceObjectives of both API groups on a real API server: what they say decides, live, which of two waiting requests goes first.
+
+The pool's one server computes a token a second, by the policy's belief, so one prompt keeps it busy; a metrics page without a running
+request says that it is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+import yaml
+
+from epp.conformance.dataplane import DUPLEX, exchange
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.processes import wait_until
+from tests.harness.simulated_pool import POOL
+from tests.harness.site import Site, running_site
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = [pytest.mark.cluster]
+
+NEW: Final = "llm-d.ai"
+OLD: Final = "inference.networking.x-k8s.io"
+HEADERS: Final = {NEW: "x-llm-d-inference-objective", OLD: "x-gateway-inference-objective"}
+_SPEC: Final = {
+    "type": "object",
+    "required": ["poolRef"],
+    "properties": {
+        "priority": {"type": "integer", "format": "int64"},
+        "poolRef": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {name: {"type": "string"} for name in ("group", "kind", "name")},
+        },
+    },
+}
+_POLICY: Final[dict[str, Any]] = {
+    "cost": {"prefillTokensPerSecond": 1},
+    "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
+    "flow": {"mode": "Hold", "headroomSeconds": 0.1},
+}
+
+
+def plural(group: str) -> str:
+    return f"inferenceobjectives.{group}"
+
+
+def crd(group: str) -> dict[str, Any]:
+    """The fields of the objects that users write, and a status."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "spec": _SPEC,
+            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        },
+    }
+    names = {"kind": "InferenceObjective", "listKind": "InferenceObjectiveList"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        # The API server guards names under k8s.io: a CRD there says who has approved it.
+        "metadata": {
+            "name": plural(group),
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {**names, "plural": "inferenceobjectives", "singular": "inferenceobjective"},
+            "versions": [
+                {
+                    "name": "v1alpha2",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {"status": {}},
+                }
+            ],
+        },
+    }
+
+
+class Gateway:
+    """What a gateway asks of the picker of the site."""
+
+    def __init__(self, site: Site, channel: grpc.aio.Channel) -> None:
+        self.site = site
+        self._channel = channel
+        self._asked = 0
+
+    async def set_objective(self, priority: int | None, *, group: str = NEW) -> None:
+        """Of the object `people`; None: there is none."""
+        site = self.site
+        if priority is None:
+            site.plane.kubectl("delete", "-n", site.namespace, plural(group), "people")
+            return
+        document = {
+            "apiVersion": f"{group}/v1alpha2",
+            "kind": "InferenceObjective",
+            "metadata": {"name": "people", "namespace": site.namespace},
+            "spec": {"priority": priority, "poolRef": {"group": "inference.networking.k8s.io", "name": POOL}},
+        }
+        site.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+    async def wait_priority(self, priority: int, *, group: str = NEW) -> None:
+        """Until a request that names `people` has it."""
+
+        async def so() -> bool:
+            async with AsyncExitStack() as stack:
+                await (await self._begin(stack, named=True, group=group))
+                decision = await self._decision(self._asked)
+                return bool(decision["priority"] == priority)
+
+        await wait_until(so, what=f"priority {priority}")
+
+    async def first_of(self, *, named_first: bool) -> str:
+        """Of two requests that wait, one of which names `people`, the one that goes first. named_first: it comes first."""
+        servers = self.site.servers
+        async with AsyncExitStack() as stack:
+            servers.running, before = 1, servers.looks
+            await wait_until(
+                lambda: servers.looks > before + 1, what="the picker sees that the server is busy"
+            )
+            await (await self._begin(stack, named=False))
+            tasks, numbers = [], {}
+            for named in (named_first, not named_first):
+                tasks.append(await self._begin(stack, named=named))
+                numbers[self._asked] = "named" if named else "nameless"
+                await self._wait_waiting(len(tasks))
+            servers.running = 0
+            await asyncio.gather(*tasks)
+            went_at = {name: (await self._decision(n))["at_unix_s"] for n, name in numbers.items()}
+            return min(went_at, key=lambda name: went_at[name])
+
+    async def _begin(self, stack: AsyncExitStack, *, named: bool, group: str = NEW) -> asyncio.Task[Any]:
+        """A request; the task ends with the picker's answer. The client goes away when the stack ends."""
+        self._asked += 1
+        one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX))
+        body = json.dumps({"model": "m", "prompt": f"{self._asked} " * 80}).encode()
+        headers = [("x-request-id", f"r{self._asked}")]
+        if named:
+            headers.append((HEADERS[group], "people"))
+        return asyncio.create_task(one.send(body, headers=headers))
+
+    async def _decision(self, number: int) -> dict[str, Any]:
+        decision = await self.site.picker.decision(f"r{number}")
+        assert decision is not None
+        return decision
+
+    async def _wait_waiting(self, count: int) -> None:
+        async def so() -> bool:
+            return await self.site.picker.metric("epp_flow_waiting_requests") == count
+
+        await wait_until(so, what=f"{count} requests wait")
+
+
+@asynccontextmanager
+async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIterator[Gateway]:
+    for group in HEADERS:
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(crd(group)))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural(group)}")
+    kubernetes = {"objectives": [NEW, OLD]}
+    async with (
+        running_site(plane, namespace, folder, servers=1, kubernetes=kubernetes) as site,
+        grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel,
+    ):
+        site.policies.apply("p", **_POLICY)
+        await site.wait_policy("p")
+        # The pod comes later than the policy: a server's rate is what the policy says when it comes.
+        await site.pool.add(site.hosts(1))
+        await site.wait_addresses(f"{site.servers.host(0)}:{site.servers.port}")
+        yield Gateway(site, channel)
+
+
+async def test_an_objectives_priority_decides_live_who_goes_first(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with gateway(cluster, namespace, tmp_path) as asked:
+        assert await asked.first_of(named_first=False) == "nameless", "there is no such object"
+        await asked.set_objective(10)
+        await asked.wait_priority(10)
+        assert await asked.first_of(named_first=False) == "named"
+        await asked.set_objective(-10)
+        await asked.wait_priority(-10)
+        assert await asked.first_of(named_first=True) == "nameless"
+        await asked.set_objective(None)
+        await asked.wait_priority(0)
+        assert await asked.first_of(named_first=True) == "named"
+
+        await asked.set_objective(7, group=OLD)
+        await asked.wait_priority(7, group=OLD)
+        await asked.set_objective(3)
+        await asked.wait_priority(3, group=OLD)
+        await asked.set_objective(None)
+        await asked.wait_priority(7)
+        assert await asked.first_of(named_first=False) == "named"

@@ -1,0 +1,147 @@
+"""Two `epp serve` processes with flow control that share over a real Redis: bounds and shares are the pool's.
+
+The one server computes a token a second, by the policy's belief, so one request at a time keeps it busy until the test ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from epp.conformance.dataplane import DUPLEX, Exchange, exchange
+from tests.harness.backend import Backend, running_backend
+from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
+from tests.harness.processes import wait_until
+from tests.harness.redis_server import running_redis
+
+TENANT: Final = "x-llm-d-inference-fairness-id"
+_POLICY: Final[dict[str, Any]] = {
+    "cost": {"prefillTokensPerSecond": 1},
+    "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
+}
+
+
+class Asked:
+    """A request at one of the pickers, and what became of it."""
+
+    def __init__(self, running: Exchange, tenant: str) -> None:
+        self.running = running
+        self.tenant = tenant
+
+    async def send(self, number: int) -> Asked:
+        body = json.dumps({"model": "m", "prompt": f"{number} " * 80}).encode()
+        headers = [("x-request-id", f"r{number}"), (TENANT, self.tenant)]
+        await self.running.send(body, headers=headers)
+        return self
+
+    async def end(self) -> None:
+        """The server has answered."""
+        await self.running.respond(b"{}")
+        await self.running.finish()
+
+
+class Pool:
+    """Made by `running_pool`."""
+
+    def __init__(
+        self, pickers: Sequence[PickerProcess], channels: Sequence[grpc.aio.Channel], stack: AsyncExitStack
+    ) -> None:
+        self.pickers = pickers
+        self._channels = channels
+        self._stack = stack
+        self._numbers = 0
+
+    async def waiting(self) -> float:
+        return sum([await picker.metric("epp_flow_waiting_requests") for picker in self.pickers])
+
+    async def ask(self, picker: int, tenant: str = "t") -> asyncio.Task[Asked]:
+        """Returns once the request waits, or was answered."""
+        one = await self._stack.enter_async_context(exchange(self._channels[picker], mode=DUPLEX))
+        self._numbers += 1
+        before = await self.waiting()
+        task = asyncio.create_task(Asked(one, tenant).send(self._numbers))
+
+        async def decided() -> bool:
+            return task.done() or await self.waiting() > before
+
+        await wait_until(decided, what="the request waits or is answered")
+        return task
+
+
+async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
+    """Take out those that were answered; one at least."""
+    done, _ = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    assert done, "nothing goes, though the server is free"
+    for task in done:
+        tasks.remove(task)
+    return [task.result() for task in done]
+
+
+@asynccontextmanager
+async def running_pool(folder: Path, **flow: Any) -> AsyncIterator[Pool]:
+    """Two pickers that have met, before one server that says that it computes something."""
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(running_redis(folder))
+        server: Backend = await stack.enter_async_context(running_backend("s"))
+        server.metrics["vllm:num_requests_running"] = 1
+        pickers, channels = [], []
+        for name in ("one", "other"):
+            own = folder / name
+            own.mkdir()
+            policy = str(own / "policy.yaml")
+            config = config_in(own, policyFile=policy, sharing={"redis": {"url": redis.url}})
+            write_endpoints(config, [server])
+            write_policy(config, {**_POLICY, "flow": {"mode": "Hold", "headroomSeconds": 0.1, **flow}})
+            pickers.append(await stack.enter_async_context(running_picker(config, directory=own, name=name)))
+            address = f"unix:{own}/picker.sock"
+            channels.append(await stack.enter_async_context(grpc.aio.insecure_channel(address)))
+
+        async def met() -> bool:
+            return all([await picker.metric("epp_sharing_peers") == 1 for picker in pickers])
+
+        await wait_until(met, what="the pickers have met", timeout_s=60)
+        yield Pool(pickers, channels, stack)
+
+
+async def test_at_most_so_many_wait_at_both_together(tmp_path: Path) -> None:
+    bound, asked = 10, 16
+    async with running_pool(tmp_path, inAll={"maxRequests": bound}) as pool:
+        await (await pool.ask(0))
+        tasks = [await pool.ask(n % 2) for n in range(asked)]
+
+        async def bounded() -> bool:
+            waiting = await pool.waiting()
+            refused = sum(task.done() for task in tasks)
+            return abs(waiting - bound) <= 0.1 * bound and waiting + refused == asked
+
+        await wait_until(bounded, what="what is too much is refused")
+        refused = await decided_of(tasks)
+        assert abs(len(refused) - (asked - bound)) <= 0.1 * bound
+        assert {one.running.refused.status for one in refused} == {429}
+        reasons = {one.running.refused.headers["x-llm-d-request-dropped-reason"] for one in refused}
+        assert reasons == {"flow_full"}
+
+
+async def test_what_one_picker_lets_go_for_a_tenant_counts_as_its_share_at_the_other(tmp_path: Path) -> None:
+    """The first tenant's request came first there, and would be first; but the other picker has let go one of it."""
+    async with running_pool(tmp_path) as pool:
+        went = await (await pool.ask(1, "first"))
+
+        async def heard() -> bool:
+            return await pool.pickers[0].metric("epp_endpoint_peers_in_flight") == 1
+
+        await wait_until(heard, what="the picker knows of it")
+        tasks = [await pool.ask(0, tenant) for tenant in ("first", "second", "first", "second")]
+        assert not any(task.done() for task in tasks)
+        order = []
+        while tasks:
+            await went.end()
+            (went,) = await decided_of(tasks)
+            order.append(went.tenant)
+        assert order == ["second", "first", "second", "first"]
