@@ -1,6 +1,7 @@
 """`python -m tests.suite`: all tests in parts, the environments they need built beside, and a table at the end.
 
-A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has failed; one that
+Two parts run at a time where there are two cores: most tests wait for processes, and one part keeps one core busy. Each
+line of output begins with the name of its part. A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has failed; one that
 passes then is named in the table, since a test that needs a second run is a fault to mend. The status is 1 where a part failed.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 _FOLDER = Path("build/tests")
 _PYTHON = sys.executable
+_AT_ONCE = 2
 _FAILED = 1
 """pytest's status where tests failed; any other than 0 is a run that could not be made."""
 
@@ -34,21 +36,15 @@ class Part:
 
 PARTS = (
     Part(
-        name="fast",
-        about="neither Envoy, vLLM nor Kubernetes",
-        command=(_PYTHON, "-m", "pytest", "-m", "not envoy and not vllm and not cluster and not slow"),
-    ),
-    Part(
-        name="engine",
-        about="the model server's real models, on torch",
-        command=(_PYTHON, "-m", "tests.engine_env", "run", "pytest", "tests/engine"),
-        needs="engine-env",
-    ),
-    Part(
         name="integration",
         about="real Envoy, Redis, Valkey and vLLM; what takes long",
         command=(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow) and not cluster"),
         needs="vllm-env engine-env",
+    ),
+    Part(
+        name="fast",
+        about="neither Envoy, vLLM nor Kubernetes",
+        command=(_PYTHON, "-m", "pytest", "-m", "not envoy and not vllm and not cluster and not slow"),
     ),
     Part(
         name="cluster",
@@ -56,7 +52,14 @@ PARTS = (
         command=(_PYTHON, "-m", "pytest", "-m", "cluster"),
         needs="cluster-env image-env",
     ),
+    Part(
+        name="engine",
+        about="the model server's real models, on torch",
+        command=(_PYTHON, "-m", "tests.engine_env", "run", "pytest", "tests/engine"),
+        needs="engine-env",
+    ),
 )
+"""The longest first, so that two that run at a time end together."""
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class Outcome:
 
 def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
     outcome, started = Outcome(part), time.monotonic()
-    print(f"\n== {part.name}: {part.about}", flush=True)
+    print(f"== {part.name}: {part.about}", flush=True)
     outcome.status = built.result() if built is not None else 0
     if outcome.status:
         print(f"== {part.name}: `make {part.needs}` failed: see its message above", flush=True)
@@ -97,8 +100,24 @@ def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, tuple[int, int,
     report.unlink(missing_ok=True)
     # The older family of reports may hold the properties that some tests record; in the newer one that is a warning.
     written = (f"--junit-xml={report}", "-o", "junit_family=xunit1")
-    status = subprocess.run([*part.command, *written, *arguments], check=False).returncode
+    kept = (
+        "-o",
+        f"cache_dir={(_FOLDER / part.name).resolve()}",
+    )  # which tests failed; another part runs beside
+    status = _run([*part.command, *written, *kept, *arguments], name=part.name)
     return status, read_report(report) if report.exists() else (0, 0, [])
+
+
+def _run(command: Sequence[str], *, name: str) -> int:
+    """Run a command to its end, its output printed line by line as it comes, with a name before each. Its status."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{name:<11} | {line}", end="", flush=True)
+    return process.returncode
 
 
 def read_report(path: Path) -> tuple[int, int, list[str]]:
@@ -113,15 +132,14 @@ def read_report(path: Path) -> tuple[int, int, list[str]]:
     return tests, skipped, failed
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """One line for each part, the sum, and below them every test that failed once or twice."""
+def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
+    """One line for each part, one for the whole run of `seconds`, and below them every test that failed once or twice."""
     lines = [f"{'part':<12} {'tests':>6} {'skipped':>8} {'minutes':>8}  result"]
     for o in outcomes:
         result = "passed" if not o.status else "FAILED"
         lines.append(f"{o.part.name:<12} {o.tests:>6} {o.skipped:>8} {o.seconds / 60:>8.1f}  {result}")
-    minutes = sum(o.seconds for o in outcomes) / 60
     tests, skipped = sum(o.tests for o in outcomes), sum(o.skipped for o in outcomes)
-    lines.append(f"{'all':<12} {tests:>6} {skipped:>8} {minutes:>8.1f}")
+    lines.append(f"{'all':<12} {tests:>6} {skipped:>8} {seconds / 60:>8.1f}")
     lines += [f"needed a second run: {name}" for o in outcomes for name in o.second_run]
     lines += [f"failed: {name}" for o in outcomes for name in o.failed]
     return "\n".join(lines)
@@ -138,16 +156,18 @@ def main() -> int:
     _FOLDER.mkdir(parents=True, exist_ok=True)
     # A test whose environment is missing fails instead of being skipped.
     os.environ.update(PREFIX_GATEWAY_REQUIRE_VLLM="1", PREFIX_GATEWAY_REQUIRE_CLUSTER="1")
-    # One at a time, and beside the tests of earlier parts: on a new machine the control plane compiles for minutes.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        builds = {part.name: pool.submit(_make, part.needs) for part in parts if part.needs}
-        outcomes = [run_part(part, built=builds.get(part.name)) for part in parts]
-    print(f"\n{table(outcomes)}", flush=True)
+    started = time.monotonic()
+    at_once = min(_AT_ONCE, os.cpu_count() or 1)
+    # One build at a time, and beside the tests of parts that need none: on a new machine the control plane compiles for minutes.
+    with ThreadPoolExecutor(max_workers=1) as builder, ThreadPoolExecutor(max_workers=at_once) as runner:
+        builds = {part.name: builder.submit(_make, part.needs) for part in parts if part.needs}
+        outcomes = list(runner.map(lambda part: run_part(part, built=builds.get(part.name)), parts))
+    print(f"\n{table(outcomes, seconds=time.monotonic() - started)}", flush=True)
     return 1 if any(o.status for o in outcomes) else 0
 
 
 def _make(targets: str) -> int:
-    return subprocess.run(["make", "--no-print-directory", *targets.split()], check=False).returncode
+    return _run(["make", "--no-print-directory", *targets.split()], name="build")
 
 
 if __name__ == "__main__":

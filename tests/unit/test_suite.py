@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,13 @@ def test_a_test_that_fails_once_passes_and_is_named(folder: Path) -> None:
     outcome = run_part(_part(_FLAKY.format(mark=str(folder / "mark")), folder), built=None)
     assert (outcome.status, outcome.tests, outcome.failed) == (0, 2, [])
     assert outcome.second_run == ["test_it::test_passes_the_second_time"]
-    assert "needed a second run: test_it::test_passes_the_second_time" in table([outcome])
+    assert "needed a second run: test_it::test_passes_the_second_time" in table([outcome], seconds=1.0)
 
 
 def test_a_test_that_fails_twice_has_failed(folder: Path) -> None:
     outcome = run_part(_part("def test_no(): assert False\n", folder), built=None)
     assert (outcome.status, outcome.failed, outcome.second_run) == (1, ["test_it::test_no"], [])
-    assert "FAILED" in table([outcome])
+    assert "FAILED" in table([outcome], seconds=1.0)
 
 
 def test_a_file_that_cannot_be_imported_is_no_pass(folder: Path) -> None:
@@ -64,7 +65,8 @@ def test_skipped_tests_are_counted(folder: Path) -> None:
 
 def test_the_table_adds_up() -> None:
     outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
-    assert table(outcomes).splitlines()[-1].split() == ["all", "40", "4", "4.0"]
+    # Two ran at a time, so the whole took less than the sum of the parts.
+    assert table(outcomes, seconds=150.0).splitlines()[-1].split() == ["all", "40", "4", "2.5"]
 
 
 def test_tests_may_record_properties(folder: Path) -> None:
@@ -72,3 +74,18 @@ def test_tests_may_record_properties(folder: Path) -> None:
     outcome = run_part(_part(text, folder), built=None)
     assert (outcome.status, outcome.tests) == (0, 1)
     assert "17" in (folder / "build/tests/one-first.xml").read_text()
+
+
+def test_parts_beside_one_another_keep_their_failures_apart(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What failed in one part is not forgotten or run again because another part ends meanwhile."""
+    failing = _part(_FLAKY.format(mark=str(folder / "mark")), folder)
+    (folder / "test_other.py").write_text("def test_passes(): pass\n")
+    other = Part(name="two", about="", command=(*failing.command[:-1], "test_other.py"))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        outcomes = list(pool.map(lambda part: run_part(part, built=None), (failing, other)))
+    assert [(o.status, o.tests, len(o.second_run)) for o in outcomes] == [(0, 2, 1), (0, 1, 0)]
+    assert {
+        line.split(" | ")[0].strip() for line in capsys.readouterr().out.splitlines() if " | " in line
+    } == {"one", "two"}
