@@ -235,7 +235,7 @@ async def test_the_crd_is_upgraded_with_the_chart_kept_on_uninstall_and_shared_b
     assert plane.get("crd", CRD)["spec"]["versions"][0]["additionalPrinterColumns"]
 
     notes = plane.helm("install", "gateway", GATEWAY, "--namespace", "two")
-    assert "belongs to release gateway in namespace one" in notes, "a second release needs no flag"
+    assert "belongs to release gateway in namespace one and is upgraded there" in notes, "no flag is needed"
 
     for namespace in ("one", "two"):
         plane.helm("uninstall", "gateway", "--namespace", namespace, "--wait")
@@ -245,8 +245,10 @@ async def test_the_crd_is_upgraded_with_the_chart_kept_on_uninstall_and_shared_b
         "what the user made stays, and the CRD with it"
     )
 
+    notes = plane.helm("install", "other", GATEWAY, "--namespace", "two")
+    assert "belongs to release gateway in namespace one, which is gone: nobody upgrades it" in notes
     plane.helm(
-        "install", "other", GATEWAY, "--namespace", "two", "--set", "crd.install=always", "--take-ownership"
+        "upgrade", "other", GATEWAY, "--namespace", "two", "--set", "crd.install=always", "--take-ownership"
     )
     owner = plane.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
     assert owner == "other"

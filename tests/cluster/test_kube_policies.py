@@ -322,6 +322,7 @@ def not_the_pickers_business(namespace: str) -> Requests:
     here, there = f"namespaces/{namespace}", "namespaces/default"
     pools = f"/apis/inference.networking.k8s.io/v1/{here}/inferencepools"
     policies = f"/apis/{API_VERSION}/{here}/{PLURAL}"
+    rewrites = f"/apis/llm-d.ai/v1alpha2/{here}/inferencemodelrewrites"
     leases = f"/apis/coordination.k8s.io/v1/{here}/leases"
     role = f"/apis/rbac.authorization.k8s.io/v1/{here}/roles/picker"
     return (
@@ -347,6 +348,8 @@ def not_the_pickers_business(namespace: str) -> Requests:
         ("PATCH", f"{pools}/{POOL}/status", {"status": {}}),
         ("GET", f"/apis/{API_VERSION}/{there}/{PLURAL}", None),
         ("PATCH", f"{policies}/p", {"spec": {"rule": "random"}}),
+        ("PATCH", f"{rewrites}/r", {"spec": {"rules": []}}),
+        ("DELETE", f"{rewrites}/r", None),
         ("DELETE", f"{policies}/p", None),
         ("POST", policies, {"metadata": {"name": "x"}}),
         ("GET", leases, None),

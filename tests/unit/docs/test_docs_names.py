@@ -236,3 +236,26 @@ def number(cell: str) -> float:
     """The first number of a cell; 0 where it has none."""
     found = re.search(r"\d+(?:\.\d+)?", cell)
     return float(found[0]) if found else 0.0
+
+
+COMMAND_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@EACH
+def test_no_upgrade_keeps_the_old_charts_defaults(page: Page) -> None:
+    """`--reuse-values` would: a value that a new chart brings is then missing. `--reset-then-reuse-values` keeps what was set."""
+    commands = "".join(COMMAND_BLOCK.findall(page.text))
+    assert "--reuse-values" not in commands
+
+
+def test_an_upgrade_in_the_docs_keeps_what_was_set() -> None:
+    texts = [page.text for page in PAGES]
+    upgrades = [
+        line
+        for text in texts
+        for block in COMMAND_BLOCK.findall(text)
+        for line in block.splitlines()
+        if "helm upgrade" in line
+    ]
+    assert len(upgrades) >= 2
+    assert [line for line in upgrades if "--reset-then-reuse-values" not in line] == []

@@ -131,6 +131,11 @@ ipFamilies: {{ toJson . }}
 {{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $old }}
 {{- if or (not $old) (and (eq $name .Release.Name) (eq $namespace .Release.Namespace)) }}true
 {{- else if $name }}release {{ $name }} in namespace {{ $namespace }}
+{{- $lives := false }}
+{{- range (lookup "apps/v1" "Deployment" $namespace "").items }}
+{{- if eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" .) $name }}{{ $lives = true }}{{ end }}
+{{- end }}
+{{- if not $lives }}, which is gone{{ end }}
 {{- else }}somebody without helm
 {{- end }}
 {{- end }}
