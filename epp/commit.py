@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, Decision, Outcome, Phase, Pick, PickRequest, Queued, WouldPick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
-from epp.picker_events import Answered, Began, Ended, Grew, Listeners, Moved
+from epp.picker_events import Answered, Began, Ended, Grew, Listeners, Moved, PrefillBegan, PrefillEnded
 from epp.prefilling import Held, Prefilling
 from epp.request.response import ResponseFeedback
 from epp.routed_request import RoutedRequest, is_fault, own
@@ -147,6 +147,7 @@ class Commits:
         )
         routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
         self._listeners.tell(Began(now, routed, request))
+        self._listeners.tell(PrefillBegan(now, routed.prefill, prompt.chain, adapter))
         return routed
 
     # -- the response and the end --------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class Commits:
         if status >= 400:
             self._forget_prefix(routed)
         if routed.prefill is not None:
-            self._prefilled(routed, routed.prefill, computed=status < 400, now=now)
+            self._prefilled(routed.prefill, status=status, now=now)
         if not routed.streams:
             # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
             routed.state.computed(routed.booking, now=now)
@@ -215,8 +216,8 @@ class Commits:
         if outcome == "failed" and phase is not Phase.DECLINED:
             self._failed(routed, now=now)  # it broke off
         routed.state.release(routed.booking, computed=routed.computed, now=now)
-        if routed.prefill is not None:
-            self._prefilling.release(routed.prefill, computed=False, now=now)
+        if routed.prefill is not None and self._prefilling.release(routed.prefill, computed=False, now=now):
+            self._listeners.tell(PrefillEnded(now, routed.prefill, "lost"))
         if routed.computed and routed.prompt.teaches:
             routed.state.window.ended(routed.prompt.size)
         if phase is Phase.SENT:
@@ -234,8 +235,8 @@ class Commits:
             routed.wait.over = True
             routed.decision.outcome = "detached"
             routed.state.detach()
-            if routed.prefill is not None:
-                self._prefilling.detach(routed.prefill)
+            if routed.prefill is not None and self._prefilling.detach(routed.prefill):
+                self._listeners.tell(PrefillEnded(now, routed.prefill, "detached"))
             self._listeners.tell(Ended(now, routed))
 
     # -- parts ---------------------------------------------------------------------------------------------------
@@ -311,14 +312,14 @@ class Commits:
         elif status < 400:
             failures.served_model(routed.state, model, settings=settings, now=now)
 
-    def _prefilled(self, routed: RoutedRequest, held: Held, *, computed: bool, now: float) -> None:
-        """The answer begins, so the prefill endpoint has done its part."""
-        self._prefilling.release(held, computed=computed, now=now)
-        if computed and self._prefilling.holds(held):
-            if routed.chain:
-                self._listeners.tell(Grew(now, held.state, routed.chain))
-            if self._fleet.failures.known:
-                self._fleet.failures.answered(held.state, failed=False, settings=self._spec.failures, now=now)
+    def _prefilled(self, held: Held, *, status: int, now: float) -> None:
+        """The answer begins, so the prefill endpoint has done its part; after an error nobody knows."""
+        computed = status < 400
+        if self._prefilling.release(held, computed=computed, now=now):
+            outcome: Literal["computed", "lost"] = "computed" if computed else "lost"
+            self._listeners.tell(PrefillEnded(now, held, outcome, failed=is_fault(status)))
+        if computed and self._fleet.failures.known and self._prefilling.holds(held):
+            self._fleet.failures.answered(held.state, failed=False, settings=self._spec.failures, now=now)
 
     def _mirrored(self, routed: RoutedRequest) -> bool:
         """Whether the table still holds this request's chunks for this very server.

@@ -8,11 +8,13 @@ request: it notes what it needs and returns. It must not keep `Began.asked`, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from epp.decision import PickRequest
 from epp.endpoints.state import EndpointState
+from epp.prefilling import Held
 from epp.routed_request import RoutedRequest
 from epp.types import ChunkHash
 
@@ -62,6 +64,25 @@ class Ended(Struct, frozen=True, eq=False):
     request: RoutedRequest
 
 
+class PrefillBegan(Struct, frozen=True, eq=False):
+    """Another server than the one that answers has the prompt of a request to compute. Its `Began` came just before."""
+
+    at: float
+    prefill: Held
+    chain: Sequence[ChunkHash]
+    adapter: str
+
+
+class PrefillEnded(Struct, frozen=True, eq=False):
+    """That server has computed the prompt, or will not, or nobody will say."""
+
+    at: float
+    prefill: Held
+    outcome: Literal["computed", "lost", "detached"]
+    failed: bool = False
+    """By its own fault, as far as the answer tells."""
+
+
 class Restarted(Struct, frozen=True, eq=False):
     """A server's counters went back: another process with a cold cache serves under its name."""
 
@@ -76,7 +97,7 @@ class Hangs(Struct, frozen=True, eq=False):
     server: EndpointState
 
 
-PickerEvent = Began | Moved | Answered | Grew | Ended | Restarted | Hangs
+PickerEvent = Began | Moved | Answered | Grew | Ended | PrefillBegan | PrefillEnded | Restarted | Hangs
 
 Listener = Callable[[PickerEvent], None]
 

@@ -102,20 +102,29 @@ class Prefilling:
         recorded = self._caches.record(state, prompt, cached_tokens=chosen.matched_tokens, now=now)
         return Held(state, state.process, booking, recorded, self._caches.table)
 
-    def release(self, held: Held, *, computed: bool, now: float) -> None:
-        """The answer began, or will not. computed: the prefill endpoint did its part, as far as anybody knows."""
+    def release(self, held: Held, *, computed: bool, now: float) -> bool:
+        """The answer began, or will not. computed: the prefill endpoint did its part, as far as anybody knows.
+
+        False: it was over before.
+        """
         if held.over:
-            return
+            return False
         held.over = True
         held.state.release(held.booking, computed=computed, now=now)
         if not computed and held.recorded is not None and self._mirrored(held):
             held.table.undo(held.recorded)
+        return True
 
-    def detach(self, held: Held) -> None:
-        """Nobody will say when the answer begins: scrapes count the prompt from here on, and its booking drains."""
-        if not held.over:
-            held.over = True
-            held.state.detach()
+    def detach(self, held: Held) -> bool:
+        """Nobody will say when the answer begins: scrapes count the prompt from here on, and its booking drains.
+
+        False: it was over before.
+        """
+        if held.over:
+            return False
+        held.over = True
+        held.state.detach()
+        return True
 
     def holds(self, held: Held) -> bool:
         """The prefill endpoint computed the prompt, as far as is known, and its cache is still the one that it was."""

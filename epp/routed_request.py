@@ -47,9 +47,11 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
 
     @property
     def failed(self) -> bool:
-        """Its server is at fault, as far as the answer tells."""
+        """Its server is at fault, as far as the answer tells. An error is laid to the server that computed the prompt."""
         status = self.decision.status
-        return self.phase is Phase.FAILED or (status is not None and is_fault(status))
+        if self.phase is Phase.FAILED:
+            return True
+        return self.prefill is None and status is not None and is_fault(status)
 
 
 def is_fault(status: int) -> bool:

@@ -17,10 +17,22 @@ from typing import Final, Literal, Protocol
 
 from xxhash import xxh3_64_intdigest
 
+from epp import prefilling
 from epp.decision import Phase
 from epp.endpoints.state import EndpointState
 from epp.flow.elsewhere import Row
-from epp.picker_events import Answered, Began, Ended, Grew, Hangs, Moved, PickerEvent, Restarted
+from epp.picker_events import (
+    Answered,
+    Began,
+    Ended,
+    Grew,
+    Hangs,
+    Moved,
+    PickerEvent,
+    PrefillBegan,
+    PrefillEnded,
+    Restarted,
+)
 from epp.routed_request import RoutedRequest
 from epp.sharing import batches
 from epp.sharing.batches import (
@@ -42,6 +54,7 @@ from epp.sharing.dictionary import Told
 _EVENT_BYTES: Final = 64
 """What an event is counted for beside its hashes."""
 _BATCH_BYTES: Final = 256 * 1024
+_PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
 _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """That wait to be told; beyond them everything is told anew."""
 
@@ -89,7 +102,8 @@ class Speaker:
         self._limit_bytes = limit_bytes
         self._rows: deque[_Row] = deque()
         self._bytes = 0
-        self._numbers: dict[RoutedRequest, int] = {}
+        self._numbers: dict[RoutedRequest | prefilling.Held, int] = {}
+        """What another server computes for a request has a number of its own: to others it is a request to that server."""
         self._newest = 0
         self._batches = 0
         self._told = Told()
@@ -116,8 +130,7 @@ class Speaker:
         """One event of this picker, into the row."""
         match event:
             case Began(at, request):
-                self._newest += 1
-                self._numbers[request] = self._newest
+                self._give_number(request)
                 self._add_request("began", at, request)
             case Ended(at, request):
                 number = self._numbers.pop(request, 0)
@@ -126,6 +139,13 @@ class Speaker:
                 self._add_request("moved", at, request)
             case Grew(at, server, chain):
                 self._add(_row_of("held", at, server, chain=array("Q", chain)))
+            case PrefillBegan(at, work, chain, adapter):
+                row = _row_of("began", at, work.state, chain=array("Q", chain))
+                row.number, row.tokens, row.adapter = self._give_number(work), work.booking.tokens, adapter
+                self._add(row)
+            case PrefillEnded(at, work, outcome, failed):
+                number = self._numbers.pop(work, 0)
+                self._add(_Row(kind="over", at=at, number=number, kept=_PREFILL_KEPT[outcome], failed=failed))
             case Restarted(at, server):
                 self._add(_row_of("restarted", at, server))
             case Hangs(at, server):
@@ -141,6 +161,11 @@ class Speaker:
         if len(self._flow_rows) > _MOST_FLOW_ROWS:
             self._flow_rows.clear()
             self._fresh = True
+
+    def _give_number(self, work: RoutedRequest | prefilling.Held) -> int:
+        self._newest += 1
+        self._numbers[work] = self._newest
+        return self._newest
 
     def _add_request(self, kind: Literal["began", "moved"], at: float, request: RoutedRequest) -> None:
         chain = array("Q", () if request.prefix_lost else request.chain)

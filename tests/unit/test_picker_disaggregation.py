@@ -11,7 +11,7 @@ from epp.config.policy import PolicySpec
 from epp.decision import Pick, PickRequest
 from epp.errors import NoEndpointError
 from epp.picker import Picker
-from epp.picker_events import Grew, PickerEvent
+from epp.picker_events import PickerEvent, PrefillBegan, PrefillEnded
 from epp.types import (
     PREFILLER,
     Address,
@@ -242,16 +242,19 @@ def test_a_prefill_endpoint_whose_scrapes_fail_is_not_asked() -> None:
     assert picker.pick(ask(text("p", LONG)), now=1.0).decision.prefill is None
 
 
-def test_other_pickers_hear_that_the_prefill_endpoint_holds_the_prompt() -> None:
+def test_listeners_hear_of_the_work_of_the_prefill_endpoint_from_its_start_to_its_end() -> None:
     picker = split()
     heard: list[PickerEvent] = []
     picker.subscribe(heard.append)
     pick = a_long_one(picker)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
-    (grew,) = [event for event in heard if isinstance(event, Grew)]
+    picker.end(pick, outcome="ended", now=5.0)
+    (began,) = [event for event in heard if isinstance(event, PrefillBegan)]
+    (ended,) = [event for event in heard if isinstance(event, PrefillEnded)]
     assert pick.decision.prefill is not None
-    assert grew.server.endpoint.name == pick.decision.prefill.name
-    assert len(grew.chain) > 70
+    assert began.prefill.state.endpoint.name == pick.decision.prefill.name
+    assert len(began.chain) > 70
+    assert (ended.prefill, ended.outcome, ended.failed, ended.at) == (began.prefill, "computed", False, 4.0)
 
 
 def test_without_roles_a_pick_carries_no_headers_and_asks_nobody_for_help() -> None:
