@@ -12,9 +12,9 @@ import gzip
 import secrets
 import socket
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
 import aiohttp
 import msgspec
@@ -233,11 +233,59 @@ async def _answer_of(session: aiohttp.ClientSession, address: str) -> dict[str, 
         async with session.get(f"http://{address}/live?own=1", allow_redirects=False) as answer:
             if answer.status != 200:
                 return None
-            body = await answer.content.read(_PEER_BYTES)
-            found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            body = b""
+            async for piece in answer.content.iter_any():
+                body += piece
+                if len(body) > _PEER_BYTES:
+                    return None
+            return part_of(body)
+    except (aiohttp.ClientError, TimeoutError, OSError):
         return None
-    return found if found.get("columns") == list(COLUMNS) and isinstance(found.get("picker"), str) else None
+
+
+class _Asked(TypedDict):
+    at: float
+
+
+class _Cause(TypedDict):
+    cause: str
+    tokens: float
+    servers: list[Any]
+
+
+class _Explained(TypedDict, total=False):
+    requests: float
+    prompt_tokens: float
+    matched_tokens: float
+    causes: list[_Cause]
+
+
+class _Tried(TypedDict):
+    policy: str
+    flow: NotRequired[dict[str, int]]
+
+
+class _Part(TypedDict):
+    """What is counted on in another picker's part."""
+
+    picker: str
+    columns: tuple[str, ...]
+    overload: float
+    requests: list[_Asked]
+    queue: list[Any]
+    explain: _Explained
+    dry_run: _Tried | None
+
+
+def part_of(page: bytes) -> dict[str, Any] | None:
+    """Another picker's own part; None: it cannot be added to this one's. It may be of another version, or no picker at all."""
+    try:
+        if msgspec.json.decode(page, type=_Part)["columns"] != COLUMNS:
+            return None
+        found: dict[str, Any] = msgspec.json.decode(page)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found
 
 
 def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -263,8 +311,11 @@ def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     flow: Counter[str] = Counter()
     for tried in same:
         flow.update(tried.get("flow", {}))
-    numbers = [name for name, value in every[0].items() if isinstance(value, int | float)]
-    added = {name: sum(tried.get(name, 0) for tried in same) for name in numbers}
+    added: defaultdict[str, float] = defaultdict(float)
+    for tried in same:
+        for name, value in tried.items():
+            if isinstance(value, int | float):
+                added[name] += value
     return {**every[0], **added, "flow": dict(flow)}
 
 

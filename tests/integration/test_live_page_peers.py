@@ -1,0 +1,87 @@
+"""The live page of several pickers, where the others are many servers' pickers, of another version, or no pickers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from epp.telemetry.board import part_of
+from tests.harness.live_page import Scene, live_page
+from tests.harness.ports import free_port
+
+
+def shown(page: bytes) -> Any:
+    return json.loads(gzip.decompress(page))
+
+
+def address_of(scene: Scene) -> str:
+    return scene.url.removeprefix("http://").rstrip("/")
+
+
+@asynccontextmanager
+async def answering(body: bytes) -> AsyncIterator[str]:
+    """Whatever is asked."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/live", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_page_of_many_servers_comes_whole() -> None:
+    async with live_page(1500) as other:
+        assert len(json.dumps(other.board.own())) > 2**17
+        async with live_page(1500, siblings=(address_of(other),)) as scene:
+            assert shown(await scene.board.packed())["pickers"] == 2
+
+
+async def test_a_page_over_the_limit_is_left_out() -> None:
+    async with (
+        answering(b"[" + b"0," * 3_000_000 + b"0]") as address,
+        live_page(4, siblings=(address,)) as scene,
+    ):
+        assert shown(await scene.board.packed())["pickers"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"requests": [{}]}, {"requests": 5}, {"requests": [{"at": "x"}]}, {"overload": "x"}, {"queue": 3}, {"explain": []},
+        {"explain": {"causes": [{}]}}, {"explain": {"prompt_tokens": "x"}}, {"dry_run": 5}, {"dry_run": {"policy": "tried", "flow": {"go": "x"}}},
+        {"columns": []}, {"picker": None},
+    ],
+)  # fmt: skip
+async def test_the_part_of_no_picker_that_we_know_is_left_out_and_the_page_is_shown(
+    wrong: dict[str, Any],
+) -> None:
+    async with live_page(4) as other:
+        part = json.loads(json.dumps(other.board.own()))
+    assert part_of(json.dumps(part).encode()) == part
+    async with (
+        answering(json.dumps({**part, **wrong}).encode()) as address,
+        live_page(4, siblings=(address,)) as scene,
+    ):
+        assert shown(await scene.board.packed())["pickers"] == 1
+
+
+async def test_numbers_of_a_tried_policy_that_are_none_are_not_added() -> None:
+    async with live_page(4) as other:
+        part = json.loads(json.dumps(other.board.own()))
+    part["dry_run"]["picks"] = "many"
+    async with answering(json.dumps(part).encode()) as address, live_page(4, siblings=(address,)) as scene:
+        assert shown(await scene.board.packed())["dry_run"]["picks"] == 5120
