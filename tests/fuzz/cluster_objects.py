@@ -15,17 +15,31 @@ import msgspec
 from epp.kube.api import Query
 from epp.kube.discovery import Discovery, pool_ports, united
 from epp.kube.live import Live
-from epp.kube.objects import Pod, PolicyObject, Pool
+from epp.kube.objectives import Objectives, merged
+from epp.kube.objects import (
+    ModelRewrite,
+    Objective,
+    ObjectiveSpec,
+    ObjectMeta,
+    Pod,
+    PolicyObject,
+    Pool,
+    PoolRef,
+)
 from epp.kube.policies import PolicySet
 from epp.kube.policy_status import desired
 from epp.kube.reflector import Reflector, Source
+from epp.kube.rewrites import ModelRewrites, all_rewrites
+from epp.request.names import MAX_NAME_CHARS
+from epp.types import ApiKind, InferenceRequest
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.kube.objects import pod, policy, pool
+from tests.unit.kube.test_model_rewrites import rewrite, rule
 
 
 class ClusterObjects:
-    """Pods, pools and policies, as lists and as lines of a watch."""
+    """Pods, pools, policies, rewrites of models and objectives, as lists and as lines of a watch."""
 
     words: Sequence[bytes] = (
         *(
@@ -46,6 +60,7 @@ class ClusterObjects:
             b'"lastAccepted":',
             b'"mode":"DryRun"',
         ),
+        *(b'"modelRewrite":"x"', b'"weight":-1', b'"matches":[]', b'"priority":9999', b'"poolRef":'),
     )
 
     def __init__(self) -> None:
@@ -55,6 +70,8 @@ class ClusterObjects:
             pool(),
             policy("p"),
             policy("q", mode="DryRun"),
+            rewrite("r", rule("gpt", a=1, b=None), rule(fallback=3)),
+            Objective(ObjectMeta("o"), ObjectiveSpec(7, PoolRef("vllm"))),
         ]
         documents = [json.loads(msgspec.json.encode(each)) for each in objects]
         lines = [
@@ -68,7 +85,8 @@ class ClusterObjects:
         self.seeds: Sequence[bytes] = [each.encode() for each in (*lines, *pages, gone)]
         self._discovery = Discovery(pool="vllm", family="Primary", ports=(8000,))
         self._policies = PolicySet(pools=["vllm"])
-        self._ports: tuple[int, ...] = ()
+        self._rewrites = ModelRewrites(pools=["vllm"], group="llm-d.ai")
+        self._objectives = Objectives(pools=["vllm"])
         self._picker = small_picker()
         self._now = itertools.count(1.0)
 
@@ -84,6 +102,10 @@ class ClusterObjects:
         ):
             for reader in (_Reader(page=data), _Reader(line=data)):
                 taken |= await _follow(reader, kind, sink)
+        # Of these one way is enough: pages and lines are read as for the others.
+        one_way = {"page" if b'"items"' in data else "line": data}
+        taken |= await _follow(_Reader(**one_way), ModelRewrite, self._rewrites)
+        taken |= await _follow(_Reader(**one_way), Objective, self._objectives)
         return taken
 
     async def check(self) -> None:
@@ -95,6 +117,13 @@ class ClusterObjects:
             before = self._policies.observed()[name]
             after = desired(verdict, before=before, live=Live([], 0, 0), hit_ratio=None, time_text="t")
             assert msgspec.json.encode(after)
+        self._rewrites.check_integrity()
+        rewrites = all_rewrites([self._rewrites])
+        self._picker.set_rewrites(rewrites)
+        for model in ("gpt", "m", ""):
+            inference = InferenceRequest(kind=ApiKind.OTHER, model=model)
+            assert len(rewrites.target(inference, session="", request_id="r")) <= MAX_NAME_CHARS
+        assert all(abs(priority) <= 1000 for priority in merged([self._objectives]).values())
         one_pick(self._picker, now=next(self._now))
 
 

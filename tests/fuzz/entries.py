@@ -7,13 +7,14 @@ from collections.abc import Callable
 from tests.fuzz.cluster_objects import ClusterObjects
 from tests.fuzz.data_plane import ExtProcMessages
 from tests.fuzz.entry import Entry
-from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, PolicyFile
+from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.kv import KvEvents
 from tests.fuzz.peers import PeerBatches, StoredTables
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
     "ext_proc": ExtProcMessages,
     "metrics_page": MetricsPages,
+    "model_page": ModelPages,
     "endpoints_file": EndpointsFile,
     "policy_file": PolicyFile,
     "peer_batches": PeerBatches,

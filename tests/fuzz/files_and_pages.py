@@ -1,8 +1,9 @@
-"""What is read from files and pages: a model server's metrics, the endpoints file, the policy file."""
+"""What is read from files and pages: a model server's metrics and models, the endpoints file, the policy file."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from epp.config.policy import Policy, load_policy
 from epp.errors import ConfigError
 from epp.files.endpoints_file import load_endpoints
 from epp.scraping.metrics_page import MetricsError, parse_page
+from epp.scraping.model_page import MOST_CARDS, ModelPageError, parse_model_page
 from tests.fuzz.behind import SMALL, A, OfBytes, one_pick, small_picker
-from tests.fuzz.trees import as_yaml
+from tests.fuzz.trees import as_json, as_yaml
 
 DATA = Path(__file__).parents[1] / "contract" / "data"
 HEAD = b"apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: p}\n"
@@ -71,6 +73,47 @@ class MetricsPages(OfBytes):
         return True
 
     async def check(self) -> None:
+        one_pick(self._picker, now=next(self._now))
+
+
+class ModelPages:
+    """A model server's list of its models."""
+
+    words: Sequence[bytes] = (
+        b'"data":',
+        b'"id":"m"',
+        b'"parent":"m"',
+        b'"root":',
+        b'"created":1e400',
+        b'"id":""',
+    )
+
+    def __init__(self) -> None:
+        card = {"id": "m", "object": "model", "created": 1, "owned_by": "vllm", "root": "/m", "parent": None}
+        adapter = card | {"id": "sql", "parent": "m", "max_model_len": 4096}
+        self.documents: Sequence[object] = [
+            {"object": "list", "data": [card]},
+            {"object": "list", "data": [card, adapter, adapter | {"id": "x"}]},
+        ]
+        self.seeds: Sequence[bytes] = [self.encode(document) for document in self.documents]
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+
+    def encode(self, document: object, /) -> bytes:
+        return as_json(document)
+
+    async def feed(self, data: bytes) -> bool:
+        try:
+            listed = parse_model_page(data)
+        except ModelPageError:
+            return False
+        self._picker.take_lists({A: listed}, now=next(self._now))
+        assert len(listed.cards) <= MOST_CARDS
+        return True
+
+    async def check(self) -> None:
+        listed = self._picker.model_list()
+        assert listed is None or json.loads(listed)["data"]
         one_pick(self._picker, now=next(self._now))
 
 
