@@ -20,6 +20,7 @@ from bench.bench_pick import FLEETS, SIZES, a_picker
 from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.codec import decode, encode
+from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
@@ -73,7 +74,9 @@ class _Path:
             timer=time.perf_counter,
         )
         for data in messages:
-            event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=stream.first)
+            event = decode(
+                data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
+            )
             for action in stream.receive(event, now=now):
                 encode(action)
         self.picker.housekeep(now=now)

@@ -23,7 +23,7 @@ from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
-from epp.extproc.gathering import BodyRoom
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
 from epp.files.endpoints_file import load_endpoints, load_rewrites

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.settings import AssumedModes, Config, Listen
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
-from epp.extproc.gathering import BodyRoom
 from epp.extproc.response import StreamSettings
 from epp.picker import Picker
 from epp.recording import start as recording

@@ -20,6 +20,7 @@ from epp.decision import Observer
 from epp.extproc.codec import decode, echo_of, encode
 from epp.extproc.events import Action
 from epp.extproc.overload import Overload
+from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
@@ -165,12 +166,14 @@ class Conversation:
         stream = self.stream
         if stream.passes and (echo := echo_of(data)) is not None:
             return (echo,)
-        event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=stream.first)
+        event = decode(
+            data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
+        )
         answers = [encode(action) for action in stream.receive(event, now=now)]
         if not self._picked and stream.picked:
             self._picked = True
             self._streams.picked()
-        if stream.waits:
+        if stream.phase is Phase.WAITING:
             self._streams.room()
         return answers
 

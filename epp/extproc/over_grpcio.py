@@ -27,6 +27,7 @@ from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
+from epp.extproc.phases import Phase
 from epp.extproc.reading import TRACEPARENT
 from epp.types import Address
 
@@ -137,7 +138,7 @@ class GrpcioTransport:
             streams.observer.protocol_error(error.reason)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.reason)
         except asyncio.CancelledError:
-            if not conversation.stream.closed:
+            if conversation.stream.phase is not Phase.CLOSED:
                 raise
             task.uncancel()  # The drain's doing: the stream is let go and ends with OK.
         except Exception:

@@ -1,6 +1,6 @@
 """The second half of one HTTP request: its response, as far as the data plane shows it.
 
-Owns what is known of the response (status, whether its body comes here, whether it is over) and the reading of a sampled
+Owns what is known of the response (its phase, its status, whether its body comes here) and the reading of a sampled
 answer. `stream` decides what goes back to the data plane and when the stream ends; this part tells the picker what came.
 """
 
@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.policy import Policy
 from epp.decision import Observer, Outcome, Pick, PickRequest
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import (
     Answer,
     BodyMode,
@@ -22,7 +23,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.gathering import BodyRoom
+from epp.extproc.phases import RESPONSE_FOLLOWS, ResponsePhase
 from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
 from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader
@@ -94,15 +95,13 @@ class ResponseHalf:
     """Of one HTTP request. Begins with the response headers; what comes before them or without a pick changes nothing."""
 
     __slots__ = (
-        "_body_seen",
         "_observer",
         "_pick",
         "_picker",
         "_reader",
         "_settings",
-        "done",
         "mode",
-        "overridden",
+        "phase",
         "status",
     )
 
@@ -112,14 +111,11 @@ class ResponseHalf:
         self._settings = settings
         self._pick: Pick | None = None
         self._reader: ResponseReader | None = None
-        self._body_seen = False
+        self.phase = ResponsePhase.AWAITED
         self.status: int | None = None
         """None: no response headers yet; 0: they had no readable status."""
         self.mode = BodyMode.NONE
-        """How the body comes here from now on."""
-        self.overridden = False
-        """The body comes here because this request's answer is sampled; the data plane goes on without us if we leave."""
-        self.done = False
+        """How the data plane itself wants the body to come here. NONE: it goes on without us if we leave, even while it is sampled."""
 
     def begin(
         self,
@@ -136,17 +132,17 @@ class ResponseHalf:
 
         debug: the client asked how its server was chosen. hold: the stream stays to the end, so its answer may be sampled.
         """
-        if self.status is not None:
+        if self.phase is not ResponsePhase.AWAITED:
             raise StreamProtocolError("second_response_headers")
         found = collect(event.headers)
         self.status = read_status(found.get(":status", ""))
-        self.done = event.end_of_stream
+        self._enter(ResponsePhase.DONE if event.end_of_stream else ResponsePhase.BEGUN)
         self._pick = pick
         if pick is not None:
             served = read_address(event.served) if event.served else None
             self._picker.on_response_headers(pick, status=self.status, served=served, now=now)
         override = False
-        if not self.done:
+        if not event.end_of_stream:
             self.mode = modes.response_body
             override = self._sample(found, kind=kind, modes=modes, hold=hold)
         headers = self._told(event.served, debug=debug)
@@ -160,23 +156,25 @@ class ResponseHalf:
         return self._reader is not None
 
     def feed(self, event: ResponseBody, *, now: float) -> None:
-        if self.status is None:
+        if self.phase is ResponsePhase.AWAITED:
             self._observer.protocol_error("body_before_response_headers")
         if self._reader is not None:
-            self._body_seen = True
+            if self.phase is ResponsePhase.BEGUN:
+                self._enter(ResponsePhase.READING)
             self._reader.feed(event.data, now=now)
         if event.end_of_stream:
             self.finish(now=now)
 
     def finish(self, *, now: float) -> None:
         """The response is over."""
-        self.done = self.status is not None
         self.give_feedback(now=now)
+        if self.phase in (ResponsePhase.BEGUN, ResponsePhase.READING):
+            self._enter(ResponsePhase.DONE)
 
     def give_feedback(self, *, now: float) -> None:
         """Hand over what a sampled answer taught, once; where no byte of it came it taught nothing."""
         reader, self._reader = self._reader, None
-        if reader is not None and self._body_seen and self._pick is not None:
+        if reader is not None and self.phase is ResponsePhase.READING and self._pick is not None:
             self._picker.on_feedback(self._pick, reader.finish(), now=now)
 
     def outcome(self) -> Outcome:
@@ -185,12 +183,15 @@ class ResponseHalf:
             return "aborted"
         if self.status >= 500:
             return "failed"
-        return "aborted" if self._body_seen and not self.done else "ended"
+        return "aborted" if self.phase is ResponsePhase.READING else "ended"
 
     def check_integrity(self) -> None:
-        assert self.status is not None or (not self.done and self._reader is None)
-        assert not (self.done and self._reader is not None)
-        assert self._reader is None or self.mode is not BodyMode.NONE
+        assert (self.status is None) == (self.phase is ResponsePhase.AWAITED)
+        assert self._reader is None or self.phase in (ResponsePhase.BEGUN, ResponsePhase.READING)
+
+    def _enter(self, phase: ResponsePhase) -> None:
+        assert phase in RESPONSE_FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
+        self.phase = phase
 
     def _sample(self, found: dict[str, str], *, kind: ApiKind, modes: Modes, hold: bool) -> bool:
         """Read the answer as it streams by, if this pick is one to learn from. True: the data plane must be asked for it."""
@@ -208,9 +209,6 @@ class ResponseHalf:
             content_encoding=found.get("content-encoding", ""),
             max_text_bytes=self._picker.policy.spec.sampling.max_text_bytes,
         )
-        if override:
-            self.mode = BodyMode.STREAMED
-            self.overridden = True
         return override
 
     def _told(self, served: str, *, debug: bool) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ from epp.config.policy import PolicySpec
 from epp.errors import PickError
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import StreamProtocolError
+from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
@@ -56,7 +57,12 @@ class ExtProcMessages(OfBytes):
     async def feed(self, data: bytes) -> bool:
         now = next(self._now)
         try:
-            event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=self._stream.first)
+            event = decode(
+                data,
+                names=self._names,
+                response_names=RESPONSE_NAMES,
+                first=self._stream.phase is Phase.START,
+            )
             for action in self._stream.receive(event, now=now):
                 assert encode(action)
         except StreamProtocolError:
@@ -64,7 +70,7 @@ class ExtProcMessages(OfBytes):
             return False
         self._stream.check_integrity()
         self._messages += 1
-        if self._stream.closed or self._messages > 6:
+        if self._stream.phase is Phase.CLOSED or self._messages > 6:
             self._over(now=now)
         return True
 

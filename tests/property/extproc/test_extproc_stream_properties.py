@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import (
     Answer,
@@ -27,7 +28,6 @@ from epp.extproc.events import (
     ResponseTrailers,
     StreamProtocolError,
 )
-from epp.extproc.gathering import BodyRoom
 from epp.extproc.reading import RESPONSE_NAMES, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream

@@ -20,6 +20,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
+from epp.extproc.phases import Phase
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.gate import Gate
@@ -79,7 +80,7 @@ class Held:
         stream.receive(head(modes, *extra), now=1.0)
         answered = stream.receive(END, now=1.0)
         stream.check_integrity()
-        assert stream.waits
+        assert stream.phase is Phase.WAITING
         assert self.gate.waiting == 1
         return stream, answered
 
@@ -104,7 +105,7 @@ def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
     held.gate.pump(now=at)
     stream.check_integrity()
     assert len(routed(held.later)) == 1
-    assert not stream.waits
+    assert stream.phase is not Phase.WAITING
     pick = held.bench.seen.picks[-1]
     assert pick.decision.waited_s == pytest.approx(at - 1.0)
     stream.close(now=at)

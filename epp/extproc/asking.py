@@ -1,0 +1,307 @@
+"""What a stream asks the picker, and how the answer reads: one request from its head and body to its destinations or its refusal.
+
+Owns what the head says, the body with another model's name in it, and the ticket while flow control holds the request. A request waits only
+where the data plane bears it: with full duplex nothing is due until the answer to the headers; with BUFFERED the data plane is
+asked for more time, once, or the request waits within the time-out of the data plane. In the other
+modes no request waits, for the data plane would pass it by, or stop reading.
+
+A data plane that sends no `:path` and does not say its mode asks for a pick and nothing else (NGINX Gateway Fabric): it gets one
+destination in the answer to the headers, no body back, and no wait. Its clean close after the pick says nothing of the HTTP request.
+
+Pure; owned by `stream`, which knows when to ask.
+
+Memory: a waiting request keeps its canonical prompt, and with full duplex the body that is to be sent on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Protocol
+
+import msgspec
+
+from epp.config.dialects import WAIT_SHARE
+from epp.config.flow import Flow
+from epp.decision import Observer, Pick, PickRequest
+from epp.errors import NoEndpointError, PickError
+from epp.extproc.bodies import ENCODED, NO_BODY, read_body, skim_body
+from epp.extproc.events import Action, Answer, BodyMode, Delay, Estimate, Modes, Refuse, RequestHeaders, Slot
+from epp.extproc.reading import (
+    DESTINATION,
+    LENGTH,
+    REQUEST_ID,
+    RequestHead,
+    not_set,
+    read_addresses,
+    read_head,
+    read_prescribed,
+    refusal,
+)
+from epp.extproc.response import PickerPort, StreamSettings
+from epp.gate import Claim, Ticket
+from epp.request.rewriting import with_model
+from epp.types import Address, InferenceRequest
+
+
+class GatePort(Protocol):
+    """What a stream asks of `epp.gate.Gate`."""
+
+    @property
+    def on(self) -> bool: ...
+    @property
+    def tried(self) -> Flow | None: ...
+    def offer(
+        self,
+        request: PickRequest,
+        claim: Claim,
+        decided: Callable[[Pick | PickError, float], None],
+        *,
+        size_bytes: int,
+        longest_s: float,
+        now: float,
+    ) -> Pick | Ticket: ...
+    def leave(self, ticket: Ticket) -> None: ...
+
+
+class Asking:
+    """`read` the head and `ask` once; then `answer` or `refusal`. `leave` at the end of the stream, whatever happened."""
+
+    __slots__ = (
+        "_after", "_changed_body", "_changed_bytes", "_gate", "_head", "_made_id", "_new_id", "_observer", "_picker", "_settings",
+        "_slot", "_subset", "_ticket", "_timer", "_trace", "asks_only", "hurried", "kind",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        picker: PickerPort,
+        gate: GatePort | None,
+        observer: Observer,
+        *,
+        settings: StreamSettings,
+        new_request_id: Callable[[], str],
+        timer: Callable[[], float],
+        trace: str,
+        hurried: bool,
+    ) -> None:
+        self._picker = picker
+        self._gate = gate
+        self._observer = observer
+        self._settings = settings
+        self._new_id = new_request_id
+        self._timer = timer
+        self._trace = trace
+        self.hurried = hurried
+        """The picker has too much to do to read the body."""
+        self.asks_only = False
+        """The data plane wants the pick and nothing else."""
+        self.kind = NO_BODY.kind
+        self._head: RequestHead | None = None
+        self._made_id = False
+        self._subset: tuple[str, ...] | None = None
+        self._changed_body: bytes | None = None
+        """With the model's name changed; until it is sent on."""
+        self._changed_bytes = 0
+        """Its size."""
+        self._ticket: Ticket | None = None
+        self._slot = Slot.REQUEST_BODY
+        """What is answered with the pick of a request that waited."""
+        self._after: Sequence[Action] = ()
+        """What is answered after that."""
+
+    @property
+    def head(self) -> RequestHead:
+        assert self._head is not None, "decisions come after request headers"
+        return self._head
+
+    @property
+    def debug(self) -> bool:
+        """The client asked how its server is chosen."""
+        return self._head is not None and self._head.debug
+
+    @property
+    def waits(self) -> bool:
+        """Flow control holds the request."""
+        return self._ticket is not None
+
+    def read(self, event: RequestHeaders) -> RequestHead:
+        """The request's headers came."""
+        tried = self._gate.tried if self._gate is not None else None
+        head = self._head = read_head(event.headers, self._picker.policy.spec, tried=tried)
+        if not head.request_id:
+            head.request_id, self._made_id = self._new_id(), True
+        self._subset = event.subset
+        self.asks_only = event.modes is None and not (head.path and self._settings.shows_answers)
+        if not self._trace:
+            self._trace = head.trace
+        return head
+
+    # -- the question --------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        slot: Slot,
+        body: bytes | memoryview,
+        decided: Callable[[Pick | PickError, float], None],
+        *,
+        instead: InferenceRequest | None,
+        partial: bool,
+        modes: Modes,
+        now: float,
+    ) -> Pick | Sequence[Action]:
+        """A pick at once; or the request waits, and what the data plane is told of that. PickError: refused.
+
+        instead: what is taken for the body's content without reading it. decided: called with the fate of a request that waited.
+        """
+        request = self._request(body, instead=instead, partial=partial, modes=modes)
+        gate, settings = self._gate, self._settings
+        if gate is None or self.hurried or self.asks_only or not gate.on:
+            return self._picker.pick(request, now=now)
+        longest_s = _longest_wait_s(slot, request, modes=modes, settings=settings)
+        if longest_s <= 0:
+            return self._picker.pick(request, now=now)
+        echoed = modes.request_body.echoed or self._changed_body is not None
+        offered = gate.offer(
+            request,
+            self.head.claim,
+            decided,
+            size_bytes=request.inference.held_bytes + (request.body_bytes if echoed else 0),
+            longest_s=WAIT_SHARE * longest_s,
+            now=now,
+        )
+        if isinstance(offered, Pick):
+            return offered
+        self._ticket, self._slot = offered, slot
+        return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
+
+    def answer_after(self, actions: Sequence[Action]) -> None:
+        """Once the request that waits is picked, and after the answer that says so."""
+        self._after = (*self._after, *actions)
+
+    def decided(self) -> tuple[Slot, Sequence[Action]]:
+        """The request waits no more. What is answered with its pick, and what after that."""
+        after, self._after, self._ticket = self._after, (), None
+        return self._slot, after
+
+    def leave(self) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        ticket, self._ticket, self._after = self._ticket, None, ()
+        if ticket is not None and self._gate is not None:
+            self._gate.leave(ticket)
+
+    def sent_on(self, body: bytes | memoryview) -> bytes | memoryview:
+        """The body to send on: as it came, or with another name for the model."""
+        changed, self._changed_body = self._changed_body, None
+        return body if changed is None else changed
+
+    def check_integrity(self) -> None:
+        assert not self._after or self.waits
+
+    def _request(
+        self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, modes: Modes
+    ) -> PickRequest:
+        head, settings = self.head, self._settings
+        started = self._timer()
+        inference, asked_model = NO_BODY, ""
+        if instead is not None:
+            inference = instead
+        elif head.encoded:
+            inference = ENCODED
+        elif body:
+            read = skim_body if self.hurried else read_body
+            inference = read(head.path, body, partial=partial)
+            self.kind = inference.kind
+            if inference.model and self._picker.rewrites and self._can_change_body(modes):
+                asked_model, inference = inference.model, self._renamed(inference, body, head)
+            self._observer.parsed(seconds=self._timer() - started, size_bytes=len(body))
+        prescribed: tuple[Address, ...] = ()
+        if settings.conformance_headers and head.prescribed:
+            prescribed = read_prescribed(head.prescribed, self._picker.endpoints())
+            if not prescribed:
+                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        subset, self._subset = self._subset, None
+        return PickRequest(
+            request_id=head.request_id,
+            inference=inference,
+            body_bytes=max(len(body), head.declared_bytes),
+            subset=None if subset is None else read_addresses(subset),
+            session=head.session,
+            asked_model=asked_model if asked_model != inference.model else "",
+            prescribed=prescribed,
+            max_destinations=1 if self.asks_only else settings.max_destinations,
+            hurried=self.hurried,
+            trace=self._trace,
+            began_s=started,
+        )
+
+    def _can_change_body(self, modes: Modes) -> bool:
+        """The picker may send another body on than came. In the other modes the data plane sends its own copy."""
+        mode = modes.request_body
+        return mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED) and not self.asks_only
+
+    def _renamed(
+        self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead
+    ) -> InferenceRequest:
+        """With the model that a rewrite puts in the place of the one that was sent."""
+        model = self._picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
+        if model == inference.model:
+            return inference
+        self._changed_body = with_model(body, before=inference.model, after=model)
+        self._changed_bytes = len(self._changed_body)
+        return msgspec.structs.replace(inference, model=model)
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def answer(self, slot: Slot, pick: Pick) -> Answer:
+        """Where the request goes. What only the pick needed of the head is forgotten."""
+        head = self.head
+        head.forget()
+        destination = ",".join(map(str, pick.destinations))
+        scores: tuple[tuple[str, float], ...] = ()
+        if self._settings.scores_metadata:
+            scores = tuple((str(c.address), c.score_s) for c in pick.decision.candidates if not c.excluded)
+        cost: Estimate | None = None
+        if self._settings.cost_metadata:
+            decision = pick.decision
+            cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
+        if slot is Slot.REQUEST_TRAILERS:
+            return Answer(slot, destination=destination, scores=scores, cost=cost)
+        headers = [(DESTINATION, destination), *pick.set_headers]
+        if self._made_id:
+            headers.append((REQUEST_ID, head.request_id))
+        if self._changed_bytes and head.declared_bytes:
+            headers.append((LENGTH, str(self._changed_bytes)))
+        changed = None
+        if slot is Slot.REQUEST_BODY:
+            changed, self._changed_body = self._changed_body, None
+        return Answer(
+            slot,
+            set_headers=tuple(headers),
+            body=changed,
+            remove_headers=not_set(head.reserved, headers),
+            clear_route_cache=self._settings.clear_route_cache,
+            destination=destination,
+            scores=scores,
+            cost=cost,
+        )
+
+    def refusal(self, error: PickError) -> Refuse:
+        """In the words of the request's API."""
+        self._changed_body = None
+        head = self.head
+        self._observer.refused(head.request_id, error, trace=self._trace)
+        refused = refusal(error, head)
+        head.forget()
+        return refused
+
+
+def _longest_wait_s(slot: Slot, request: PickRequest, *, modes: Modes, settings: StreamSettings) -> float:
+    """How long the data plane bears that the answer to `slot` does not come; 0: it must come now.
+
+    A request without a prompt costs its server next to nothing, and goes at once.
+    """
+    if not request.inference.prompt:
+        return 0.0
+    if modes.request_body.echoed:
+        return inf
+    return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
