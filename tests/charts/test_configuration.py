@@ -6,6 +6,7 @@ import base64
 import json
 import shlex
 import ssl
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,47 @@ def test_the_certificate_that_the_chart_makes_is_one_that_is_cheap_to_sign_with(
     assert "BEGIN EC PRIVATE KEY" in files["tls.key"].read_text()
     ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(files["tls.crt"], files["tls.key"])
     assert made["ca.crt"] == made["tls.crt"]
+
+
+def role_of(objects: Sequence[Manifest]) -> Mapping[str, Any]:
+    """By resource, the names that the picker's Role is good for."""
+    rules = of_kind(objects, "Role", "gateway-prefix-gateway")["rules"]
+    return {rule["resources"][0]: rule["resourceNames"] for rule in rules if "resourceNames" in rule}
+
+
+def test_several_inference_pools_are_followed_with_rights_for_each_and_one_lease(
+    helm: Helm, tmp_path: Path
+) -> None:
+    objects = helm.render(
+        GATEWAY,
+        {"pool": {"name": "ours"}, "inferencePools": [{"name": "llama"}, {"name": "mistral"}]},
+    )
+    settings = config_of(objects, tmp_path).kubernetes
+    assert settings is not None
+    assert (settings.pool, settings.names, settings.selector) == ("", ("llama", "mistral"), {})
+    assert settings.lease_name == "prefix-gateway-ours"
+    assert role_of(objects) == {"inferencepools": ["llama", "mistral"], "leases": ["prefix-gateway-ours"]}
+    assert "InferencePool" not in {each["kind"] for each in objects}
+
+
+def test_in_shape_gateway_the_chart_makes_each_of_several_pools(helm: Helm, tmp_path: Path) -> None:
+    pools = [
+        {"name": "llama", "selector": {"app": "llama"}},
+        {"name": "mistral", "selector": {"app": "mistral"}, "targetPorts": [9000, 9001]},
+    ]
+    objects = helm.render(GATEWAY, {"shape": "gateway", "inferencePools": pools})
+    made = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "InferencePool"}
+    assert {name: spec["selector"]["matchLabels"] for name, spec in made.items()} == {
+        "llama": {"app": "llama"},
+        "mistral": {"app": "mistral"},
+    }
+    assert [port["number"] for port in made["llama"]["targetPorts"]] == [8000]
+    assert [port["number"] for port in made["mistral"]["targetPorts"]] == [9000, 9001]
+    pickers = {spec["endpointPickerRef"]["name"] for spec in made.values()}
+    assert pickers == {"gateway-prefix-gateway"}
+    settings = config_of(objects, tmp_path).kubernetes
+    assert settings is not None
+    assert settings.names == tuple(made)
 
 
 def test_behind_envoy_gateway_pods_are_followed_by_label_and_no_pool_is_made(

@@ -141,6 +141,32 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             "valkey.existingSecret: is the password of the bundled Valkey, which is off",
         ),
         ({"autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas"),
+        ({"inferencePools": [{"name": "Llama"}]}, "/inferencePools/0/name"),
+        ({"inferencePools": [{"name": "a", "targetPorts": [1]}]}, "inferencePools[0]: in shape own-envoy"),
+        ({"config": {"kubernetes": {"pools": ["a"]}}}, "config.kubernetes.pools"),
+        (
+            {"shape": "gateway", "inferencePools": [{"name": "a"}]},
+            "inferencePools[0].selector: name the labels",
+        ),
+        (
+            {
+                "shape": "gateway",
+                "inferencePools": [{"name": "a", "selector": {"app": "a"}}],
+                "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}},
+            },
+            "gateway.httpRoute.enabled: a Gateway chooses the InferencePool",
+        ),
+        (
+            {
+                "shape": "gateway",
+                "inferencePools": [{"name": "a", "selector": {"app": "a"}}],
+                "gateway": {
+                    "provider": "envoy-gateway",
+                    "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+                },
+            },
+            "inferencePools: a route of provider envoy-gateway",
+        ),
     ],
 )
 def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> None:

@@ -5,7 +5,14 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- $own := include "gateway.ownEnvoy" . }}
 {{- $bind := .Values.bindAddress }}
 {{- $kubernetes := dict "pool" (include "gateway.pool" .) }}
-{{- if or (and $own (eq .Values.pool.follow "pods")) (include "gateway.envoyGateway" .) }}
+{{- if .Values.inferencePools }}
+{{- $names := list }}
+{{- range .Values.inferencePools }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- /* The Lease is named after the release, so that it stays the same when the list changes. */}}
+{{- $kubernetes = dict "pools" $names "status" (dict "leaseName" (printf "prefix-gateway-%s" (include "gateway.pool" .))) }}
+{{- else if or (and $own (eq .Values.pool.follow "pods")) (include "gateway.envoyGateway" .) }}
 {{- $_ := set $kubernetes "selector" (include "gateway.selector" . | fromYaml) }}
 {{- $_ := set $kubernetes "targetPorts" .Values.pool.targetPorts }}
 {{- end }}

@@ -171,6 +171,23 @@ capabilities: {drop: [ALL]}
 {{- fail (printf "config.%s: the chart's pods take endpoints from `pool` and the policy from `policy`; remove it" $field) }}
 {{- end }}
 {{- end }}
+{{- if hasKey (dig "kubernetes" dict $config) "pools" }}
+{{- fail "config.kubernetes.pools: the pod's rights belong to it; set inferencePools" }}
+{{- end }}
+{{- range $n, $pool := .Values.inferencePools }}
+{{- if and (include "gateway.ownEnvoy" $) (or $pool.selector $pool.targetPorts) }}
+{{- fail (printf "inferencePools[%d]: in shape own-envoy the chart makes no InferencePool, it follows those that exist; leave selector and targetPorts out" $n) }}
+{{- end }}
+{{- if not (or (include "gateway.ownEnvoy" $) $pool.selector) }}
+{{- fail (printf "inferencePools[%d].selector: name the labels of this pool's pods; the chart makes the InferencePool" $n) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.inferencePools (include "gateway.envoyGateway" .) }}
+{{- fail "inferencePools: a route of provider envoy-gateway reaches all pods by one Service; name labels that all pods have in pool.selector" }}
+{{- end }}
+{{- if and .Values.inferencePools (eq .Values.shape "gateway") .Values.gateway.httpRoute.enabled }}
+{{- fail "gateway.httpRoute.enabled: a Gateway chooses the InferencePool before the picker is asked; write a route for each of inferencePools yourself" }}
+{{- end }}
 {{- if and (eq .Values.shape "gateway") (include "gateway.tlsSecret" .) }}
 {{- fail "tls.secretName: in shape `gateway` clients talk to your Gateway, which has TLS of its own; remove it" }}
 {{- end }}
