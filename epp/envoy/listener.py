@@ -61,7 +61,7 @@ from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 from envoy_data_plane.google.protobuf import Struct
 
-from epp.envoy import replies, tls, tracing
+from epp.envoy import framing, replies, tls, tracing
 from epp.envoy.clusters import envoy_address
 from epp.envoy.names import (
     DESTINATION,
@@ -183,7 +183,7 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         request_timeout=timedelta(seconds=envoy.request_timeout_seconds),
         # Default 5 min: it ends answers that are not streamed, though the route has no timeout.
         stream_idle_timeout=timedelta(seconds=envoy.stream_idle_timeout_seconds),
-        http_filters=[ext_proc, router()],
+        http_filters=[ext_proc, framing.replies(), router()],
         # The picker buffers bodies, which a websocket never ends: those go round it, by the fallback policy.
         upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router()])],
         route_config=routed(STAT_PREFIX, _routes(config)),

@@ -24,6 +24,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 from envoy_data_plane.google.protobuf import Struct
 
+from epp.envoy import framing
 from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError, PickError, SaturatedError
 
 _INVALID: Final = "invalid_request_error"
@@ -62,7 +63,9 @@ def as_json() -> LocalReplyConfig:
             ),
             *(
                 ResponseMapper(
-                    filter=_status(status, ComparisonFilterOp.EQ), body_format_override=_body(*error)
+                    filter=_status(status, ComparisonFilterOp.EQ),
+                    body_format_override=_body(*error),
+                    headers_to_add=[framing.MARK] if status == 400 else [],
                 )
                 for status, error in _ERRORS.items()
             ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from epp.conformance.dataplane import DESTINATION, SUBSET_HINT
+from epp.envoy.listener import EXT_PROC
 from tests.harness.envoy import cluster, connection_manager
 
 SUBSET_HEADER: Final = "x-test-subset"
@@ -39,7 +40,8 @@ class Shape:
 
 
 def _filter(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = connection_manager(document)["http_filters"][-2]["typed_config"]
+    filters = connection_manager(document)["http_filters"]
+    found: dict[str, Any] = next(each for each in filters if each["name"] == EXT_PROC)["typed_config"]
     return found
 
 

@@ -1,0 +1,66 @@
+"""The 400 for a body whose framing breaks, past the picker.
+
+Envoy makes a 400, hands it to its filters, and closes the connection at once. The external processor's filter would hold the 400 until the picker
+has seen it, so the client would get nothing. Envoy answers directly, past all filters, where one of them answers in place of
+a response that has begun. The custom response filter does so here, before the external processor's filter sees the 400. Pure; called by `listener`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envoy_data_plane.envoy.config.core.v3 import HeaderValue, HeaderValueOption
+from envoy_data_plane.envoy.extensions.filters.http.custom_response.v3 import CustomResponse
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.extensions.http.custom_response.local_response_policy.v3 import (
+    LocalResponsePolicy,
+)
+from envoy_data_plane.envoy.type.matcher.v3 import (
+    HttpResponseHeaderMatchInput,
+    HttpResponseLocalReplyMatchInput,
+)
+from envoy_data_plane.google.protobuf import Any as AnyMessage
+from envoy_data_plane.xds.core.v3 import TypedExtensionConfig as MatcherInput
+from envoy_data_plane.xds.type.matcher.v3 import (
+    Matcher,
+    MatcherMatcherList,
+    MatcherMatcherListFieldMatcher,
+    MatcherMatcherListPredicate,
+    MatcherMatcherListPredicatePredicateList,
+    MatcherMatcherListPredicateSinglePredicate,
+    MatcherOnMatch,
+    StringMatcher,
+)
+
+_HEADER: Final = "connection"
+_VALUE: Final = "close"
+
+MARK: Final = HeaderValueOption(header=HeaderValue(key=_HEADER, value=_VALUE))
+"""Set on the 400 that Envoy makes, by which it is known from the picker's. Envoy replaces this header field when it writes the answer."""
+
+
+def replies() -> HttpFilter:
+    """Comes behind the external processor in the list: filters see answers from the last to the first."""
+    envoys_own = _is(HttpResponseLocalReplyMatchInput(), "true")
+    marked = _is(HttpResponseHeaderMatchInput(header_name=_HEADER), _VALUE)
+    both = MatcherMatcherListPredicate(
+        and_matcher=MatcherMatcherListPredicatePredicateList(predicate=[envoys_own, marked])
+    )
+    again = MatcherInput(name="again", typed_config=AnyMessage.pack(LocalResponsePolicy(status_code=400)))
+    rule = MatcherMatcherListFieldMatcher(predicate=both, on_match=MatcherOnMatch(action=again))
+    matcher = Matcher(matcher_list=MatcherMatcherList(matchers=[rule]))
+    return HttpFilter(
+        name="envoy.filters.http.custom_response",
+        typed_config=AnyMessage.pack(CustomResponse(custom_response_matcher=matcher)),
+    )
+
+
+def _is(
+    what: HttpResponseLocalReplyMatchInput | HttpResponseHeaderMatchInput, value: str
+) -> MatcherMatcherListPredicate:
+    return MatcherMatcherListPredicate(
+        single_predicate=MatcherMatcherListPredicateSinglePredicate(
+            input=MatcherInput(name="answer", typed_config=AnyMessage.pack(what)),
+            value_match=StringMatcher(exact=value),
+        )
+    )
