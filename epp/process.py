@@ -27,7 +27,7 @@ _MOST_FILES: Final = 65_536
 _PR_SET_PDEATHSIG: Final = 1
 """Of Linux's prctl.h."""
 
-_GC_THRESHOLDS: Final = (10_000, 20, 100)
+_GC_THRESHOLDS: Final = (1_000, 200, 100)
 
 GRPC_EXPERIMENTS: Final = "-event_engine_listener"
 
@@ -50,7 +50,8 @@ def tune() -> None:
     nothing is changed.
 
     The collector's default is a look after every 700 new objects, a few requests here, though requests leave no cycles behind:
-    what it walks is the prefix table and the last decisions. What exists now is never walked again.
+    what it walks is the prefix table and the last decisions. What exists now is never walked again. One look at the 1,000 youngest objects takes some
+    0.2 ms, at 10,000 it took 1.3 ms, and 20 ms where the picker has a quarter of a core.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
