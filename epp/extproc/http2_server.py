@@ -128,7 +128,7 @@ class Http2Server:
 
     def check_integrity(self) -> None:
         for peer in self.peers:
-            peer.connection.check_integrity()
+            peer.check_integrity()
 
     def _tick(self) -> None:
         self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)

@@ -1,6 +1,6 @@
 """Which new requests are routed without being read, so that no request waits long for a picker that has too much to do.
 
-Our HTTP/2 says how long the first message of a request has waited in this process's queue. Once `_IN_A_ROW` requests have waited longer than
+Our HTTP/2 says how long the first message of a request has waited for this process. Once `_IN_A_ROW` requests have waited longer than
 `TARGET_S`, without one in between that did not, and for `_PATIENCE_S`, there is an overload: every request that waited longer
 is routed by load, from its headers alone, and every other one is read.
 So the queue stays near the target by itself, and the picker reads as many bodies as it can. No control loop has to settle.
@@ -12,9 +12,9 @@ from __future__ import annotations
 from math import exp
 from typing import Final
 
-TARGET_S: Final = 0.008
-"""A request waits twice in the queue, with its headers and with its body."""
-_LATEST_S: Final = 3 * TARGET_S
+TARGET_S: Final = 0.016
+"""A request waits with its headers alone: what else comes for it goes before new requests (`epp.http2.beginnings`)."""
+_LATEST_S: Final = 0.024
 """A body that waited so long, since something else held the process, is not read either."""
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
+from epp.http2.beginnings import Beginnings
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
 from epp.http2.headers import Request
@@ -23,6 +24,8 @@ from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
 _log = logging.getLogger(__name__)
 
 _TURN_S: Final = 0.002
+_MOST_WAITING_BYTES: Final = 2**20
+"""Of calls that wait for their beginning on one connection. With more, nothing is read there."""
 _TURN_FRAMES: Final = 16
 """Handled between two looks at the clock."""
 _UNREAD_S: Final = 30.0
@@ -110,9 +113,11 @@ class Peer(asyncio.Protocol):
         self._closing_since: float | None = None
         self._resumed = -2
         """`looks` of the server's lateness when reading went on after a pause of ours."""
-        self._read_at = 0.0
+        self._reading = True
+        self._read_at = self._read_came_after = 0.0
         self._came_after = 0.0
         """What is being handled was not there before this moment."""
+        self._beginnings = Beginnings()
         self.connection = Connection(server.limits, server.held, now=server.now())
 
     # -- asyncio's calls -----------------------------------------------------------------------------------------------
@@ -130,7 +135,8 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = self._server.now()
-        self._came_after = self._server.lateness.read(before=self._read_at, resumed=self._resumed, now=now)
+        lateness = self._server.lateness
+        self._read_came_after = lateness.read(before=self._read_at, resumed=self._resumed, now=now)
         self._read_at = now
         self._turn(data)
 
@@ -150,8 +156,7 @@ class Peer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._unread_since = self._server.now()
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._pause()
 
     def resume_writing(self) -> None:
         self._unread_since = None
@@ -161,6 +166,7 @@ class Peer(asyncio.Protocol):
 
     def end(self, stream_id: int, status: int, details: str) -> None:
         self._handlers.pop(stream_id, None)
+        self._beginnings.gone(stream_id)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
 
@@ -228,30 +234,46 @@ class Peer(asyncio.Protocol):
         else:
             transport.resume_reading()
 
+    def check_integrity(self) -> None:
+        self.connection.check_integrity()
+        self._beginnings.check_integrity()
+
     # -- the turn --------------------------------------------------------------------------------------------------
 
     def _turn(self, data: bytes) -> None:
+        """First what came for calls that are being served, then new calls, each for as long as a turn may take."""
         server, connection = self._server, self.connection
         self.in_turn = True
+        self._came_after = self._read_came_after
         now = started = server.now()
         events = connection.receive(data, now=now, limit=_TURN_FRAMES)
         self._handle(events, now=now)
-        while connection.pending:
+        while connection.pending and self._unread_since is None:
             now = server.now()
-            if now - started > _TURN_S or self._unread_since is not None:
-                self._later()
+            if now - started > _TURN_S:
                 break
             self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
+        self._begin()
+        if connection.pending or self._beginnings:
+            self._later()
         self.in_turn = False
         self.flush()
         server.after_writing()
         if server.lateness.worked():
             asyncio.get_running_loop().call_soon(server.lateness.look)
 
+    def _begin(self) -> None:
+        server, beginnings = self._server, self._beginnings
+        now = started = server.now()
+        while beginnings and now - started <= _TURN_S and self._unread_since is None:
+            self._came_after, event = beginnings.take()
+            self._hand_over(event, now=now)
+            now = server.now()
+
     def _later(self) -> None:
-        """The rest of what came waits until others have had their turn, and nothing more is read until then."""
-        if self._transport is not None:
-            self._transport.pause_reading()
+        """The rest of what came waits until others have had their turn. Where that is frames or many bytes, nothing more is read until then."""
+        if self.connection.pending or self._beginnings.held_bytes > _MOST_WAITING_BYTES:
+            self._pause()
         if self._again is None and self._unread_since is None:
             self._again = asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -259,36 +281,47 @@ class Peer(asyncio.Protocol):
         self._again = None
         if self._transport is None or self._transport.is_closing():
             return
-        if self.connection.pending:
+        if self.connection.pending or self._beginnings:
             self._server.lateness.goes_on()
             self._turn(b"")
-        if not self.connection.pending and self._unread_since is None and not self._transport.is_closing():
-            self._resumed = self._server.lateness.looks
+        if (
+            not self._reading
+            and not self.connection.pending
+            and self._beginnings.held_bytes <= _MOST_WAITING_BYTES
+            and self._unread_since is None
+            and not self._transport.is_closing()
+        ):
+            self._reading, self._resumed = True, self._server.lateness.looks
             self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        self._reading = False
+        if self._transport is not None:
+            self._transport.pause_reading()
 
     def _handle(self, events: list[Event], *, now: float) -> None:
         for event in events:
-            if type(event) is Message:
-                handler = self._handlers.get(event.stream_id)
-                if handler is not None:
-                    try:
-                        handler.message(event.data, now=now)
-                    except Exception:  # noqa: BLE001 - whatever it is, the others go on
-                        self._broken(event.stream_id, now=now)
+            if type(event) is Message or type(event) is HalfClosed:
+                if not self._beginnings.keeps(event, came_after=self._came_after):
+                    self._hand_over(event, now=now)
             else:
                 self._change(event, now=now)
 
+    def _hand_over(self, event: Message | HalfClosed, *, now: float) -> None:
+        handler = self._handlers.get(event.stream_id)
+        if handler is not None:
+            try:
+                if type(event) is Message:
+                    handler.message(event.data, now=now)
+                else:
+                    handler.half_closed(now=now)
+            except Exception:  # noqa: BLE001 - whatever it is, the others go on
+                self._broken(event.stream_id, now=now)
+
     def _change(self, event: Event, *, now: float) -> None:
-        """All but messages."""
+        """All but what a call is sent."""
         if type(event) is Opened:
             self._open(event)
-        elif type(event) is HalfClosed:
-            handler = self._handlers.get(event.stream_id)
-            if handler is not None:
-                try:
-                    handler.half_closed(now=now)
-                except Exception:  # noqa: BLE001 - as above
-                    self._broken(event.stream_id, now=now)
         elif type(event) is Gone:
             self._gone(event.stream_id, now=now)
         elif type(event) is Fault:
@@ -300,6 +333,7 @@ class Peer(asyncio.Protocol):
             self._server.fault("unknown_method")
             self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
             return
+        self._beginnings.opened(event.stream_id)
         self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
 
     def _broken(self, stream_id: int, *, now: float) -> None:
@@ -311,6 +345,7 @@ class Peer(asyncio.Protocol):
             handler.gone(now=now, broken=True)
 
     def _gone(self, stream_id: int, *, now: float) -> None:
+        self._beginnings.gone(stream_id)
         handler = self._handlers.pop(stream_id, None)
         if handler is not None:
             handler.gone(now=now, broken=False)

@@ -13,41 +13,47 @@ from epp.extproc.overload import TARGET_S, Overload
 
 HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 90e-6
 HURRIED_BODY_S = 80e-6
-CAPACITY = 1 / (HEAD_S + BODY_S)
+ANSWER_S = 50e-6
+"""The answer's headers. They come of requests that were read; the stream of another one has ended."""
+CAPACITY = 1 / (HEAD_S + BODY_S + ANSWER_S)
 """Requests that can be read in a second."""
 TO_THE_PROXY_AND_BACK_S = 0.0005
+TO_THE_SERVER_AND_BACK_S = 0.001
+
+What = Literal["head", "body", "answer"]
 
 
 @dataclass
 class Queue:
-    """A picker that is `slowness` times as slow as it should be: messages wait in one line, and requests come by chance."""
+    """A picker that is `slowness` times as slow as it should be. Requests come by chance; their heads wait behind all other messages."""
 
     slowness: float = 1.0
     overload: Overload = field(default_factory=Overload)
-    line: list[tuple[float, int, Literal["head", "body"], float]] = field(default_factory=list)
+    heads: list[tuple[float, int, What, float]] = field(default_factory=list)
+    others: list[tuple[float, int, What, float]] = field(default_factory=list)
     """When it was sent, its number, what, and when its request came."""
     now: float = 0.0
     sent: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """When an answer with a pick was given, and how long its request had taken here in all."""
+    """When the last message of a request was answered, and how long the request had taken in all."""
     read: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     """When something else holds the process for 50 ms."""
 
-    def send(self, at: float, what: Literal["head", "body"], came: float) -> None:
+    def send(self, at: float, what: What, came: float) -> None:
         self.sent += 1
-        heapq.heappush(self.line, (at, self.sent, what, came))
+        heapq.heappush(self.heads if what == "head" else self.others, (at, self.sent, what, came))
 
     def run(self, *, load: float, seconds: float) -> None:
         rng, at = random.Random(1), self.now
         while load and at < self.now + seconds:
             self.send(at, "head", at)
             at += rng.expovariate(load * CAPACITY / self.slowness)
-        while self.line:
-            self._message(*heapq.heappop(self.line))
+        while lines := [line for line in (self.others, self.heads) if line]:
+            self.now = max(self.now, min(line[0][0] for line in lines))
+            self._message(*heapq.heappop(next(line for line in lines if line[0][0] <= self.now)))
 
-    def _message(self, at: float, _: int, what: Literal["head", "body"], came: float) -> None:
-        self.now = max(self.now, at)
+    def _message(self, at: float, _: int, what: What, came: float) -> None:
         if self.pauses and self.pauses[0] <= self.now:
             self.now += 0.05
             del self.pauses[0]
@@ -58,11 +64,15 @@ class Queue:
             if not unread:
                 self.send(self.now + TO_THE_PROXY_AND_BACK_S, "body", came)
                 return
+        elif what == "answer":
+            self.now += self.slowness * ANSWER_S
         elif self.overload.gives_up(waited_s=waited_s, now=self.now):
             self.now += self.slowness * HURRIED_BODY_S
         else:
             self.now += self.slowness * BODY_S
             self.read.append(self.now)
+            self.send(self.now + TO_THE_SERVER_AND_BACK_S, "answer", came)
+            return
         self.waits.append((self.now, self.now - came))
 
 

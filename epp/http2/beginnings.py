@@ -1,0 +1,68 @@
+"""Calls that nobody has begun to serve: they wait in order until the messages of the other calls have been handled.
+
+A call that was begun has waited before. Where its later messages stood in one line with new calls, it would wait once for each of them. Here a call
+waits at its beginning alone. Holds the messages themselves, so the owner asks for `held_bytes` and stops reading. Pure; one for each connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from epp.http2.call_events import HalfClosed, Message
+
+_EVENT_BYTES: Final = 200
+"""Of an event in this line, beside the message in it."""
+
+
+class Beginnings:
+    def __init__(self) -> None:
+        self._silent: set[int] = set()
+        """Calls without any message so far."""
+        self._line: dict[int, deque[tuple[float, Message | HalfClosed]]] = {}
+        """What came of the calls that wait, with when it came; the oldest call first."""
+        self.held_bytes = 0
+
+    def __bool__(self) -> bool:
+        """Whether a call waits."""
+        return bool(self._line)
+
+    def opened(self, stream_id: int) -> None:
+        self._silent.add(stream_id)
+
+    def keeps(self, event: Message | HalfClosed, *, came_after: float) -> bool:
+        """Whether the event waits here with its call. False: the call was begun, so the event is handled now."""
+        line = self._line.get(event.stream_id)
+        if line is None:
+            if event.stream_id not in self._silent:
+                return False
+            self._silent.discard(event.stream_id)
+            line = self._line[event.stream_id] = deque()
+        line.append((came_after, event))
+        self.held_bytes += _bytes(event)
+        return True
+
+    def take(self) -> tuple[float, Message | HalfClosed]:
+        """The next event of the call that has waited longest, with the moment after which the event came."""
+        stream_id = next(iter(self._line))
+        line = self._line[stream_id]
+        came_after, event = line.popleft()
+        self.held_bytes -= _bytes(event)
+        if not line:
+            del self._line[stream_id]
+        return came_after, event
+
+    def gone(self, stream_id: int) -> None:
+        """The call is over: nobody waits for an answer."""
+        self._silent.discard(stream_id)
+        for _, event in self._line.pop(stream_id, ()):
+            self.held_bytes -= _bytes(event)
+
+    def check_integrity(self) -> None:
+        assert all(self._line.values())
+        assert not self._silent & self._line.keys()
+        assert self.held_bytes == sum(_bytes(event) for line in self._line.values() for _, event in line)
+
+
+def _bytes(event: Message | HalfClosed) -> int:
+    return _EVENT_BYTES + (len(event.data) if type(event) is Message else 0)

@@ -1,0 +1,165 @@
+"""One connection of the picker's HTTP/2 in simulated time: which of the messages that came are handled first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from epp.extproc import peer as peer_module
+from epp.extproc.peer import Call, Handler, Peer, Service
+from epp.http2.lateness import Lateness
+from epp.http2.limits import HeldBytes, Limits
+from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
+
+
+@dataclass
+class Server:
+    """What a peer needs of its server. Each message takes `takes_s`, and is noted as the number of its call and its text."""
+
+    takes_s: float = 0.0
+    now_s: float = 10.0
+    handled: list[tuple[int, bytes]] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)
+    opened: int = 0
+    limits: Limits = field(default_factory=lambda: Limits(max_message_bytes=2**20))
+    held: HeldBytes = field(default_factory=lambda: HeldBytes(2**24))
+    peers: set[Peer] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.lateness = Lateness(self.now, self.now)
+        self.services: Mapping[str, Service] = {PATH: lambda call: Noting(call, self)}
+
+    def now(self) -> float:
+        return self.now_s
+
+    def fault(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def after_writing(self) -> None: ...
+
+
+class Noting(Handler):
+    def __init__(self, call: Call, server: Server) -> None:
+        self._call = call
+        self._server = server
+        self._number = 2 * server.opened + 1
+        server.opened += 1
+
+    def message(self, data: bytes, *, now: float) -> None:
+        server = self._server
+        server.handled.append((self._number, data))
+        server.waited_s.append(self._call.waited_s())
+        server.now_s += server.takes_s
+
+
+class Wire(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = True
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def write(self, chunk: bytes | bytearray | memoryview) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def peer_of(server: Server) -> tuple[Peer, Wire]:
+    peer, wire = Peer(server), Wire()
+    peer.connection_made(wire)
+    peer.data_received(hello())
+    return peer, wire
+
+
+def begins(number: int, text: bytes = b"first") -> bytes:
+    return headers(number) + data(number, grpc(text))
+
+
+async def turns(peer: Peer, server: Server) -> None:
+    """Until nothing is left to be done."""
+    before = -1
+    while before != (before := len(server.handled)):
+        await asyncio.sleep(0)
+        peer.check_integrity()
+
+
+async def test_messages_of_calls_that_were_begun_go_before_new_calls() -> None:
+    server = Server()
+    peer, _ = peer_of(server)
+    peer.data_received(begins(1))
+    peer.data_received(begins(3) + begins(5) + data(1, grpc(b"second")))
+    assert server.handled == [(1, b"first"), (1, b"second"), (3, b"first"), (5, b"first")]
+
+
+async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_waited() -> None:
+    """The others' messages never end; still the new calls are begun, and their waits are counted from when they came."""
+    server = Server(takes_s=0.001)
+    peer, wire = peer_of(server)
+    peer.data_received(begins(1))
+    await turns(peer, server)
+    peer.data_received(b"".join(begins(n) for n in range(3, 41, 2)))
+    at_first = len(server.handled)
+    assert 1 < at_first < 10, "the loop has its turn in between"
+    assert wire.reads, "what comes for calls that were begun must not wait for the new ones"
+    while sum(text == b"first" for _, text in server.handled) < 20:
+        peer.data_received(data(1, grpc(b"more")) * 10)
+        await asyncio.sleep(0)
+    begun = [index for index, (_, text) in enumerate(server.handled) if text == b"first"]
+    others = len(server.handled) - len(begun)
+    assert len(begun) == 20
+    assert others < 4 * len(begun)
+    waits = [server.waited_s[index] for index in begun[1:]]
+    assert waits == sorted(waits), "the one that is begun last has waited longest"
+    assert waits[-1] > 0.015
+
+
+async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
+    server = Server(takes_s=0.01)
+    peer, _ = peer_of(server)
+    peer.data_received(begins(1) + begins(3) + begins(5))
+    peer.data_received(reset(3))
+    await turns(peer, server)
+    assert [number for number, _ in server.handled] == [1, 5]
+
+
+async def test_what_a_call_ends_with_is_handled_after_its_messages() -> None:
+    server = Server(takes_s=0.01)
+    peer, _ = peer_of(server)
+    ended: list[int] = []
+    server.services = {PATH: lambda call: Ending(call, server, ended)}
+    wire = b"".join(headers(n) + data(n, grpc(b"a")) + data(n, grpc(b"b"), ends=True) for n in (1, 3))
+    peer.data_received(wire)
+    await turns(peer, server)
+    assert server.handled == [(1, b"a"), (1, b"b"), (3, b"a"), (3, b"b")]
+    assert ended == [1, 3]
+
+
+class Ending(Noting):
+    def __init__(self, call: Call, server: Server, ended: list[int]) -> None:
+        super().__init__(call, server)
+        self._ended = ended
+
+    def half_closed(self, *, now: float) -> None:
+        self._ended.append(self._number)
+
+
+async def test_nothing_is_read_while_new_calls_hold_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "_MOST_WAITING_BYTES", 50_000)
+    server = Server(takes_s=0.01)
+    peer, wire = peer_of(server)
+    peer.data_received(begins(1) + begins(3) + begins(5, bytes(10_000)))
+    assert wire.reads
+    peer.data_received(b"".join(begins(n, bytes(10_000)) for n in range(7, 20, 2)))
+    assert not wire.reads
+    await turns(peer, server)
+    assert wire.reads
+    assert len(server.handled) == 10
