@@ -65,7 +65,7 @@ def of_engine(content: Content) -> Pictures:
     """From bench-engine: the time of each row with the cache, as a share of the time without."""
     groups = []
     for row in content["rows"]:
-        if row["row"] in ("000-figure-2", "001-7"):
+        if row["row"] in ("000-figure-2", "001-7") or row["row"].endswith("-by-answer"):
             continue  # a picture and a table of their own
         for line in row["rows"]:
             label, share = _share(row["row"], line)
@@ -87,6 +87,23 @@ def of_engine(content: Content) -> Pictures:
                 x_label="p, the share of prompts that are the same one",
                 y_label="items/s",
             )
+    by_answer = [row for row in content["rows"] if row["row"].endswith("-by-answer")]
+    if by_answer:
+        pictures["gain-by-answer"] = line_chart(
+            "000: how much faster identical prompts are with the cache",
+            [
+                Line(
+                    f"{_PROMPT[row['row']]}, {told}",
+                    [(x["answer tokens"], x[key]) for x in row["rows"]],
+                    dashed=key != "ratio",
+                )
+                for row in by_answer
+                for key, told in (("ratio", "measured"), ("by the costs", "by the costs"))
+            ],
+            x_label="tokens answered",
+            y_label="times as fast",
+            log_x=True,
+        )
     return pictures
 
 
@@ -133,11 +150,14 @@ def _share(row: str, line: Content) -> tuple[str, float]:
         case "000-7":
             return f"000-7 {line['p']:g}/{line['answer tokens']}", 1 / line["ratio"]
         case "001-6":
-            return row, 1 / line["without / with"]
+            return f"001-6, {line['cache']}", 1 / line["without / with"]
         case "001-8":
             return row, float(line["with / without"])
         case _:
             return f"{row} {line['mode']}", 1 / line["ratio"]
+
+
+_PROMPT = {"000-7-by-answer": "prompts of 15 tokens", "000-6-by-answer": "of 5 tokens"}
 
 
 def _float(value: float | str) -> float:

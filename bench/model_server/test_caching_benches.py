@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from bench.model_server import bench_partial, plots
+from bench.model_server.engine import answer_costs
 from bench.model_server.peers import figures, work, worker
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
@@ -173,13 +174,28 @@ def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
     items = ET.fromstring(plots.of_engine({"rows": [{"row": "000-figure-2", "rows": curve}]})["items-by-p"])
     assert len(list(items.iter(f"{_SVG}polyline"))) == 2
     rows = [
-        {"row": "001-6", "rows": [{"without / with": 2.0}]},
+        {"row": "001-6", "rows": [{"cache": "full blocks", "without / with": 2.0}]},
         {"row": "000-7", "rows": [{"p": 0.1, "answer tokens": 16, "ratio": 0.5}]},
     ]
     bars = ET.fromstring(plots.of_engine({"rows": rows})["rows"])
     told = [text.text for text in bars.iter(f"{_SVG}text")]
     assert "0.5" in told
     assert "2" in told
+
+
+def test_the_gain_of_identical_prompts_falls_with_their_answers_as_the_costs_say() -> None:
+    """A first token of 10 ms with the cache and 40 without, 5 ms for each further one: 1.1 times while 30 >= 0.1 (10 + 5 (a - 1))."""
+    points = [(a, 0.010 + 0.005 * (a - 1), 0.040 + 0.005 * (a - 1)) for a in (2, 16, 64)]
+    costs = answer_costs.fit(points)
+    assert costs.gain(1) == pytest.approx(4.0)
+    assert costs.longest_for(1.1) == pytest.approx(59.0)
+    assert costs.gain(costs.longest_for(1.1)) == pytest.approx(1.1)
+    rows = [
+        {"answer tokens": a, "ratio": without / used, "by the costs": costs.gain(a)}
+        for a, used, without in points
+    ]
+    pictures = plots.of_engine({"rows": [{"row": "000-7-by-answer", "rows": rows}]})
+    assert len(list(ET.fromstring(pictures["gain-by-answer"]).iter(f"{_SVG}polyline"))) == 2
 
 
 @pytest.mark.parametrize("common", [True, False])

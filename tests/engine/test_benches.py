@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.model_server.engine import __main__ as command
-from bench.model_server.engine import rows, schedulers
+from bench.model_server.engine import report_rows, rows, runs, schedulers
 from bench.model_server.engine.runs import BLOCK_TOKENS
 from bench.model_server.peers import figures, worker
 from bench.model_server.peers.figures import Recorded
@@ -76,6 +76,24 @@ def test_a_gpu_that_is_not_there_is_said_so(
     with pytest.raises(SystemExit):
         command.main()
     assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+def test_000_6_the_reports_question_is_found_each_time_and_is_8_percent_of_all_tokens_with_56_answered() -> (
+    None
+):
+    """Its 8.14 % are answers of 56.4 tokens."""
+    bench = runs.prepare_shape("tiny", device_name="cpu", num_blocks=1024)
+    told = report_rows.gain_by_answer(
+        bench, runs.Kept({}), bench.question, (2, 56), repeats=1, say=print, row="000-6-by-answer"
+    )
+    assert [line["found of all tokens"] for line in told["rows"]] == pytest.approx([5 / 7, 5 / 61])
+
+
+def test_001_6_partial_blocks_find_all_but_the_last_token_of_a_prompt() -> None:
+    bench = runs.prepare_shape("tiny", device_name="cpu", num_blocks=2048)
+    full, partial = rows.prompts_twice(bench, runs.Kept({}), repeats=1, say=print)["rows"]
+    assert full["hits of all prompt tokens"] == pytest.approx(0.49, abs=0.005)
+    assert 0.49 < partial["hits of all prompt tokens"] < 0.5
 
 
 @pytest.mark.parametrize("count", [rows.PROMPTS, rows.WHOLE_PROMPTS])

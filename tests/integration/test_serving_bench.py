@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from bench.model_server.serving import client
 from bench.model_server.serving.client import Load, Run, Served
+from bench.model_server.serving.clocks import CpuClock, WallClock
 from model_server.runners.cost import CostModel
-from tests.harness.http_model_server import Start
+from tests.harness.http_model_server import FAST, Start
 
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 
@@ -22,10 +26,28 @@ async def test_001_7s_load_hits_37_5_percent_and_every_token_is_timed(
     server = await start(enable_prefix_caching=cache, costs=costs, num_blocks=4096)
     async with server.http.get("/health") as response:
         url = str(response.url.origin())
-    run = await client.serve(url, "demo", load, name="x")
+    run = await client.serve(url, "demo", load, name="x", clock=WallClock())
     assert [len(one.token_s) for one in run.served] == [5] * 40
     assert run.hit_share == pytest.approx(hits, abs=1e-6)
     assert run.prompt_tokens == 40 * 896
+
+
+async def test_by_the_cpus_clock_idle_time_is_skipped_and_tokens_come_in_order(start: Start) -> None:
+    """Five requests, an hour apart: by the wall's clock the test would not end."""
+    load = Load(requests=5, shared_tokens=0, own_tokens=32, answer_tokens=3, rate_per_s=1 / 3600)
+    server = await start(costs=FAST)
+    async with server.http.get("/health") as response:
+        url = str(response.url.origin())
+    run = await client.serve(url, "demo", load, name="x", clock=CpuClock([os.getpid()]))
+    assert run.elapsed_s >= load.arrivals_s()[-1]
+    assert [len(one.token_s) for one in run.served] == [3] * 5
+    assert all(0 < one.ttft_s < 3600 and min(one.gaps_s) >= 0 for one in run.served)
+
+
+def test_the_cpus_clock_of_a_process_is_the_one_that_it_sees_itself() -> None:
+    clock = CpuClock([os.getpid()])
+    before, told, after = time.process_time(), clock.now_s(), time.process_time()
+    assert before <= told <= after
 
 
 def test_times_become_means_and_percentiles() -> None:

@@ -1,6 +1,6 @@
 """The caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a larger shape on a GPU.
 
-Rows 000-7 (and the report's figure 2), 001-6, 001-7, 001-8 and 003-5; sides in turns, medians of the repeats. `--layers 4` takes the model's first
+Rows 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5; sides in turns, medians of the repeats. `--layers 4` takes the model's first
 four layers (its tables say so): all thirty take hours, and what is compared is the same work left out. `--shape 8b --device
 cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every measurement and adds to what a run of the same
 model left there, so that short runs make one table. `make bench-engine` runs this where torch is; `ARGS="--rows 000-7"` one row.
@@ -13,14 +13,16 @@ import json
 import sys
 from pathlib import Path
 
-from bench.model_server.engine import rows, runs, serving_row
+from bench.model_server.engine import report_rows, rows, runs, serving_row
 from bench.model_server.engine.shapes import SHAPES
 from bench.model_server.tables import show, write_json
 from model_server.runners.hf.errors import ModelError
 
 ROWS = {
-    "000-7": rows.identical_prompts,
-    "000-figure-2": rows.items_by_p,
+    "000-7": report_rows.identical_prompts,
+    "000-7-by-answer": report_rows.by_answer,
+    "000-6-by-answer": report_rows.question,
+    "000-figure-2": report_rows.items_by_p,
     "001-6": rows.prompts_twice,
     "001-7": serving_row.serving,
     "001-8": rows.unique_prompts,
@@ -63,7 +65,7 @@ def main() -> None:
     write_json(args.json, {"model": bench.name, "rows": told, "series": kept.series})
 
 
-def _show(figures: rows.Figures, *, model: str) -> None:
+def _show(figures: runs.Figures, *, model: str) -> None:
     cells = figures["rows"]
     columns = list(dict.fromkeys(key for row in cells for key in row))
     show(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -20,6 +21,7 @@ from bench.model_server.engine.shapes import SHAPES
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
+from model_server.core.sampling import GREEDY, SamplingParams
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.hf import model as hf
 from model_server.runners.hf.runner import HfRunner
@@ -27,7 +29,12 @@ from model_server.text.pretrained import PretrainedLanguage
 from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env.prompts import prose
 
+Say = Callable[[str], None]
+Figures = dict[str, Any]
+
 BLOCK_TOKENS = 16
+QUESTION = "What is your name?"
+"""The hash table report's (000)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class Bench:
     num_blocks: int
     text_of: Callable[[str, int], list[TokenId]]
     """Exactly so many tokens, the same for the same name."""
+    question: Sequence[TokenId]
+    """`QUESTION` in the model's tokens, or as many random ones."""
     whole: bool
     """Prompts in the documents' numbers, where the machine is fast enough for them."""
 
@@ -72,7 +81,7 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
         return language.encode(prose(name, words=tokens))[:tokens]
 
     name = f"SmolLM2-135M, {layers or len(module.model.layers)} layers, float32, one CPU thread"
-    return Bench(model, name, num_blocks, text_of, whole=False)
+    return Bench(model, name, num_blocks, text_of, language.encode(QUESTION), whole=False)
 
 
 def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
@@ -92,12 +101,21 @@ def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
 
     on = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     told = f"random weights, shape {shape}, {str(dtype).removeprefix('torch.')}, on {on}"
-    return Bench(model, told, num_blocks, text_of, whole=device.type == "cuda")
+    return Bench(model, told, num_blocks, text_of, text_of(QUESTION, 5), whole=device.type == "cuda")
 
 
-def request(name: str, prompt: Sequence[TokenId], *, max_tokens: int) -> Request:
-    """Greedy, and never at its end before `max_tokens`."""
-    return Request(RequestId(name), list(prompt), max_tokens=max_tokens, arrival_s=0.0, ignore_eos=True)
+def request(
+    name: str, prompt: Sequence[TokenId], *, max_tokens: int, sampling: SamplingParams = GREEDY
+) -> Request:
+    """Never at its end before `max_tokens`."""
+    return Request(
+        RequestId(name),
+        list(prompt),
+        max_tokens=max_tokens,
+        arrival_s=0.0,
+        ignore_eos=True,
+        sampling=sampling,
+    )
 
 
 def config_of(

@@ -5,8 +5,10 @@ The document's prompts are 330 and 550 tokens; ours are as much shorter as makes
 500 requests. `--shared-tokens 0` is row 001-8: nothing can be found.
 
 `make bench-serving ARGS="--rates 0.1 0.15 --requests 60"`: our engine (`model-server serve --runner hf`) and vLLM on the CPU, the same SmolLM2
-in float32, one thread each, one after the other on the same arrivals. `--layers 4` takes the model's first four layers. Times are the clock's:
-nothing else should run. `--json FILE` keeps every run and adds to those that the file holds; `--repeats 0` tells what it holds.
+in float32, one thread each, one after the other on the same arrivals. `--layers 4` takes the model's first four layers. Times are those of
+the wall's clock, and nothing else should run; `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so
+that a machine with other work on it serves too. `--json FILE` keeps every run and adds to those that the file holds, so that a run that was
+cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +28,7 @@ from typing import Any
 from bench.model_server.peers.first_layers import first_layers
 from bench.model_server.serving import client, servers
 from bench.model_server.serving.client import Load
+from bench.model_server.serving.clocks import CpuClock, WallClock
 from bench.model_server.serving.servers import ServerPlan
 from bench.model_server.tables import show, write_json
 from model_server.weights.known import SMOLLM2, find
@@ -41,8 +45,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--caches", nargs="+", choices=("on", "off"), default=["on", "off"])
     made.add_argument("--rates", type=float, nargs="+", default=[0.1], metavar="PER_S")
     made.add_argument("--repeats", type=int, default=1, help="each with arrivals and prompts of its own")
+    made.add_argument("--seed", type=int, default=1, help="of the first repeat (default %(default)s)")
     made.add_argument(
-        "--seed", type=int, default=0, help="of the first repeat; 0: one that the file does not hold"
+        "--clock", choices=("wall", "cpu"), default="wall", help="what times are (default %(default)s)"
     )
     made.add_argument("--layers", type=int, default=0, help="SmolLM2's first so many layers; 0: all thirty")
     made.add_argument("--model", type=Path, help="a model folder instead of SmolLM2")
@@ -62,16 +67,36 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     if args.json is not None and args.json.exists():
         runs = json.loads(args.json.read_text())["runs"]
-    first = args.seed or 1 + max((run["seed"] for run in runs), default=0)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder(args, Path(scratch)) if args.repeats else Path()
-        for seed in range(first, first + args.repeats):
+        for seed in range(args.seed, args.seed + args.repeats):
             for engine in args.engines:
                 for cache in sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1):
-                    runs += _side(args, engine, folder, Path(scratch), cache=cache, seed=seed)
-                    # Kept at once: a run that is cut off loses one side.
-                    write_json(args.json, {"runs": runs})
+                    wanted = [_about(args, engine, cache=cache, rate=rate, seed=seed) for rate in args.rates]
+                    lacking = [
+                        about for about in wanted if not any(about.items() <= run.items() for run in runs)
+                    ]
+                    for run in _side(args, lacking, folder, Path(scratch)):
+                        runs.append(run)
+                        # Kept at once: a run that is cut off loses one rate of one side.
+                        write_json(args.json, {"runs": runs})
     _tell(runs)
+
+
+def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
+    """What tells a run from others."""
+    return {
+        "engine": engine,
+        "cache": cache,
+        "rate": rate,
+        "seed": seed,
+        "layers": args.layers or 30,
+        "requests": args.requests,
+        "shared": args.shared_tokens,
+        "own": args.own_tokens,
+        "answered": args.answer_tokens,
+        "clock": args.clock,
+    }
 
 
 def _folder(args: argparse.Namespace, scratch: Path) -> Path:
@@ -80,9 +105,12 @@ def _folder(args: argparse.Namespace, scratch: Path) -> Path:
 
 
 def _side(
-    args: argparse.Namespace, engine: str, folder: Path, scratch: Path, *, cache: bool, seed: int
-) -> list[dict[str, Any]]:
-    """One server's start, and each rate."""
+    args: argparse.Namespace, wanted: Sequence[dict[str, Any]], folder: Path, scratch: Path
+) -> Iterator[dict[str, Any]]:
+    """One server's start, and each of these runs, which differ in their rates."""
+    if not wanted:
+        return
+    engine, cache = wanted[0]["engine"], wanted[0]["cache"]
     longest = args.shared_tokens + args.own_tokens + args.answer_tokens
     plan = ServerPlan(
         folder=folder,
@@ -90,50 +118,43 @@ def _side(
         num_blocks=min(64, args.requests) * -(-longest // BLOCK_TOKENS) + 64,
         max_len_tokens=longest + BLOCK_TOKENS,
     )
-    found = []
-    with servers.running(engine, plan, log=scratch / f"{engine}.log") as url:
-        sizes = {"shared_tokens": args.shared_tokens, "own_tokens": args.own_tokens}
-        for rate in args.rates:
+    with servers.running(engine, plan, log=scratch / f"{engine}.log") as server:
+        for about in wanted:
             load = Load(
                 requests=args.requests,
+                shared_tokens=args.shared_tokens,
+                own_tokens=args.own_tokens,
                 answer_tokens=args.answer_tokens,
-                rate_per_s=rate,
-                seed=seed,
-                **sizes,
+                rate_per_s=about["rate"],
+                seed=about["seed"],
             )
-            run = asyncio.run(client.serve(url, MODEL_NAME, load, name=f"rate {rate}"))
-            row = run.row()
-            _say(
-                f"{engine}, cache {'on' if cache else 'off'}, {rate}/s: TTFT {row['TTFT ms']:.0f} ms, hits {row['hits']:.3f}"
-            )
-            about = {
-                "engine": engine,
-                "cache": cache,
-                "rate": rate,
-                "seed": seed,
-                "layers": args.layers or 30,
-                "requests": args.requests,
-                "shared": args.shared_tokens,
-                "load": os.getloadavg()[0],
-            }
-            found.append({**about, "row": row})
-    return found
+            clock = CpuClock(server.pids) if args.clock == "cpu" else WallClock()
+            name = f"rate {about['rate']}"
+            row = asyncio.run(client.serve(server.url, MODEL_NAME, load, name=name, clock=clock)).row()
+            told = f"TTFT {row['TTFT ms']:.0f} ms, hits {row['hits']:.3f}"
+            _say(f"{engine}, cache {'on' if cache else 'off'}, {about['rate']}/s: {told}")
+            yield {**about, "load": os.getloadavg()[0], "row": row}
 
 
-def _tell(runs: list[dict[str, Any]]) -> None:
-    sides: defaultdict[tuple[Any, ...], list[dict[str, float]]] = defaultdict(list)
-    for run in runs:
-        key = (run["engine"], run["layers"], run["requests"], run["shared"], run["rate"])
-        sides[(*key, run["cache"])].append(run["row"])
-    rows, names = [], list(runs[0]["row"]) if runs else []
-    for side in sorted(sides, key=str):
-        medians = [median(row[name] for row in sides[side]) for name in names]
-        rows.append([*side[:-1], "on" if side[-1] else "off", *medians])
-    show(
-        "**001-7** on real servers",
-        ("server", "layers", "requests", "shared tokens", "sent/s", "cache", *names),
-        rows,
+def _tell(runs: Sequence[dict[str, Any]]) -> None:
+    """A line a side: medians of the repeats; then the cache's over none, medians of the repeats' own ratios."""
+    told = ("engine", "layers", "requests", "shared", "own", "answered", "rate", "clock")
+    sides: defaultdict[tuple[Any, ...], dict[bool, dict[int, dict[str, float]]]] = defaultdict(
+        lambda: {True: {}, False: {}}
     )
+    for run in runs:
+        sides[tuple(run[name] for name in told)][run["cache"]][run["seed"]] = run["row"]
+    names = list(runs[0]["row"]) if runs else []
+    lines: list[list[Any]] = []
+    for side, by_cache in sorted(sides.items(), key=str):
+        for cache, by_seed in by_cache.items():
+            medians = [median(row[name] for row in by_seed.values()) for name in names if by_seed]
+            lines += [[*side, len(by_seed), "on" if cache else "off", *medians]] if by_seed else []
+        on, off = by_cache[True], by_cache[False]
+        if both := sorted(on.keys() & off.keys()):
+            ratios = [median(on[n][name] / off[n][name] for n in both) for name in names if name != "hits"]
+            lines.append([*side, len(both), "on / off", "", *ratios])
+    show("**Serving** on real servers", (*told, "repeats", "cache", *names), lines)
 
 
 def _say(line: str) -> None:

@@ -10,12 +10,14 @@ import json
 import math
 import random
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import aiohttp
+
+from bench.model_server.serving.clocks import Clock
 
 _TOKENS = range(1000, 40_000)
 _COUNTERS = re.compile(r"^vllm:prefix_cache_(hits|queries)(?:_total)?\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -105,26 +107,25 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-async def serve(url: str, model: str, load: Load, *, name: str) -> Run:
+async def serve(url: str, model: str, load: Load, *, name: str, clock: Clock) -> Run:
     """Send the load, after one prompt that does not count, and wait for every answer.
 
     RuntimeError: the server refused a request or cut it off.
     """
-    prompts = load.prompts(name=name)
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
-        await _ask(session, model, load.first_prompt(name=name), answer_tokens=2)
+        asking = partial(_ask, session, model, clock=clock)
+        await asking(load.first_prompt(name=name), answer_tokens=2)
         before = await _counters(session)
-        started = time.monotonic()
-
-        async def one(prompt: list[int], at_s: float) -> Served:
-            await asyncio.sleep(started + at_s - time.monotonic())
-            return await _ask(session, model, prompt, answer_tokens=load.answer_tokens)
-
-        pairs = zip(prompts, load.arrivals_s(), strict=True)
-        served = await asyncio.gather(*(one(prompt, at_s) for prompt, at_s in pairs))
-        elapsed_s = time.monotonic() - started
+        started_s = clock.now_s()
+        prompts = load.prompts(name=name)
+        tasks: list[asyncio.Task[Served]] = []
+        for prompt, at_s in zip(prompts, load.arrivals_s(), strict=True):
+            await clock.until(started_s + at_s, busy=lambda: not all(task.done() for task in tasks))
+            tasks.append(asyncio.create_task(asking(prompt, answer_tokens=load.answer_tokens)))
+        served = await asyncio.gather(*tasks)
+        elapsed_s = clock.now_s() - started_s
         after = await _counters(session)
     queried = after["queries"] - before["queries"]
     hits = after["hits"] - before["hits"]
@@ -132,7 +133,7 @@ async def serve(url: str, model: str, load: Load, *, name: str) -> Run:
 
 
 async def _ask(
-    session: aiohttp.ClientSession, model: str, prompt: list[int], *, answer_tokens: int
+    session: aiohttp.ClientSession, model: str, prompt: list[int], *, answer_tokens: int, clock: Clock
 ) -> Served:
     body = {
         "model": model,
@@ -142,10 +143,10 @@ async def _ask(
         "temperature": 0,
         "stream": True,
     }
-    sent, times, ended = time.monotonic(), list[float](), False
+    sent_s, times, ended = clock.now_s(), list[float](), False
     async with session.post("/v1/completions", json=body) as response:
         if response.status != 200:
-            raise RuntimeError(f"{session._base_url}: {response.status} {await response.text()}")
+            raise RuntimeError(f"{response.url}: {response.status} {await response.text()}")
         async for line in response.content:
             if line.startswith(b"data: [DONE]"):
                 ended = True
@@ -154,7 +155,7 @@ async def _ask(
                 if "error" in event:
                     raise RuntimeError(str(event["error"]))
                 if event.get("choices"):
-                    times.append(time.monotonic() - sent)
+                    times.append(clock.now_s() - sent_s)
     if not ended or not times:
         raise RuntimeError("a stream broke off")
     return Served(times)

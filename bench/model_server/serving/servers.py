@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,13 @@ from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmS
 
 ENGINES = ("ours", "vllm")
 _START_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    url: str
+    pids: Sequence[int]
+    """All its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +47,14 @@ class ServerPlan:
 
 
 @contextlib.contextmanager
-def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[str]:
-    """Its URL, once it answers. RuntimeError or VllmServerError, with the end of its log: it does not start."""
-    with _ours(plan, log) if engine == "ours" else _vllm(plan, log) as url:
-        yield url
+def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[Running]:
+    """Once it answers. RuntimeError or VllmServerError, with the end of its log: it does not start."""
+    with _ours(plan, log) if engine == "ours" else _vllm(plan, log) as server:
+        yield server
 
 
 @contextlib.contextmanager
-def _vllm(plan: ServerPlan, log: Path) -> Iterator[str]:
+def _vllm(plan: ServerPlan, log: Path) -> Iterator[Running]:
     cache = "--enable-prefix-caching" if plan.cache else "--no-enable-prefix-caching"
     options = ServerOptions(
         model=plan.folder,
@@ -58,11 +65,11 @@ def _vllm(plan: ServerPlan, log: Path) -> Iterator[str]:
     )
     server = VllmServer(vllm_environment.require(), name=log.stem, folder=log.parent, options=options)
     with server:
-        yield f"http://{server.address}"
+        yield Running(f"http://{server.address}", server.pids())
 
 
 @contextlib.contextmanager
-def _ours(plan: ServerPlan, log: Path) -> Iterator[str]:
+def _ours(plan: ServerPlan, log: Path) -> Iterator[Running]:
     port = _free_port()
     command = [sys.executable, "-m", "model_server", "serve", "--runner", "hf", "--model", str(plan.folder)]
     command += ["--threads", "1", "--dtype", "float32", "--num-blocks", str(plan.num_blocks)]
@@ -81,7 +88,7 @@ def _ours(plan: ServerPlan, log: Path) -> Iterator[str]:
     ):
         try:
             _wait(process, f"http://127.0.0.1:{port}", log)
-            yield f"http://127.0.0.1:{port}"
+            yield Running(f"http://127.0.0.1:{port}", [process.pid])
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 15)

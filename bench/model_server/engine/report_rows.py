@@ -1,0 +1,173 @@
+"""The hash table report's rows (000) on an engine: items a second with partial blocks cached, over those without.
+
+Requests come in waves of 8, since requests of one step cannot find what that step computes. The sides take turns at each wave, not at
+each run: what is asked is a few per cent, and a busy machine changes more than that within a run. Caller: the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.model_server.engine import answer_costs, runs
+from bench.model_server.engine.runs import Bench, Figures, Kept, Say
+from model_server.core.cache_options import CacheOptions
+from model_server.core.request import Request, TokenId
+from model_server.core.sampling import GREEDY, SamplingParams
+
+SHORT_TOKENS, WAVE = 15, 8
+"""The report's prompts; its answers are not known."""
+REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
+"""The report's cache: partial blocks, at most K unused ones, evicted from a heap of heaps. 64 requests leave more than K."""
+IDENTICAL = ((1.0, 2), (1.0, 16), (0.1, 16))
+CURVE = tuple((n / 10, 2) for n in range(1, 11))
+"""(p, answer tokens): the row's own points, and the report's second figure."""
+ANSWERS = (2, 4, 8, 16, 32, 56)
+"""56 tokens after the report's question of 5 are those of which 8.14 % were found."""
+GOAL = 1.10
+
+
+@dataclass(slots=True)
+class Waves:
+    """Of one side."""
+
+    spent: list[runs.Spent] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def total_s(self) -> float:
+        return sum(one.total_s for one in self.spent)
+
+    @property
+    def found(self) -> float:
+        """Tokens of prompts that were found, the one that is computed anyway included, over all tokens."""
+        whole = [one for one in self.requests if one.num_cached_tokens == one.num_prompt_tokens - 1]
+        return sum(one.num_prompt_tokens for one in whole) / sum(len(one.token_ids) for one in self.requests)
+
+
+def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
+    """000-7: 64 prompts of 15 tokens, all or one in ten of them the same."""
+    return _items(bench, kept, repeats=repeats, say=say, row="000-7", points=IDENTICAL)
+
+
+def items_by_p(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
+    """The report's figure 2: as 000-7 for p from 0.1 to 1, two tokens answered."""
+    return _items(bench, kept, repeats=repeats, say=say, row="000-figure-2", points=CURVE)
+
+
+def _items(
+    bench: Bench, kept: Kept, *, repeats: int, say: Say, row: str, points: Sequence[tuple[float, int]]
+) -> Figures:
+    rows = []
+    for p, answer in points:
+        name = f"{row} p={p} answer={answer}"
+        prompts = _mixed(bench, p)
+        for _ in range(repeats):
+            for cache, waves in _waves(bench, prompts, answer=answer).items():
+                kept.add(f"{name} {cache}", len(prompts) / waves.total_s)
+                kept.add(f"{name} core {cache}", sum(one.core_s for one in waves.spent) / waves.total_s)
+            say(
+                f"{name}: {kept.series[f'{name} True'][-1] / kept.series[f'{name} False'][-1]:.3f} times as fast"
+            )
+        rows.append(
+            {
+                "p": p,
+                "answer tokens": answer,
+                "items/s with": kept.median(f"{name} True"),
+                "items/s without": kept.median(f"{name} False"),
+                "ratio": kept.ratio(f"{name} True", f"{name} False"),
+                "of the repeats": kept.spread(f"{name} True", f"{name} False"),
+                "core's share of the time with": kept.median(f"{name} core True"),
+                "core's without": kept.median(f"{name} core False"),
+            }
+        )
+    return {"row": row, "goal": ">= 1.10 at p = 1, >= 0.95 at p = 0.1", "rows": rows}
+
+
+def by_answer(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
+    """000-7's 64 identical prompts of 15 tokens, seen once before, by the number of tokens answered."""
+    prompt = bench.text_of("same", SHORT_TOKENS)
+    return gain_by_answer(bench, kept, prompt, ANSWERS, repeats=repeats, say=say, row="000-7-by-answer")
+
+
+def question(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
+    """000-6's question, "What is your name?", 64 times and once before; answers are drawn at a temperature of 1, and so differ."""
+    drawn = SamplingParams(temperature=1.0)
+    row = "000-6-by-answer"
+    return gain_by_answer(
+        bench, kept, bench.question, ANSWERS, repeats=repeats, say=say, row=row, sampling=drawn
+    )
+
+
+def gain_by_answer(
+    bench: Bench,
+    kept: Kept,
+    prompt: Sequence[TokenId],
+    answers: Sequence[int],
+    *,
+    repeats: int,
+    say: Say,
+    row: str,
+    sampling: SamplingParams = GREEDY,
+) -> Figures:
+    names = {answer: f"{row} answer={answer}" for answer in answers}
+    for answer, name in names.items():
+        for _ in range(repeats):
+            waves = _waves(bench, [prompt] * 64, answer=answer, sampling=sampling, seen=[prompt])
+            for cache, one in waves.items():
+                kept.add(f"{name} {cache}", 64 / one.total_s)
+            kept.add(f"{name} found", waves[True].found)
+            say(f"{name}: {waves[False].total_s / waves[True].total_s:.3f} times as fast")
+    points = [(a, 1 / kept.median(f"{n} True"), 1 / kept.median(f"{n} False")) for a, n in names.items()]
+    costs = answer_costs.fit(points)
+    rows: list[Mapping[str, float | str]] = [
+        {
+            "answer tokens": answer,
+            "items/s with": kept.median(f"{name} True"),
+            "items/s without": kept.median(f"{name} False"),
+            "ratio": kept.ratio(f"{name} True", f"{name} False"),
+            "of the repeats": kept.spread(f"{name} True", f"{name} False"),
+            "by the costs": costs.gain(answer),
+            "found of all tokens": kept.median(f"{name} found"),
+        }
+        for answer, name in names.items()
+    ]
+    told = (
+        f"first token {1e3 * costs.first_with_s:.2f} ms with, {1e3 * costs.first_without_s:.2f} without, "
+        f"each further {1e3 * costs.further_s:.2f}: {GOAL:.2f} up to {costs.longest_for(GOAL):.1f} tokens answered"
+    )
+    return {"row": row, "goal": f"by the costs of an item ({told})", "rows": rows}
+
+
+def _waves(
+    bench: Bench,
+    prompts: Sequence[Sequence[TokenId]],
+    *,
+    answer: int,
+    sampling: SamplingParams = GREEDY,
+    seen: Sequence[Sequence[TokenId]] = (),
+) -> dict[bool, Waves]:
+    """By whether the cache is on. The prompts of `seen` come before, and do not count."""
+    engines = {
+        True: runs.engine_of(bench, cache=True, options=REPORT),
+        False: runs.engine_of(bench.twin(), cache=False),
+    }
+    for engine in engines.values():
+        runs.finish(bench, engine, [runs.request("seen", tokens, max_tokens=2) for tokens in seen])
+    waves = {True: Waves(), False: Waves()}
+    for at in range(0, len(prompts), WAVE):
+        for cache in (True, False) if at // WAVE % 2 else (False, True):
+            made = [
+                runs.request(str(at + n), tokens, max_tokens=answer, sampling=replace(sampling, seed=at + n))
+                for n, tokens in enumerate(prompts[at : at + WAVE])
+            ]
+            waves[cache].spent.append(runs.finish(bench, engines[cache], made))
+            waves[cache].requests += made
+    return waves
+
+
+def _mixed(bench: Bench, p: float, *, count: int = 64) -> list[list[TokenId]]:
+    """With share p one and the same prompt, else one of its own. All begin with the same token, as with a BOS token."""
+    same = bench.text_of("same", SHORT_TOKENS)
+    own = SHORT_TOKENS - 1
+    return [same if n % 10 < 10 * p else [same[0], *bench.text_of(f"own {n}", own)] for n in range(count)]
