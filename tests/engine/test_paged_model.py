@@ -63,6 +63,24 @@ def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Pat
             assert torch.equal(copy.deepcopy(module)(asked).logits, module(asked).logits)
 
 
+def test_layers_that_are_given_the_same_rows_are_one_product_and_others_get_their_own() -> None:
+    layer = tiny("llama").model.layers[0].self_attn
+    names = ("q_proj", "k_proj", "v_proj")
+    plain = [copy.deepcopy(getattr(layer, name)) for name in names]
+    module = tiny("llama")
+    pack(module)
+    packed = [getattr(module.model.layers[0].self_attn, name) for name in names]
+    assert len({id(one.weight) for one in packed}) == 1
+    same, other = (torch.randn(1, 5, 48, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    with torch.inference_mode():
+        for asked in ([same, same, same], [other, same, other], [same, other, other], [other, other, other]):
+            products = [one(rows) for one, rows in zip(packed, asked, strict=True)]
+            for product, linear, rows in zip(products, plain, asked, strict=True):
+                torch.testing.assert_close(product, linear(rows))
+        first, again = packed[0](same), packed[1](same)
+        assert first.untyped_storage().data_ptr() == again.untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_partial_blocks_are_copied_in_every_layer_before_they_are_written(family: str) -> None:
     module = tiny(family)

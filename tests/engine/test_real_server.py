@@ -264,7 +264,7 @@ async def test_a_temperature_too_small_to_divide_by_is_greedy(running: Running) 
 
 async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_blocks(running: Running) -> None:
     prompt = "Some words that fill a few blocks of the cache. " * 10
-    asked = {"temperature": 1.0, "seed": 7, "cache_salt": "several"}
+    asked = {"temperature": 1.0, "seed": 7, "cache_salt": "several", "ignore_eos": True}
     answer = await running.complete(prompt, n=3, **asked)
     texts = [choice["text"] for choice in answer["choices"]]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]

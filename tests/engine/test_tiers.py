@@ -46,8 +46,13 @@ def chain(token_ids: list[int]) -> list[BlockHash]:
     return hashes
 
 
+HEADS = 6
+HEADS_OF_EACH_KIND = pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+"""Llama's 6 query heads are on 2 KV heads, the others' on 6: full multi-head attention."""
+
+
 class Tiny:
-    """A small model with 6 query heads on 2 KV heads, a store, and a reader over it."""
+    """A small model, a store, and a reader over it."""
 
     def __init__(
         self,
@@ -55,10 +60,13 @@ class Tiny:
         settings: SelectionSettings,
         capacities: tuple[int, int],
         store: type[PrefixStore] = PrefixStore,
+        *,
+        family: str = "llama",
     ) -> None:
-        self.sequencer = Sequencer(tiny("llama"), max_tokens=80, block_size_tokens=BLOCK)
+        self.sequencer = Sequencer(tiny(family), max_tokens=80, block_size_tokens=BLOCK)
         self.memory = self.sequencer.model.memory
-        records = Records(shape=self.memory.shape, probe_kv_heads=1)
+        self.group = HEADS // self.memory.shape.num_kv_heads
+        records = Records(shape=self.memory.shape, probe_kv_heads=-(-settings.probe_heads // self.group))
         layout = records.layout("tiny", block_tokens=BLOCK, chunk_tokens=4)
         self.store = store(folder, layout, capacity_bytes=10_000_000)
         self.reader = TieredReader(self.store, records, settings, capacities_bytes=capacities)
@@ -70,7 +78,7 @@ class Tiny:
         self.store.put(chain(prefix), self.reader.records.of_memory(self.memory, blocks))
 
     def by_probe(self, seen: Seen) -> Choice:
-        return probe(seen, settings=self.settings, group=3)
+        return probe(seen, settings=self.settings, group=self.group)
 
     def ask(self, token_ids: list[int]) -> tuple[torch.Tensor, SelectiveView]:
         """Logits after the stored prefix, whose keys and values are nowhere in paged memory."""
@@ -93,8 +101,10 @@ def make(tmp_path: Path) -> Iterator[Any]:
         settings: SelectionSettings,
         capacities: tuple[int, int] = (2000, 6000),
         store: type[PrefixStore] = PrefixStore,
+        *,
+        family: str = "llama",
     ) -> Tiny:
-        made.append(Tiny(tmp_path / str(len(made)), settings, capacities, store))
+        made.append(Tiny(tmp_path / str(len(made)), settings, capacities, store, family=family))
         return made[-1]
 
     yield make_tiny
@@ -103,9 +113,10 @@ def make(tmp_path: Path) -> Iterator[Any]:
         each.store.close()
 
 
-def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: Any) -> None:
+@HEADS_OF_EACH_KIND
+def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: Any, family: str) -> None:
     """A threshold of 1 (all kept would be needed to reach it) forces every layer to fall back."""
-    system = make(SelectionSettings(ratio=0.97))
+    system = make(SelectionSettings(ratio=0.97), family=family)
     token_ids = tokens(60, seed=1)
     exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
     system.put(token_ids[:PREFIX])
@@ -114,12 +125,15 @@ def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: A
     torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
 
 
-def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any) -> None:
+@HEADS_OF_EACH_KIND
+def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any, family: str) -> None:
     """What the tiers give is what attention over the same tokens in memory gives, before and after reordering."""
-    system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=EVERY_CHUNK))
+    system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=EVERY_CHUNK), family=family)
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
-    source = MemorySource(system.memory, system.sequencer.blocks, PREFIX, 1)
+    source = MemorySource(
+        system.memory, system.sequencer.blocks, PREFIX, system.reader.records.probe_kv_heads
+    )
     in_memory = SelectiveView(source, system.by_probe)
     expected = system.sequencer.compute(token_ids, start=PREFIX, view=in_memory)
     assert any(choice.tokens is not None for choice in in_memory.choices.values())

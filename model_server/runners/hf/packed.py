@@ -1,12 +1,15 @@
 """Linear layers whose float32 weights lie in the order in which oneDNN's kernels read them, for steps on a CPU.
 
 torch's own product of a few rows with a large matrix reads the matrix at a fraction of what the processor can: a decode
-step is such products and little else. The order is chosen once, when a model is loaded; the results are the same sums in
+step is such products and little else. Layers that are given the same rows (queries, keys and values; the two of a gated
+feed-forward layer) become one product. The order is chosen once, when a model is loaded; the results are the same sums in
 another order. Caller: `model.load`. Weights are only read here: a packed layer cannot be trained or changed.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,31 +19,58 @@ _ROWS = 64
 _OPS = ("_reorder_linear_weight", "_linear_pointwise")
 
 
-class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where mypy runs
-    """Takes a linear layer's place, under its name and with its shape."""
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Children of one module that transformers' models give the same rows, by name."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        reorder = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - torch's own compiler uses these two
-        self.register_buffer("weight", reorder(linear.weight.detach(), _ROWS), persistent=False)
-        self.register_buffer("bias", linear.bias, persistent=False)
+class SharedProduct:
+    """The product of some rows with the weights of several layers: computed when the first of them is asked, kept for the others.
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - as above
-        product: torch.Tensor = multiply(rows, self.weight, self.bias, "none", [], "")
+    Rows are known by identity. A layer that is given other rows computes the whole product for itself, which is slow and right.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, num_layers: int) -> None:
+        """`weight` is packed."""
+        self.weight, self.bias, self._num_layers = weight, bias, num_layers
+        self._rows: torch.Tensor | None = None
+        self._product: torch.Tensor | None = None
+        self._waiting = 0
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        product = self._product if rows is self._rows else None
+        if product is None:
+            multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - torch's own compiler uses it
+            product = multiply(rows, self.weight, self.bias, "none", [], "")
+            self._waiting = self._num_layers
+        self._waiting -= 1
+        # Nothing is kept once all have had their part.
+        self._rows, self._product = (rows, product) if self._waiting else (None, None)
         return product
 
+    def __deepcopy__(self, memo: dict[int, object]) -> SharedProduct:
+        """Weights are shared, since nobody changes them and torch cannot copy what it cannot see."""
+        copied = memo[id(self)] = SharedProduct(self.weight, self.bias, num_layers=self._num_layers)
+        return copied
+
+
+class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where mypy runs
+    """Takes a linear layer's place, under its name and with its shape: some columns of a product."""
+
+    weight: torch.Tensor
+    """Of the whole product."""
+
+    def __init__(self, linear: torch.nn.Linear, product: SharedProduct, *, first_column: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._product, self._first = product, first_column
+        self.register_buffer("weight", product.weight, persistent=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._product.of(rows)[..., self._first : self._first + self.out_features]
+
     def __deepcopy__(self, memo: dict[int, object]) -> PackedLinear:
-        """Weights are shared, since nobody changes them and torch cannot copy what it cannot see; hooks stay behind."""
-        copied = PackedLinear.__new__(PackedLinear)
-        torch.nn.Module.__init__(copied)
-        copied.in_features, copied.out_features = self.in_features, self.out_features
-        copied.register_buffer("weight", self.weight, persistent=False)
-        copied.register_buffer("bias", self.bias, persistent=False)
+        """Hooks stay behind."""
+        copied = PackedLinear(self, copy.deepcopy(self._product, memo), first_column=self._first)
         memo[id(self)] = copied
         return copied
 
@@ -49,16 +79,35 @@ def pack(module: Any) -> int:
     """Pack every linear layer of a model that computes in float32 on a CPU; how many. A torch without oneDNN packs none."""
     if module.device.type != "cpu" or module.dtype != torch.float32 or not _can_pack():
         return 0
-    found = [
-        (parent, name, layer)
-        for parent in module.modules()
-        for name, layer in parent.named_children()
-        if type(layer) is torch.nn.Linear
-    ]
+    found = [(parent, names) for parent in module.modules() for names in _groups(parent)]
     with torch.no_grad():
-        for parent, name, layer in found:
-            setattr(parent, name, PackedLinear(layer))
-    return len(found)
+        for parent, names in found:
+            _pack_together(parent, names)
+    return sum(len(names) for _, names in found)
+
+
+def _groups(parent: Any) -> list[tuple[str, ...]]:
+    """Names of a module's linear layers, those that are given the same rows together."""
+    linear = {name: layer for name, layer in parent.named_children() if type(layer) is torch.nn.Linear}
+    together = [
+        names
+        for names in _TOGETHER
+        if linear.keys() >= set(names)
+        and len({(linear[name].in_features, linear[name].bias is None) for name in names}) == 1
+    ]
+    grouped = {name for names in together for name in names}
+    return [*together, *((name,) for name in linear if name not in grouped)]
+
+
+def _pack_together(parent: Any, names: Sequence[str]) -> None:
+    layers = [getattr(parent, name) for name in names]
+    reorder = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - as above
+    weight = reorder(torch.cat([layer.weight.detach() for layer in layers]), _ROWS)
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+    product, first = SharedProduct(weight, bias, num_layers=len(layers)), 0
+    for name, layer in zip(names, layers, strict=True):
+        setattr(parent, name, PackedLinear(layer, product, first_column=first))
+        first += layer.out_features
 
 
 def _can_pack() -> bool:
