@@ -53,6 +53,9 @@ def _arguments() -> argparse.Namespace:
         choices=list(work.ROWS),
         default=[row for row in work.ROWS if row not in work.TIMED],
     )
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES[1:], default=ENGINES[1:], help="besides ours (default: both)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="0: only tell what --json FILE holds")
     parser.add_argument(
         "--layers", type=int, default=4, help="the model's first so many layers; 0: all thirty"
@@ -82,7 +85,10 @@ def _measure(args: argparse.Namespace, content: Content, *, folder: Path) -> Non
     most = max(work.num_blocks(work.ROWS[name](text_of, 0)) for name in args.rows)
     with contextlib.ExitStack() as running:
         engines = [
-            e for e in ENGINES if e != "transformers" or not all(row in work.TIMED for row in args.rows)
+            engine
+            for engine in ENGINES
+            if engine in ("ours", *args.engines)
+            and (engine != "transformers" or not all(row in work.TIMED for row in args.rows))
         ]
         names = [SideName(engine, cache) for engine in engines for cache in (True, False)]
         # All start before the first is waited for.
@@ -122,9 +128,10 @@ def tell(content: Content) -> None:
         if row in work.TIMED:
             lines = figures.served(recorded)
         else:
-            lines = (figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs)(
-                recorded, ENGINES
-            )
+            # A later run may have asked other engines than the first.
+            engines = [e for e in ENGINES if all(f"{e} with" in one for one in recorded.repeats)]
+            make = figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs
+            lines = make(recorded, engines)
         show(
             f"**{row}**, {len(recorded.repeats)} repeats",
             list(lines[0]),
