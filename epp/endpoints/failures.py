@@ -44,6 +44,8 @@ _LONGEST_TRIALS: Final = 4.0
 _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
 _TYPICAL_STEP: Final = 0.05
+_LONGEST_FORETOLD_S: Final = 600.0
+"""Each request is remembered until its first byte is overdue: that must not be as late as a server's figures may say."""
 _TIMES_TYPICAL: Final = 3.0
 """A first byte that takes so many times as long as others' is overdue."""
 _OTHERS: Final = 3
@@ -101,6 +103,11 @@ class Failures:
         """Time to the first byte, for answers that are streamed and for others."""
         self._picks = 0
 
+    @property
+    def remembered(self) -> int:
+        """Requests whose first byte may become overdue."""
+        return len(self._waits)
+
     # -- what happens --------------------------------------------------------------------------------------------
 
     def sent(
@@ -112,7 +119,8 @@ class Failures:
         if settings.hang_seconds:
             patience_s = max(settings.hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
             self._numbers += 1
-            heapq.heappush(self._waits, (now + patience_s + 2 * foretold_s, self._numbers, wait))
+            due_at = now + patience_s + min(2 * foretold_s, _LONGEST_FORETOLD_S)
+            heapq.heappush(self._waits, (due_at, self._numbers, wait))
         return wait
 
     def began(self, wait: Wait, *, now: float) -> None:

@@ -88,7 +88,9 @@ class Fleet:
         added: list[EndpointName] = []
         restarted: list[EndpointName] = []
         for name in removed:
-            self.failures.forget(self._states.pop(name))
+            gone = self._states.pop(name)
+            gone.rate.leave()
+            self.failures.forget(gone)
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
@@ -102,7 +104,7 @@ class Fleet:
                 self._start_anew(state, now=now)
                 restarted.append(name)
             if old_model != state.model:
-                state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
+                self._new_rate(state, spec=spec)
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
         self._in_slots = list(self._states.values())
         self._columns = Columns(self._in_slots)
@@ -138,7 +140,7 @@ class Fleet:
             if before:
                 self._start_anew(state, now=now)
                 restarted.append(name)
-            state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
+            self._new_rate(state, spec=spec)
         if renamed:
             self._columns = Columns(self._in_slots)
         if changed:
@@ -191,6 +193,11 @@ class Fleet:
     def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
         """A state that nothing is known about, but for the rate of its model's other servers."""
         return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model, spec=spec), now=now)
+
+    def _new_rate(self, state: EndpointState, *, spec: PolicySpec) -> None:
+        """It serves another model."""
+        state.rate.leave()
+        state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
 
     def _model_rate(self, model: str, *, spec: PolicySpec) -> ModelRate:
         rate = self._model_rates.get(model)

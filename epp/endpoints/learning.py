@@ -22,6 +22,10 @@ _PRIOR_OPAQUE = 0.00005
 _KEEP_TOKENS = 200_000.0
 """Evidence beyond this is scaled down, so that a change of traffic shows within some hundred requests."""
 _MOST_BYTES_PER_TOKEN = 64.0
+_MOST_TOKENS_PER_BYTE = 2.0
+"""A tokenizer makes no more tokens than there are bytes; what a chat template adds is the rest."""
+_MOST_TOKENS_PER_OPAQUE = 200_000.0
+"""Of a picture or the like; a long film."""
 
 
 class TokenEstimate:
@@ -48,8 +52,9 @@ class TokenEstimate:
         return int(max(told, size.text_bytes / _MOST_BYTES_PER_TOKEN))
 
     def learn(self, size: PromptSize, tokens: float) -> None:
-        """A prompt, or several added up, and the tokens that a server counted of it."""
-        if size.text_bytes <= 0 or tokens < 1:
+        """A prompt, or several added up, and the tokens that a server counted of it. What cannot be is left out: all servers share this."""
+        most = _MOST_TOKENS_PER_BYTE * size.text_bytes + _MOST_TOKENS_PER_OPAQUE * size.opaque
+        if size.text_bytes <= 0 or not max(1.0, size.text_bytes / _MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
         self._bytes += size.text_bytes
         self._tokens += tokens

@@ -9,6 +9,9 @@ by weighted least squares on what each scrape added: servers alike but different
 and a server that seems fast gets more than its share. What remains of a server's own deviation, a smaller GPU or a noisy
 neighbour, is one factor for each: seconds taken over seconds foretold, pulled towards 1 and forgotten within minutes.
 
+No server alone moves the line far: what it says is left out while it is more than `_MOST_SLOWNESS` times off and most others are not. Where
+most are off to one side, the line is wrong: they alone teach it, and what it was taught before counts less and less.
+
 Pairs that belong together come from histograms that the server fills when a request ends
 (`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM). A server without them keeps its model's rate.
 """
@@ -34,15 +37,23 @@ _OWN_PRIOR_S = 3.0
 """A server is as fast as its model, with the weight of so many seconds of prefill."""
 _OWN_HALF_LIFE_S = 60.0
 _MOST_SLOWNESS = 8.0
+_KEEP_WRONG = 0.95
+"""Of what a line was taught that is wrong about most servers, at each new observation."""
 
 
 class ModelRate:
     """The line fitted over all servers of one model."""
 
-    __slots__ = ("_fit", "_requests", "_start", "per_load_s", "per_request_s", "tokens_per_s")
+    __slots__ = (
+        "_counts", "_fit", "_requests", "_said", "_start", "per_load_s", "per_request_s", "tokens_per_s",
+    )  # fmt: skip
 
     def __init__(self, *, start: float) -> None:
         self._fit = ThreeTerms()
+        self._said: dict[PrefillRate, int] = {}
+        """By server, of its last observation: it took far longer than foretold (1), far shorter (-1), or neither (0)."""
+        self._counts = {-1: 0, 0: 0, 1: 0}
+        """Servers by what they said last."""
         self._requests = 0.0
         """In the fit."""
         self._start = start
@@ -51,8 +62,23 @@ class ModelRate:
         """What a request takes longer whose adapter is loaded for it."""
         self.tokens_per_s = start
 
-    def observe(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0) -> None:
-        """What the prefills of some requests came to, together."""
+    def foretold_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
+        """Seconds of some prefills together."""
+        return self.per_request_s * requests + tokens / self.tokens_per_s + self.per_load_s * adapter_loads
+
+    def observe(
+        self, server: PrefillRate, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0
+    ) -> None:
+        """What the prefills of some requests came to, together, by the server's own account."""
+        ratio = seconds / self.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+        says = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
+        self.leave(server)
+        self._said[server] = says
+        self._counts[says] += 1
+        if not self._heeds(says):
+            return
+        if says:
+            self._fit.scale(_KEEP_WRONG)
         # Weighted by 1 / requests: the noise of a sum grows with what it sums.
         self._fit.add((requests, tokens, float(adapter_loads)), seconds, weight=1 / requests)
         self._requests += requests
@@ -60,6 +86,18 @@ class ModelRate:
             self._fit.scale(_KEEP_REQUESTS / self._requests)
             self._requests = _KEEP_REQUESTS
         self._solve()
+
+    def leave(self, server: PrefillRate) -> None:
+        """It is gone, or of another model."""
+        if server in self._said:
+            self._counts[self._said.pop(server)] -= 1
+
+    def _heeds(self, says: int) -> bool:
+        """Whether most servers say the same, or none agrees with the line and they do not agree with one another."""
+        for side in (-1, 1):
+            if 2 * self._counts[side] > len(self._said):
+                return says == side
+        return says == 0 or not self._counts[0]
 
     def _solve(self) -> None:
         per_request, per_token, per_load = self._terms(_PRIOR_REQUESTS, _PRIOR_LOADS)
@@ -117,7 +155,10 @@ class PrefillRate:
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
         model = self.model
         # The line first: before it has learned anything, the policy's guess would be blamed on whoever is read first.
-        model.observe(requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
+        model.observe(self, requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
-        self._foretold_s += model.per_request_s * requests + tokens / model.tokens_per_s
-        self._foretold_s += model.per_load_s * adapter_loads
+        self._foretold_s += model.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+
+    def leave(self) -> None:
+        """The server is gone, or has another model."""
+        self.model.leave(self)

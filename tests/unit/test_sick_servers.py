@@ -18,6 +18,9 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import Failures
 from epp.decision import Pick, PickRequest
+from epp.endpoints.failures import Failures as Failing
+from epp.endpoints.prefill_rate import ModelRate
+from epp.endpoints.state import EndpointState
 from epp.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
@@ -258,3 +261,15 @@ def test_people_are_told_who_is_left_out_and_why() -> None:
     assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its answers fail"}
     picker.set_endpoints(picker.endpoints()[1:], now=2.0)
     assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint
+
+
+def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes() -> None:
+    failures, settings = Failing(), DEFAULT_POLICY.spec.failures
+    state = EndpointState.new(
+        Endpoint(EndpointName("a"), Address("10.0.0.1", 1)), model_rate=ModelRate(start=1000.0), now=0.0
+    )
+    for n in range(100):
+        failures.sent(state, streams=True, foretold_s=1e12, settings=settings, now=float(n))
+    assert failures.remembered == 100
+    failures.look(now=1000.0)
+    assert failures.remembered == 0

@@ -171,3 +171,12 @@ def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
         for _ in range(20):
             window.ended(PromptSize(400))
         assert window.observe(page(second, prompt_tokens=1000.0 * second)) is None
+
+
+@pytest.mark.parametrize("tokens", [1e15, 1e6, 100.0])
+def test_what_no_tokenizer_makes_of_a_prompt_teaches_nothing(tokens: float) -> None:
+    """One server's counters shrank the caches of all servers of its model to nothing."""
+    estimate = TokenEstimate(start=4.0)
+    estimate.learn(PromptSize(100_000), tokens)
+    assert estimate.bytes_per_token == 4.0
+    assert estimate.tokens(PromptSize(4000)) == 1000

@@ -167,3 +167,32 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
         rate.observe(before, after, adapter_loads=loads)
         before = after
         assert 0 < rate.tokens_per_s < float("inf")
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e9])
+@pytest.mark.parametrize("liar_first", [True, False])
+def test_a_server_that_lies_moves_the_line_of_the_others_by_little(*, rate: float, liar_first: bool) -> None:
+    """One token in 30 years took the rate of all servers of the model to half a token in a second."""
+    model = ModelRate(start=8000.0)
+    liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
+    for n in range(2000 if liar_first else 200):
+        if liar_first or n > 20:
+            liar.work(1)
+        for server in others:
+            server.work(1000, 3000)
+    assert others[0].learned.tokens_per_s == pytest.approx(6000.0, rel=0.1)
+
+
+def test_where_most_servers_become_faster_the_line_follows() -> None:
+    model = ModelRate(start=8000.0)
+    servers = [Server(model, rate=200.0) for _ in range(4)]
+    for _ in range(50):
+        for server in servers:
+            server.work(1000)
+    faster = [Server(model, rate=20_000.0) for _ in range(4)]
+    for server in servers:
+        server.learned.leave()
+    for _ in range(800):
+        for server in faster:
+            server.work(1000)
+    assert faster[0].learned.tokens_per_s == pytest.approx(20_000.0, rel=0.1)
