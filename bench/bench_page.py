@@ -93,7 +93,7 @@ async def main() -> None:
         not_ready=str,
         explain=explaining.told,
         board=board,
-        recording=lambda _: (b"", 0),
+        recording=lambda *_: (b"", 0),
         config=Config(endpoints_file="e.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

@@ -157,7 +157,7 @@ class Decision(Struct, gc=False):
     priority: int = 0
     """What flow control took its priority to be; 0 where it is off."""
     tenant: str = ""
-    """Whose request flow control took it to be; empty where it is off."""
+    """Whose request it is, by a header; empty where flow control is off and nobody records, or where none was named."""
     trace_id: str = ""
     """Of the trace that the pick's span belongs to; empty: tracing is off, or the request is not sampled."""
     dry_run: WouldPick | None = None

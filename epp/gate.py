@@ -123,6 +123,11 @@ class Gate:
         return tried.policy.spec.flow
 
     @property
+    def read(self) -> Flow | None:
+        """Whose headers are read where the policy in force holds nothing: those of a policy in dry run, or for a recording its own."""
+        return self.tried or (self._picker.policy.spec.flow if self._picker.recorders else None)
+
+    @property
     def waiting(self) -> int:
         return sum(len(flow.control) for flow in self._flows.values())
 

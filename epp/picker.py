@@ -64,6 +64,8 @@ class Picker:
         """refuses_unknown_models: a model that no server lists is 404, where every server's list is known."""
         self._rng = rng
         self._listeners = Listeners()
+        self.recorders = 0
+        """Listeners that record requests. While there is one, the header of tenants is read though flow control is off."""
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
         self.rewrites = Rewrites()

@@ -19,6 +19,8 @@ from bench.demo.workload import Turn, User, Workload
 _ENCODE: Final = msgspec.json.Encoder().encode
 _DATA: Final = b"data: "
 _DONE: Final = b"[DONE]"
+_TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
+"""Names whose request it is: for recordings, and for flow control where somebody turns it on."""
 
 
 class _Delta(msgspec.Struct):
@@ -95,7 +97,10 @@ async def _live(
             await asyncio.sleep(turn.think_s)
             run.sent += 1
             answer = await ask(
-                session, f"{url}/v1/chat/completions", _ENCODE(workload.body(user, said, turn, nonce=nonce))
+                session,
+                f"{url}/v1/chat/completions",
+                _ENCODE(workload.body(user, said, turn, nonce=nonce)),
+                tenant=f"tenant-{user.tenant}",
             )
             run.note(answer, counts=not first)
             first = False
@@ -107,10 +112,10 @@ def _continued(said: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[
     return said if answer.failure else [*said, (turn.message, answer.text)]
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: bytes) -> Answer:
+async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: str = "") -> Answer:
     """One streamed chat request; never raises for what went wrong on the way."""
     started = time.monotonic()
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json"} | ({_TENANT_HEADER: tenant} if tenant else {})
     pieces: list[bytes] = []
     first_at = started
     try:

@@ -51,6 +51,11 @@ def _parser() -> argparse.ArgumentParser:
         "what", nargs="?", default="", help="of compare: the scenario; of make-trace: the file"
     )
     parser.add_argument("--host", default="", help="the gateway, http://NAME:PORT")
+    parser.add_argument(
+        "--admin",
+        default="",
+        help="with --host: the picker's admin address, http://NAME:PORT; it records the run",
+    )
     parser.add_argument("--users", type=_positive, default=24, help="of closed loops (default 24)")
     parser.add_argument(
         "--spawn-rate", type=float, default=8.0, help="users that begin each second (default 8)"
@@ -75,9 +80,6 @@ def _parser() -> argparse.ArgumentParser:
         "--rules", default="round-robin,least-cost", help="in this order (default round-robin,least-cost)"
     )
     rules.add_argument("--policy-file", type=Path, help="with --host: the policy file that the picker reads")
-    rules.add_argument(
-        "--admin", default="", help="with --host: the picker's admin address, http://NAME:PORT"
-    )
     rules.add_argument(
         "--server", action="append", default=[], help="with --host: a model server, to reset its cache"
     )
@@ -113,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(args: argparse.Namespace, further: Sequence[str]) -> int:
-    plan = _plan(args, further, scenario=args.scenario, host=args.host or _demo().gateway)
+    place = None if args.host else _demo()
+    host, admin = (args.host, args.admin) if place is None else (place.gateway, place.admin)
+    plan = _plan(args, further, scenario=args.scenario, host=host, admin=admin)
     how_long = f"{plan.time_s} s" if plan.time_s else "until all of it is through"
     print(
         f"{plan.scenario} against {plan.host}, {how_long}; follow it with: tail -f {plan.log_file}",
@@ -134,7 +138,7 @@ def _compare(args: argparse.Namespace, further: Sequence[str], parser: argparse.
     else:
         place = _demo()
         gateway = Gateway(place.gateway, place.admin, Path(place.policy_file), place.servers)
-    plan = _plan(args, further, scenario=args.what or "conversation", host=gateway.url)
+    plan = _plan(args, further, scenario=args.what or "conversation", host=gateway.url, admin=gateway.admin)
     rules = args.rules.split(",")
     print(f"{plan.scenario} against {plan.host}, by each of {len(rules)} rules", flush=True)
     records = compare(plan, gateway, rules=rules)
@@ -151,7 +155,7 @@ def _make_trace(args: argparse.Namespace, parser: argparse.ArgumentParser) -> in
     return 0
 
 
-def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, host: str) -> Plan:
+def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, host: str, admin: str) -> Plan:
     served = probe(host, model=args.model or "")
     if scenario == "lora" and not served.adapters:
         raise LoadError(f"{host} serves no LoRA adapter: start the model servers with some")
@@ -174,6 +178,7 @@ def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, ho
         salt="",
         directory=directory.resolve(),
         options=options,
+        admin=admin,
     )
 
 

@@ -47,15 +47,20 @@ class _ClosedLoop(LoadUser):
         self.asked += 1
         return prompts.text(f"{self.name} {self.asked}", tokens)
 
-    def chat(self, messages: list[prompts.Message], *, model: str = "") -> Answer | None:
+    def chat(self, messages: list[prompts.Message], *, model: str = "", tenant: str = "") -> Answer | None:
         options = self.load.options
         body = prompts.chat(
             model or self.load.served.model, messages, answer_tokens=options.answer_tokens, salt=options.salt
         )
-        return self.load.ask(self.scenario, body)
+        return self.load.ask(self.scenario, body, headers=_of_tenant(tenant) if tenant else "")
 
 
 _OVERLOAD_TOKENS = 3000
+
+
+def _of_tenant(name: str) -> str:
+    """The header that names whose request it is, as a line."""
+    return f"x-llm-d-inference-fairness-id: {name}\r\n"
 
 
 class OverloadUser(_ClosedLoop):
@@ -73,7 +78,7 @@ class OverloadUser(_ClosedLoop):
         body = prompts.chat(
             self.load.served.model, messages, answer_tokens=options.answer_tokens, salt=options.salt
         )
-        headers = f"x-llm-d-inference-fairness-id: {tenant}\r\n"
+        headers = _of_tenant(tenant)
         if interactive:
             headers += "x-llm-d-inference-objective: interactive\r\n"
         self.load.ask(f"{tenant}{' interactive' * interactive}", body, headers=headers)
@@ -108,8 +113,8 @@ class ConversationUser(_ClosedLoop):
 
     def on_start(self) -> None:
         options = self.load.options
-        tenant = prompts.zipf(self.rng, max(1, options.prefixes // 4))
-        self.system = prompts.shared_text(f"{self.seed} tenant {tenant}", options.prefix_tokens)
+        self.tenant = f"tenant-{prompts.zipf(self.rng, max(1, options.prefixes // 4))}"
+        self.system = prompts.shared_text(f"{self.seed} {self.tenant}", options.prefix_tokens)
         self.said: list[prompts.Message] = []
         self.turns_left = self.rng.randint(1, 6)  # the first is under way: users are not in step
 
@@ -117,7 +122,8 @@ class ConversationUser(_ClosedLoop):
     def turn(self) -> None:
         tokens = self.rng.randint(40, 160) if self.said else self.rng.randint(400, 1500)
         question: prompts.Message = {"role": "user", "content": self.fresh(tokens)}
-        answer = self.chat([{"role": "system", "content": self.system}, *self.said, question])
+        messages = [{"role": "system", "content": self.system}, *self.said, question]
+        answer = self.chat(messages, tenant=self.tenant)
         self.turns_left -= 1
         if answer is not None:  # a turn that failed is left out: the user goes on without it
             self.said += [question, {"role": "assistant", "content": answer.text}]

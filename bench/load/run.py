@@ -1,6 +1,7 @@
 """Starts locust as a process of its own for one run, and makes the report of what it left.
 
-A run leaves in its directory: `report.html` (ours), `locust.html`, `locust_*.csv`, `locust.log`, `figures.json`.
+A run leaves in its directory: `report.html` (ours), `locust.html`, `locust_*.csv`, `locust.log`, `figures.json`, `trace.jsonl`, and
+`recording.jsonl` where the picker's admin address is known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.load.figures import RunRecord
+from bench.load.picker_recording import recorded
 from bench.load.probe import LoadError
 from bench.load.report import generator_lines, page
 
@@ -47,6 +49,8 @@ class Plan:
     directory: Path
     options: Sequence[str]
     """Further ones, of the locust file or of locust itself."""
+    admin: str = ""
+    """The picker's, which then records the run; empty: it is not known."""
 
     def command(self) -> list[str]:
         file, name = SCENARIOS[self.scenario]
@@ -84,6 +88,10 @@ class Plan:
         return self.directory / "figures.json"
 
     @property
+    def recording_file(self) -> Path:
+        return self.directory / "recording.jsonl"
+
+    @property
     def log_file(self) -> Path:
         return self.directory / "locust.log"
 
@@ -100,17 +108,8 @@ def run(plan: Plan) -> RunRecord:
     """Run it to its end. LoadError when it left no figures."""
     plan.directory.mkdir(parents=True, exist_ok=True)
     plan.figures_file.unlink(missing_ok=True)
-    with plan.log_file.open("wb") as log:
-        # The same process group: Ctrl-C reaches locust too, which then ends the run and writes what it has.
-        popen = subprocess.Popen(plan.command(), cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            status = popen.wait()
-        except KeyboardInterrupt:
-            status = popen.wait(timeout=_STOP_WITHIN_S + 30)
-        finally:
-            if popen.poll() is None:
-                popen.kill()
-                popen.wait()
+    with recorded(plan.admin, plan.recording_file):
+        status = _to_its_end(plan)
     if not plan.figures_file.exists():
         tail = "\n".join(plan.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         raise LoadError(
@@ -127,6 +126,22 @@ def run(plan: Plan) -> RunRecord:
     title = f"Load test: {plan.scenario}"
     (plan.directory / "report.html").write_text(page([record], title=title, links=links))
     return record
+
+
+def _to_its_end(plan: Plan) -> int:
+    """locust's exit status."""
+    with plan.log_file.open("wb") as log:
+        # The same process group: Ctrl-C reaches locust too, which then ends the run and writes what it has.
+        popen = subprocess.Popen(plan.command(), cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            status = popen.wait()
+        except KeyboardInterrupt:
+            status = popen.wait(timeout=_STOP_WITHIN_S + 30)
+        finally:
+            if popen.poll() is None:
+                popen.kill()
+                popen.wait()
+    return status
 
 
 def _mark(file: Path, record: RunRecord) -> None:

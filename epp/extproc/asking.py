@@ -50,7 +50,7 @@ class GatePort(Protocol):
     @property
     def on(self) -> bool: ...
     @property
-    def tried(self) -> Flow | None: ...
+    def read(self) -> Flow | None: ...
     def offer(
         self,
         request: PickRequest,
@@ -126,8 +126,8 @@ class Asking:
 
     def read(self, event: RequestHeaders) -> RequestHead:
         """The request's headers came."""
-        tried = self._gate.tried if self._gate is not None else None
-        head = self._head = read_head(event.headers, self._picker.policy.spec, tried=tried)
+        read = self._gate.read if self._gate is not None else None
+        head = self._head = read_head(event.headers, self._picker.policy.spec, read=read)
         if not head.request_id:
             head.request_id, self._made_id = self._new_id(), True
         self._subset = event.subset
@@ -255,6 +255,7 @@ class Asking:
     def answer(self, slot: Slot, pick: Pick) -> Answer:
         """Where the request goes. What only the pick needed of the head is forgotten."""
         head = self.head
+        pick.decision.tenant = pick.decision.tenant or head.claim.tenant
         head.forget()
         destination = ",".join(map(str, pick.destinations))
         scores: tuple[tuple[str, float], ...] = ()

@@ -52,7 +52,7 @@ class Streams:
         self.overload = Overload()
         self._unread = Unread(picker, timer=time.perf_counter)
         self._policy: Policy | None = None
-        self._tried: Flow | None = None
+        self._read: Flow | None = None
         self._names: frozenset[str] = frozenset()
         self._untidied = False
         self.on_room: Callable[[], None] = lambda: None
@@ -116,10 +116,10 @@ class Streams:
     def wanted(self) -> frozenset[str]:
         """Names of the request headers to decode; they follow the policy."""
         policy = self.picker.policy
-        tried = self.gate.tried if self.gate is not None else None
-        if policy is not self._policy or tried is not self._tried:
-            self._policy, self._tried = policy, tried
-            self._names = request_names(policy.spec, tried=tried, traced=self.settings.traced)
+        read = self.gate.read if self.gate is not None else None
+        if policy is not self._policy or read is not self._read:
+            self._policy, self._read = policy, read
+            self._names = request_names(policy.spec, read=read, traced=self.settings.traced)
         return self._names
 
     def check_integrity(self) -> None:

@@ -47,10 +47,10 @@ _REQUEST_NAMES: Final = _RESERVED.union(
 _MAX_REQUEST_ID_CHARS: Final = 256
 
 
-def request_names(spec: PolicySpec, *, tried: Flow | None = None, traced: bool = False) -> frozenset[str]:
-    """The request headers that are read at all; a transport may leave out the others. tried: the flow control of a policy in dry run."""
+def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
+    """The request headers that are read at all; a transport may leave out the others. read: see `Gate.read`."""
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
-    flow = _claimed(spec, tried)
+    flow = _claimed(spec, read)
     if flow is None:
         return names
     claimed = {"Tenant": (flow.tenant_header,), "Deadline": (TTFT_MS,), "Objective": OBJECTIVES}
@@ -93,9 +93,9 @@ class RequestHead(Struct, gc=False):
 
 
 def read_head(
-    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, tried: Flow | None = None
+    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, read: Flow | None = None
 ) -> RequestHead:
-    found, flow = collect(headers), _claimed(spec, tried)
+    found, flow = collect(headers), _claimed(spec, read)
     length = found.get("content-length", "")
     return RequestHead(
         path=found.get(":path", ""),
@@ -133,9 +133,9 @@ def bounded_trace(text: str) -> str:
     return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""
 
 
-def _claimed(spec: PolicySpec, tried: Flow | None) -> Flow | None:
-    """The flow control whose headers are read: that of the policy in force, or of the one in dry run."""
-    return spec.flow if spec.flow.mode == "Hold" else tried
+def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
+    """The flow control whose headers are read: that of the policy in force where it holds requests."""
+    return spec.flow if spec.flow.mode == "Hold" else read
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:

@@ -54,13 +54,19 @@ def record(options: Options) -> Counts:
         raise ConfigError(f"--admin {options.admin}: an address such as http://127.0.0.1:9090")
     file, counts = RecordingFile(options.file, max_bytes=options.max_bytes), Counts()
     until_s = None if options.seconds is None else time.monotonic() + options.seconds
+
+    def keep(text: bytes, left_out: int) -> None:
+        lines = [decode(row) for row in text.splitlines()]
+        _write(file, lines, counts, size_bytes=len(text), path=options.file)
+        counts.left_out = left_out
+        _show(counts)
+
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            for text, left_out in _answers(url, options.admin, until_s=until_s):
-                lines = [decode(row) for row in text.splitlines()]
-                _write(file, lines, counts, size_bytes=len(text), path=options.file)
-                counts.left_out = left_out
-                _show(counts)
+        for text, left_out in _answers(url, options.admin, until_s=until_s):
+            keep(text, left_out)
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            keep(*_ask(f"{url}&last"))
     finally:
         file.close()
         _show(None)
@@ -94,7 +100,7 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
     while True:
         last = until_s is not None and time.monotonic() >= until_s
         try:
-            answer = _ask(url)
+            answer = _ask(f"{url}&last" if last else url)
         except urllib.error.HTTPError as error:
             raise ConfigError(_refusal(admin, error.code)) from error
         except (OSError, http.client.HTTPException) as error:

@@ -57,7 +57,7 @@ class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, 
     base_model: str = ""
     adapter: str = ""
     tenant: str = ""
-    """A keyed hash. Empty: none was named, or flow control is off and nobody read it."""
+    """A keyed hash. Empty: none was named."""
     priority: int = 0
     stream: bool = False
     prompt_bytes: int

@@ -30,6 +30,7 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
         servers=lambda: servers_of(picker),
     )
     picker.subscribe(service.hear)
+    picker.recorders += 1
     return service
 
 

@@ -1,7 +1,7 @@
 """Lines of a recording for who asks for them over the admin address, as `epp record` does: nothing is written here.
 
 Listens to the picker only while somebody asks: the first question begins it, and a while without one ends it. One reader at a time,
-since a line is handed out once. What waits is bounded by the recorder. Called by `app` and, through it, by the admin address.
+since a line is handed out once, until it says that it is done or is gone. What waits is bounded by the recorder. Called by `app` and, through it, by the admin address.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Tap:
     def on(self) -> bool:
         return self._recorder is not None
 
-    def read(self, reader: str) -> tuple[bytes, int]:
+    def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
         """The lines since this reader's last question, opened as a file is, and how many requests were left out so far.
+
+        last: the reader is done, and another one may begin.
 
         RecordingTakenError: another reader is at it.
         """
@@ -47,11 +49,15 @@ class Tap:
             self._recorder = Recorder(key=self._picker.secret.key or secrets.token_bytes(KEY_BYTES))
             self._reader = reader
             self._picker.subscribe(self.hear)
+            self._picker.recorders += 1
         elif self._reader != reader:
             raise RecordingTakenError
         self._asked_at = now
         lines: list[Line] = [opening_of(self._picker), servers_of(self._picker), *self._recorder.take()]
-        return b"".join(map(encode, lines)), self._recorder.dropped
+        dropped = self._recorder.dropped
+        if last:
+            self._end()
+        return b"".join(map(encode, lines)), dropped
 
     def hear(self, event: PickerEvent) -> None:
         """A listener of the picker."""
@@ -64,4 +70,5 @@ class Tap:
 
     def _end(self) -> None:
         self._picker.unsubscribe(self.hear)
+        self._picker.recorders -= 1
         self._recorder = None

@@ -55,7 +55,7 @@ class AdminServer:
         not_ready: Callable[[], str],
         explain: Callable[[float], dict[str, Any]],
         board: Board,
-        recording: Callable[[str], tuple[bytes, int]],
+        recording: Callable[[str, bool], tuple[bytes, int]],
         config: Config,
         policy: Callable[[], Policy],
     ) -> None:
@@ -195,7 +195,7 @@ class AdminServer:
         if not _READER.fullmatch(reader):
             raise web.HTTPBadRequest(text="reader: 16 hexadecimal digits, the same in every question")
         try:
-            lines, left_out = self._recording(reader)
+            lines, left_out = self._recording(reader, "last" in request.query)
         except RecordingTakenError as error:
             raise web.HTTPConflict(text="another reader is at it") from error
         return web.Response(

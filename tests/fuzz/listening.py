@@ -98,7 +98,7 @@ async def admin_pages(_: Path) -> AsyncIterator[Entry]:
         not_ready=str,
         explain=lambda window_s: {"window_s": window_s},
         board=a_board(ring, PickerStatus),
-        recording=lambda _: (b"", 0),
+        recording=lambda *_: (b"", 0),
         config=Config(endpoints_file="e.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

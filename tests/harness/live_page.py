@@ -218,7 +218,7 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
         not_ready=str,
         explain=_explained,
         board=board,
-        recording=lambda _: (b"", 0),
+        recording=lambda *_: (b"", 0),
         config=Config(endpoints_file="endpoints.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

@@ -73,7 +73,7 @@ async def running_admin() -> AsyncIterator[Address]:
         not_ready=str,
         explain=lambda window_s: {"window_s": window_s},
         board=a_board(ring, PickerStatus),
-        recording=lambda _: (b"", 0),
+        recording=lambda *_: (b"", 0),
         config=Config(endpoints_file="endpoints.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )

@@ -69,7 +69,7 @@ class Admin:
             not_ready=lambda: self.not_ready,
             explain=lambda window_s: {"window_s": window_s},
             board=a_board(self.ring, lambda: self.status),
-            recording=lambda _: (b"", 0),
+            recording=lambda *_: (b"", 0),
             config=self.config,
             policy=lambda: DEFAULT_POLICY,
         )
@@ -244,7 +244,7 @@ async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(a
         not_ready=lambda: "",
         explain=lambda window_s: {"window_s": window_s},
         board=a_board(admin.ring, lambda: admin.status),
-        recording=lambda _: (b"", 0),
+        recording=lambda *_: (b"", 0),
         config=admin.config,
         policy=lambda: DEFAULT_POLICY,
     )

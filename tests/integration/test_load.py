@@ -87,7 +87,8 @@ async def test_each_load_has_its_rows_and_counts_what_the_servers_counted(tmp_pa
 
 async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> None:
     before = await scrape(fleet.session, fleet.server_urls)
-    options = ["--host", fleet.envoy.url, "--out", str(out), "--users", "6", "--requests", "30", *SMALL]
+    options = ["--host", fleet.envoy.url, "--admin", fleet.admin_url, "--out", str(out)]
+    options += ["--users", "6", "--requests", "30", *SMALL]
     ended = await load("conversation", *options)
     assert ended.status == 0, ended.said
     assert re.search(r"answered +30\n", ended.said)
@@ -111,6 +112,11 @@ async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> N
     assert len(sent.calls) == 30
     assert {call.output_tokens for call in sent.calls} == {12}
     assert len({call.pieces[0] for call in sent.calls}) < 30, "some of them begin alike"
+    by_picker = read([out / "recording.jsonl"])
+    assert len(by_picker.calls) == 30, ended.said
+    assert "(30 requests)" in ended.said
+    assert 1 < len({call.tenant for call in by_picker.calls} - {""}) <= 8, "flow control is off"
+    assert b"tenant-" not in (out / "recording.jsonl").read_bytes(), "names of tenants are hashed"
     own, locusts = (out / "report.html").read_text(), (out / "locust.html").read_text()
     verdict = re.search(r"The generator kept up|THE GENERATOR WAS A BOTTLENECK", ended.said)
     assert verdict is not None
@@ -152,6 +158,7 @@ async def the_same_trace_goes_by_both_rules(fleet: Fleet, out: Path) -> None:
     assert rows(out / "round-robin")["SENT-LATE"]["Request Count"] == "24"
     assert sum(server.finished for server in await grown(fleet, before)) == 48
     assert "round-robin" in (out / "report.html").read_text()
+    assert len(read([out / "least-cost" / "recording.jsonl"]).calls) == 24
 
 
 # -- a server of bad manners ------------------------------------------------------------------------------------------

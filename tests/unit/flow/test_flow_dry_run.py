@@ -65,7 +65,7 @@ def test_a_policy_in_dry_run_that_holds_nothing_costs_nothing() -> None:
 def test_the_headers_that_the_tried_policy_reads_are_read() -> None:
     spec, tried = PolicySpec(), Flow(mode="Hold")
     assert TTFT_MS not in request_names(spec)
-    assert TTFT_MS in request_names(spec, tried=tried)
+    assert TTFT_MS in request_names(spec, read=tried)
     headers = [(TTFT_MS, "1500")]
     assert read_head(headers, spec).claim.ttft_s is None
-    assert read_head(headers, spec, tried=tried).claim.ttft_s == 1.5
+    assert read_head(headers, spec, read=tried).claim.ttft_s == 1.5

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from epp.errors import RecordingTakenError
+from epp.extproc.reading import read_head, request_names
+from epp.gate import Gate
 from epp.picker import Picker
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Asked, Line, Opening, Servers, decode, unpacked
@@ -147,7 +149,7 @@ class Clock:
 
 
 def told(tap: Tap, reader: str = "one") -> list[Asked]:
-    opening, servers, *asked = [decode(row) for row in tap.read(reader)[0].splitlines()]
+    opening, servers, *asked = [decode(row) for row in tap.read(reader, False)[0].splitlines()]
     assert isinstance(opening, Opening)
     assert isinstance(servers, Servers)
     return [line for line in asked if isinstance(line, Asked)]
@@ -163,7 +165,7 @@ def test_who_asks_for_a_recording_gets_each_request_once_from_then_on() -> None:
     assert [line.prompt_bytes for line in told(tap)] == [8000, 8000]
     assert told(tap) == []
     with pytest.raises(RecordingTakenError):
-        tap.read("another")
+        tap.read("another", False)
 
 
 def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
@@ -178,3 +180,28 @@ def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
     assert told(tap, "another") == []
     serve(picker, ask(text("three")), now=4.0)
     assert len(told(tap, "another")) == 1
+
+
+def test_a_reader_that_says_it_is_done_makes_room_at_once() -> None:
+    picker = a_picker()
+    tap = Tap(picker, clock=Clock())
+    told(tap)
+    assert picker.recorders == 1
+    serve(picker, ask(text("one")), now=2.0)
+    assert len(tap.read("one", True)[0].splitlines()) == 3, "its last question is answered too"
+    assert not tap.on
+    assert picker.recorders == 0
+    assert told(tap, "another") == []
+
+
+def test_while_requests_are_recorded_their_tenants_are_read_without_flow_control() -> None:
+    picker = a_picker()
+    gate, spec = Gate(picker), picker.policy.spec
+    tenant = [(spec.flow.tenant_header, "acme")]
+    assert gate.read is None
+    assert spec.flow.tenant_header not in request_names(spec, read=gate.read)
+    tap = Tap(picker, clock=Clock())
+    told(tap)
+    assert not gate.on, "it costs no more than that"
+    assert spec.flow.tenant_header in request_names(spec, read=gate.read)
+    assert read_head(tenant, spec, read=gate.read).claim.tenant == "acme"
