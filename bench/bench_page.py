@@ -1,7 +1,12 @@
-"""CPU that the live page costs the picker: `python -m bench.bench_page`. Prints, and asserts nothing.
+"""CPU that the live page costs the picker: `python -m bench.bench_page --busy`. Prints, and asserts nothing.
 
-A real picker with so many endpoints and its real admin address; ten clients in another process ask as browsers do. The process is measured
-with the clients and without them.
+A real picker with so many endpoints and its real admin address; browsers in another process ask as the page does. Spells with the browsers and
+without them follow each other in turn. Two figures come of it, each with its spread over the spells:
+
+- by attribution: the thread's CPU clock around everything that runs for the page. That is the connections (accepting, reading, writing), the
+  handlers, making and packing the page, and its history;
+- by difference: CPU of the process with browsers less CPU without. It holds what the attribution cannot see, such as the loop's waking up,
+  and the noise of the traffic.
 """
 
 from __future__ import annotations
@@ -14,7 +19,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Final
 
 import aiohttp
 
@@ -35,26 +44,224 @@ from epp.telemetry.state import PickerStatus
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import ask, text
 
+_SETTLE_S: Final = 3.0
+"""Between the start or the end of the browsers and the measuring."""
+_SERVERS_CODE: Final = ("/aiohttp/", "/asyncio/")
+"""Tasks whose code is there serve the page: nothing else in this process uses aiohttp."""
+
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    args = _arguments()
+    if args.client:
+        await _look(args.client, args.browsers)
+        return
+    async with _serving(args.endpoints, busy=args.busy) as served:
+        spells = [
+            (await _spell(served, 0, args.seconds), await _spell(served, args.browsers, args.seconds))
+            for _ in range(args.rounds)
+        ]
+        size = len(await served.board.packed())
+    alone = [without.all for without, _ in spells]
+    attributed, making = [with_.page for _, with_ in spells], [with_.making for _, with_ in spells]
+    differences = [with_.all - without.all for without, with_ in spells]
+    print(
+        f"{args.endpoints} endpoints, {'busy' if args.busy else 'idle'}; shares of a core, {args.rounds} rounds of {args.seconds:.0f} s:"
+    )
+    print(f"the picker with nobody looking         {_told(alone)}")
+    print(f"the page for {args.browsers} browsers, attributed   {_told(attributed)}")
+    print(f"  of it making and packing the page    {_told(making)}")
+    print(f"the same by difference                 {_told(differences)}")
+    print(f"an answer has {size:,} bytes")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--endpoints", type=int, default=1000)
     parser.add_argument("--browsers", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a spell; two spells make a round")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument(
         "--busy",
         action="store_true",
         help="every endpoint is scraped each second, and 50 requests a second come",
     )
     parser.add_argument("--client", default="", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.client:
-        await _look(args.client, args.browsers)
-        return
+    return parser.parse_args()
+
+
+def _told(shares: Sequence[float]) -> str:
+    spread = f" +- {stdev(shares):.2%}" if len(shares) > 1 else ""
+    return f"{fmean(shares):.2%}{spread} ({min(shares):.2%} to {max(shares):.2%})"
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------------
+
+
+class _Spent:
+    """CPU seconds of this thread for the page."""
+
+    page_s = 0.0
+    making_s = 0.0
+
+
+_SPENT: Final = _Spent()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Of a core, during one spell."""
+
+    all: float
+    page: float
+    making: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    url: str
+    board: Board
+
+
+async def _spell(served: _Served, browsers: int, seconds: float) -> _Shares:
+    if not browsers:
+        await asyncio.sleep(_SETTLE_S)
+        return await _share(seconds)
+    command = [sys.executable, "-m", "bench.bench_page", "--client", served.url, "--browsers", str(browsers)]
+    with subprocess.Popen(command) as clients:
+        await asyncio.sleep(_SETTLE_S)
+        shares = await _share(seconds)
+        clients.terminate()
+    return shares
+
+
+async def _share(seconds: float) -> _Shares:
+    began, cpu_s, page_s, making_s = time.monotonic(), time.process_time(), _SPENT.page_s, _SPENT.making_s
+    await asyncio.sleep(seconds)
+    spent_s = time.monotonic() - began
+    return _Shares(
+        all=(time.process_time() - cpu_s) / spent_s,
+        page=(_SPENT.page_s - page_s) / spent_s,
+        making=(_SPENT.making_s - making_s) / spent_s,
+    )
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Books the CPU of all connections that it serves, and of the tasks that aiohttp starts for them.
+
+    It is asyncio's own loop, which costs more than the picker's uvloop.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_task_factory(_task)
+
+    async def create_server(self, protocol_factory: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        return await super().create_server(lambda: _Connection(protocol_factory), *args, **options)
+
+
+class _Booked:
+    """`with` it: the CPU of the block is the page's."""
+
+    def __enter__(self) -> None:
+        self._began_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        _SPENT.page_s += time.thread_time() - self._began_s
+
+
+class _Connection(asyncio.Protocol):
+    """Hands on to the protocol that it stands for."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        with _Booked():
+            self._protocol = factory()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        with _Booked():
+            self._protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        with _Booked():
+            self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        with _Booked():
+            kept: bool | None = self._protocol.eof_received()
+        return kept
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        with _Booked():
+            self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop,
+    coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    **options: Any,
+) -> asyncio.Task[Any]:
+    code = getattr(coro, "cr_code", None)
+    if code is not None and any(part in code.co_filename for part in _SERVERS_CODE):
+        coro = _booked(coro)
+    return asyncio.Task(coro, loop=loop, **options)
+
+
+async def _booked(coro: Any) -> Any:
+    """As `coro`, each of its steps on the page's account."""
+    return await _Steps(coro)
+
+
+class _Steps:
+    def __init__(self, coro: Any) -> None:
+        self._coro = coro
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step, given = self._coro.send, None
+        while True:
+            try:
+                with _Booked():
+                    waits_for = step(given)
+            except StopIteration as end:
+                return end.value
+            try:
+                step, given = self._coro.send, (yield waits_for)
+            except BaseException as error:  # noqa: BLE001 - into the coroutine, as a task does
+                step, given = self._coro.throw, error
+
+
+class _Timed(Board):
+    """Knows the CPU that its pages took. Without other pickers nothing else runs meanwhile."""
+
+    async def packed(self) -> bytes:
+        began_s = time.thread_time()
+        answer = await super().packed()
+        _SPENT.making_s += time.thread_time() - began_s
+        return answer
+
+    def sample(self) -> None:
+        began_s = time.thread_time()
+        super().sample()
+        _SPENT.making_s += time.thread_time() - began_s
+        _SPENT.page_s += time.thread_time() - began_s
+
+
+# -- the picker and its traffic ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _serving(count: int, *, busy: bool) -> AsyncIterator[_Served]:
+    """A picker that has seen some requests, with its admin address."""
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     endpoints = [
         Endpoint(EndpointName(f"vllm-{n}"), Address(f"10.0.{n // 200}.{n % 200 + 1}", 8000))
-        for n in range(args.endpoints)
+        for n in range(count)
     ]
     picker.set_endpoints(endpoints, now=time.monotonic())
     explaining, ring = Explaining(picker), DecisionRing(keep=1000)
@@ -63,6 +270,20 @@ async def main() -> None:
         pick = picker.pick(ask(prompt), now=time.monotonic())
         picker.end(pick, outcome="ended", now=time.monotonic())
         ring.add(pick.decision)
+    server, board = _admin(picker, ring, explaining)
+    url = f"http://{await server.start()}/live"
+    tasks = [asyncio.create_task(board.run()), asyncio.create_task(explaining.run())]
+    if busy:
+        tasks.append(asyncio.create_task(_traffic(picker, [e.name for e in endpoints], ring)))
+    try:
+        yield _Served(url, board)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await server.stop()
+
+
+def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[AdminServer, Board]:
     scraper = Scraper(
         settings=lambda: picker.policy.spec.scrape,
         on_metrics=lambda *_: None,
@@ -97,43 +318,7 @@ async def main() -> None:
         config=Config(endpoints_file="e.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )
-    url = f"http://{await server.start()}/live"
-    tasks = [asyncio.create_task(board.run()), asyncio.create_task(explaining.run())]
-    if args.busy:
-        tasks.append(asyncio.create_task(_traffic(picker, [e.name for e in endpoints], ring)))
-    idle = await _share(args.seconds)
-    command = [sys.executable, "-m", "bench.bench_page", "--client", url, "--browsers", str(args.browsers)]
-    with subprocess.Popen(command) as clients:
-        await asyncio.sleep(5.0)
-        made_s = board.cpu_s
-        looked_at = await _share(args.seconds)
-        made = (board.cpu_s - made_s) / args.seconds
-        clients.terminate()
-    size = len(await board.packed())
-    for task in tasks:
-        task.cancel()
-    await server.stop()
-    print(
-        f"{args.endpoints} endpoints: {idle:.2%} of a core with nobody looking (history and account), {looked_at:.2%} with {args.browsers} "
-        f"browsers, {made:.2%} of it for making the page and its history; an answer has {size:,} bytes"
-    )
-
-
-class _Timed(Board):
-    """Knows the CPU that its pages took."""
-
-    cpu_s = 0.0
-
-    async def packed(self) -> bytes:
-        began = time.process_time()
-        answer = await super().packed()  # without siblings nothing else runs meanwhile
-        self.cpu_s += time.process_time() - began
-        return answer
-
-    def sample(self) -> None:
-        began = time.process_time()
-        super().sample()
-        self.cpu_s += time.process_time() - began
+    return server, board
 
 
 async def _traffic(picker: Picker, names: Sequence[EndpointName], ring: DecisionRing) -> None:
@@ -169,10 +354,7 @@ def _page(rng: random.Random, tokens: float, now: float) -> EndpointMetrics:
     )
 
 
-async def _share(seconds: float) -> float:
-    began, cpu_s = time.monotonic(), time.process_time()
-    await asyncio.sleep(seconds)
-    return (time.process_time() - cpu_s) / (time.monotonic() - began)
+# -- the browsers ------------------------------------------------------------------------------------------------------
 
 
 async def _look(url: str, browsers: int) -> None:
@@ -188,4 +370,5 @@ async def _look(url: str, browsers: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(main())
