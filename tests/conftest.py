@@ -1,8 +1,21 @@
-"""What holds for every test: Hypothesis judges what the code answers, never how fast this machine was."""
+"""What holds for every test: which part it runs in by its folder, and that Hypothesis never judges how fast this machine was."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_WITH_PROCESSES = tuple(_HERE / name for name in ("integration", "conformance", "fuzz"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(folder in item.path.parents for folder in _WITH_PROCESSES):
+            item.add_marker(pytest.mark.processes)
+
 
 if importlib.util.find_spec("hypothesis") is not None:  # the engine's own environment may go without it
     from hypothesis import HealthCheck, settings

@@ -1,7 +1,7 @@
 """`python -m tests.suite`: all tests in parts, the environments they need built beside, and a table at the end.
 
-Two parts run at a time where there are two cores: most tests wait for processes, and one part keeps one core busy. Each
-line of output begins with the name of its part. A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has failed; one that
+The fast part comes first and has all cores. Then two parts run at a time where there are two cores: most tests wait for processes, and one part
+keeps one core busy. Each line of output begins with the name of its part. A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has failed; one that
 passes then is named in the table, since a test that needs a second run is a fault to mend. The status is 1 where a part failed.
 """
 
@@ -32,19 +32,33 @@ class Part:
     command: Sequence[str]
     needs: str = ""
     """The make targets that build its environment."""
+    alone: bool = False
+    """Runs before the others, since it uses all cores itself."""
 
+
+_FAST = "not envoy and not vllm and not cluster and not slow and not processes"
+_PROTOCOL = ("tests/conformance", "tests/fuzz")
 
 PARTS = (
     Part(
+        name="fast",
+        about="no processes of their own; on all cores",
+        command=(_PYTHON, "-m", "pytest", "-n", "auto", "--dist", "loadfile", "-m", _FAST),
+        alone=True,
+    ),
+    Part(
         name="integration",
         about="real Envoy, Redis, Valkey and vLLM; what takes long",
-        command=(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow) and not cluster"),
+        command=(
+            *(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow or processes) and not cluster"),
+            *(f"--ignore={folder}" for folder in _PROTOCOL),
+        ),
         needs="vllm-env engine-env",
     ),
     Part(
-        name="fast",
-        about="neither Envoy, vLLM nor Kubernetes",
-        command=(_PYTHON, "-m", "pytest", "-m", "not envoy and not vllm and not cluster and not slow"),
+        name="protocol",
+        about="the endpoint picker protocol row by row, and generated input",
+        command=(_PYTHON, "-m", "pytest", *_PROTOCOL, "-m", "not cluster"),
     ),
     Part(
         name="cluster",
@@ -59,7 +73,7 @@ PARTS = (
         needs="engine-env",
     ),
 )
-"""The longest first, so that two that run at a time end together."""
+"""After the fast one the longest first, so that two that run at a time end together; the second needs nothing that has to be built."""
 
 
 @dataclass(slots=True)
@@ -157,13 +171,19 @@ def main() -> int:
     # A test whose environment is missing fails instead of being skipped.
     os.environ.update(PREFIX_GATEWAY_REQUIRE_VLLM="1", PREFIX_GATEWAY_REQUIRE_CLUSTER="1")
     started = time.monotonic()
+    outcomes = run_all(parts)
+    print(f"\n{table(outcomes, seconds=time.monotonic() - started)}", flush=True)
+    return 1 if any(o.status for o in outcomes) else 0
+
+
+def run_all(parts: Sequence[Part]) -> list[Outcome]:
     at_once = min(_AT_ONCE, os.cpu_count() or 1)
     # One build at a time, and beside the tests of parts that need none: on a new machine the control plane compiles for minutes.
     with ThreadPoolExecutor(max_workers=1) as builder, ThreadPoolExecutor(max_workers=at_once) as runner:
         builds = {part.name: builder.submit(_make, part.needs) for part in parts if part.needs}
-        outcomes = list(runner.map(lambda part: run_part(part, built=builds.get(part.name)), parts))
-    print(f"\n{table(outcomes, seconds=time.monotonic() - started)}", flush=True)
-    return 1 if any(o.status for o in outcomes) else 0
+        first = [run_part(part, built=builds.get(part.name)) for part in parts if part.alone]
+        others = [part for part in parts if not part.alone]
+        return first + list(runner.map(lambda part: run_part(part, built=builds.get(part.name)), others))
 
 
 def _make(targets: str) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 
-from tests.suite import PARTS, Outcome, Part, run_part, table
+from tests.suite import PARTS, Outcome, Part, run_all, run_part, table
 
 _FLAKY = """
 from pathlib import Path
@@ -27,9 +27,8 @@ def test_passes(): pass
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build/tests").mkdir(parents=True)
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
-    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second of each start
     return tmp_path
 
 
@@ -66,7 +65,7 @@ def test_skipped_tests_are_counted(folder: Path) -> None:
 def test_the_table_adds_up() -> None:
     outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
     # Two ran at a time, so the whole took less than the sum of the parts.
-    assert table(outcomes, seconds=150.0).splitlines()[-1].split() == ["all", "40", "4", "2.5"]
+    assert table(outcomes, seconds=150.0).splitlines()[-1].split() == ["all", "50", "5", "2.5"]
 
 
 def test_tests_may_record_properties(folder: Path) -> None:
@@ -83,9 +82,36 @@ def test_parts_beside_one_another_keep_their_failures_apart(
     failing = _part(_FLAKY.format(mark=str(folder / "mark")), folder)
     (folder / "test_other.py").write_text("def test_passes(): pass\n")
     other = Part(name="two", about="", command=(*failing.command[:-1], "test_other.py"))
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        outcomes = list(pool.map(lambda part: run_part(part, built=None), (failing, other)))
+    outcomes = run_all((failing, other))
     assert [(o.status, o.tests, len(o.second_run)) for o in outcomes] == [(0, 2, 1), (0, 1, 0)]
     assert {
         line.split(" | ")[0].strip() for line in capsys.readouterr().out.splitlines() if " | " in line
     } == {"one", "two"}
+
+
+def test_every_test_belongs_to_one_part() -> None:
+    """By the parts' own expressions, over all combinations of markers, in the folders that have a part of their own and elsewhere."""
+    markers = ("envoy", "vllm", "cluster", "slow", "processes")
+    for number in range(2 ** len(markers)):
+        has = {marker for place, marker in enumerate(markers) if number >> place & 1}
+        assert len(_parts_of(has, protocol=False)) == 1, has
+        if "processes" in has:  # tests/conftest.py marks these folders
+            assert len(_parts_of(has, protocol=True)) == 1, has
+
+
+def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
+    found = []
+    for part in PARTS:
+        command = list(part.command)
+        named = any(word.startswith("tests/") for word in command)
+        ignored = any(word.startswith("--ignore=") for word in command)
+        if part.name == "engine" or (named and not protocol) or (ignored and protocol):
+            continue
+        expression = command[command.index("-m", command.index("-m") + 1) + 1]
+
+        def holds(name: str, /, **_: str | int | bool | None) -> bool:
+            return name in has
+
+        if Expression.compile(expression).evaluate(holds):
+            found.append(part.name)
+    return found
