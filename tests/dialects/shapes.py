@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from epp.conformance.dataplane import DESTINATION, SUBSET_HINT
+from epp.conformance.dataplane import DESTINATION, LB, SUBSET_HINT
 from epp.envoy.listener import EXT_PROC
 from tests.harness.envoy import cluster, connection_manager
 
@@ -45,14 +45,19 @@ def _filter(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+_DUPLEX: Final[Mapping[str, str]] = {
+    "request_header_mode": "SEND",
+    "request_body_mode": "FULL_DUPLEX_STREAMED",
+    "request_trailer_mode": "SEND",
+    "response_header_mode": "SEND",
+    "response_body_mode": "FULL_DUPLEX_STREAMED",
+    "response_trailer_mode": "SEND",
+}
+
+
 def _full_duplex(document: dict[str, Any]) -> None:
     chosen = _filter(document)
-    chosen["processing_mode"].update(
-        request_body_mode="FULL_DUPLEX_STREAMED",
-        response_body_mode="FULL_DUPLEX_STREAMED",
-        request_trailer_mode="SEND",
-        response_trailer_mode="SEND",
-    )
+    chosen["processing_mode"] = dict(_DUPLEX)
     chosen["failure_mode_allow"] = False
     chosen.pop("response_attributes", None)
 
@@ -85,11 +90,34 @@ def _envoy_gateway(document: dict[str, Any]) -> None:
 
 
 def _istio(document: dict[str, Any]) -> None:
-    _full_duplex(document)
-    options = _filter(document)["metadata_options"]
-    options["forwarding_namespaces"] = {"untyped": ["envoy.lb"]}
-    _filter(document)["message_timeout"] = "1000s"
-    _filter(document).pop("max_message_timeout", None)
+    """As istiod writes it (its filters.go, route.go and cluster_builder.go): the filter asks for nothing, the route of an
+    InferencePool switches it on, and the policy that reads the pick notes which server took the request.
+    """
+    chosen = _filter(document)
+    caller = chosen["grpc_service"]
+    chosen.clear()
+    lb = {"untyped": [LB]}
+    chosen.update(
+        {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+            "grpc_service": caller,
+            "failure_mode_allow": True,
+            "processing_mode": {"request_header_mode": "SKIP", "response_header_mode": "SKIP"},
+            "message_timeout": "1000s",
+            "metadata_options": {"receiving_namespaces": lb, "forwarding_namespaces": lb},
+        }
+    )
+    (host,) = connection_manager(document)["route_config"]["virtual_hosts"]
+    overrides = {"failure_mode_allow": False, "grpc_service": caller, "processing_mode": dict(_DUPLEX)}
+    host["routes"][-1]["typed_per_filter_config"] = {
+        EXT_PROC: {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
+            "overrides": overrides,
+        }
+    }
+    (policy,) = cluster(document, "model-servers")["load_balancing_policy"]["policies"]
+    served = {"key": LB, "path": [{"key": f"{DESTINATION}-served"}]}
+    policy["typed_extension_config"]["typed_config"]["selected_host_key"] = served
 
 
 def _ai_gateway(document: dict[str, Any]) -> None:
@@ -122,7 +150,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     for shape in (
         Shape("envoy", _own, subset=True, tells_served=True),
         Shape("envoy-gateway", _envoy_gateway, subset=True, tells_served=True),
-        Shape("istio", _istio, duplex=True),
+        Shape("istio", _istio, duplex=True, tells_served=True),
         Shape("ai-gateway", _ai_gateway, reads_list=False, duplex=True),
         Shape("agentgateway", reads_list=False, duplex=True, tells_served=True),
         Shape("nginx", reads_list=False, bare=True, abort_is="detached"),
