@@ -91,8 +91,8 @@ def _envoy_gateway(document: dict[str, Any]) -> None:
 
 def _istio(document: dict[str, Any]) -> None:
     """As istiod writes it (its filters.go, route.go and cluster_builder.go): the filter asks for nothing, the route of an
-    InferencePool switches it on, and the policy that reads the pick notes which server took the request. The pool says FailOpen here, as
-    the chart's does; in full duplex a request without a picker fails all the same.
+    InferencePool switches it on, and the policy that reads the pick notes which server took the request. The pool says FailClose,
+    the API's default: with FailOpen Envoy lets some requests pass without a picker.
     """
     chosen = _filter(document)
     caller = chosen["grpc_service"]
@@ -109,7 +109,7 @@ def _istio(document: dict[str, Any]) -> None:
         }
     )
     (host,) = connection_manager(document)["route_config"]["virtual_hosts"]
-    overrides = {"failure_mode_allow": True, "grpc_service": caller, "processing_mode": dict(_DUPLEX)}
+    overrides = {"failure_mode_allow": False, "grpc_service": caller, "processing_mode": dict(_DUPLEX)}
     host["routes"][-1]["typed_per_filter_config"] = {
         EXT_PROC: {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
