@@ -1,7 +1,8 @@
 """The cost of a pick where one picker serves several models: `python -m bench.bench_models`.
 
-1,000 endpoints that list one model, and 1,000 that list ten, 100 servers each; the same prompts of 1 KB. Prints microseconds of CPU for
-one pick and its end: the median of rounds, old and new cases interleaved.
+1,000 endpoints that list one model; 1,000 that list ten, 100 servers each, in one pool and in ten; the same prompts of 1 KB. Prints
+microseconds of CPU for one pick and its end, then milliseconds for what a change costs: a server lists another model, a pod joins. The
+medians of rounds, cases interleaved.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ _PICKS = 500
 _ROUNDS = 9
 
 
-def _picker(models: int, *, listed: bool) -> Picker:
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
-    endpoints = [
-        Endpoint(EndpointName(f"e{n}"), Address(f"10.0.{n // 250}.{n % 250}", 8000))
-        for n in range(_ENDPOINTS)
+def _endpoints(count: int, *, pools: int) -> list[Endpoint]:
+    return [
+        Endpoint(EndpointName(f"e{n}"), Address(f"10.0.{n // 250}.{n % 250}", 8000), pool=f"p{n % pools}")
+        for n in range(count)
     ]
+
+
+def _picker(models: int, *, listed: bool, pools: int = 1) -> Picker:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    endpoints = _endpoints(_ENDPOINTS, pools=pools)
     picker.set_endpoints(endpoints, now=0.0)
     if listed:
         picker.take_lists(
@@ -56,11 +61,24 @@ def _round_us(picker: Picker, models: int, seed: int) -> float:
     return (time.process_time() - begun) / _PICKS * 1e6
 
 
+def _change_ms(picker: Picker, pools: int, n: int) -> tuple[float, float]:
+    """A server lists another adapter than before; then a pod leaves, or joins."""
+    begun = time.process_time()
+    model = ModelCard(f"m{n % 10}")
+    picker.take_lists(
+        {EndpointName(f"e{n}"): ModelList((model, ModelCard(f"a{n}", parent=model.id)))}, now=1.0
+    )
+    listed = time.process_time()
+    picker.set_endpoints(_endpoints(_ENDPOINTS - n % 2, pools=pools), now=1.0)
+    return (listed - begun) * 1e3, (time.process_time() - listed) * 1e3
+
+
 def main() -> None:
     cases = {
         "1,000 endpoints, nothing listed": (_picker(1, listed=False), 1),
         "1,000 endpoints, one model": (_picker(1, listed=True), 1),
         "1,000 endpoints, ten models of 100": (_picker(10, listed=True), 10),
+        "ten pools of 100, a model each": (_picker(10, listed=True, pools=10), 10),
     }
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for n in range(_ROUNDS):
@@ -68,6 +86,10 @@ def main() -> None:
             taken[name].append(_round_us(picker, models, n))
     for name, rounds in taken.items():
         print(f"{name:40} {statistics.median(rounds):7.1f} us")
+    for name, pools in (("1,000 endpoints, ten models of 100", 1), ("ten pools of 100, a model each", 10)):
+        changes = [_change_ms(cases[name][0], pools, n) for n in range(_ROUNDS)]
+        listed, joined = (statistics.median(times) for times in zip(*changes, strict=True))
+        print(f"{name:40} {listed:7.1f} ms a changed list, {joined:.1f} ms a pod that joins or leaves")
 
 
 if __name__ == "__main__":

@@ -400,7 +400,7 @@ class App:
         self._picker.set_rewrites(rewrites)
         self._set_endpoints(endpoints)
 
-    def _set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+    def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
         """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will. OSError: not written."""
         if self._eds is not None:
             try:
@@ -409,7 +409,7 @@ class App:
                 raise ConfigError(
                     f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}"
                 ) from error
-        self._picker.set_endpoints(endpoints, now=time.monotonic())
+        self._picker.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
         self._model_lists.set_endpoints(endpoints)
         if self._exact is not None:

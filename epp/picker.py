@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
@@ -147,10 +148,12 @@ class Picker:
         """Score every pick by `policy` as well, without acting on it; None: stop that."""
         self._dry_run = DryRun(policy) if policy is not None else None
 
-    def set_endpoints(self, endpoints: Sequence[Endpoint], *, now: float) -> None:
-        """Follow the source's list of endpoints."""
+    def set_endpoints(
+        self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
+    ) -> None:
+        """Follow the source's list of endpoints. pools: the InferencePools that exist, with or without endpoints."""
         before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
-        change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now)
+        change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now, pools=pools)
         for name in change.removed:
             self.caches.forget_server(name)
             if not self._recently_left.leave(before[name], now=now):
@@ -235,6 +238,7 @@ class Picker:
         """Work that no request should wait for: eviction, in bounded portions; a look for answers that do not come."""
         for state in self._fleet.failures.look(now=now):
             self._listeners.tell(Hangs(now, state))
+        self._fleet.housekeep(now=now)
         self.table.evict(now)
         for name in self._recently_left.give_up(now=now):
             self.table.drop_endpoint(name)

@@ -11,13 +11,16 @@ from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import ModelCard, ModelList, Serving, forget_models, union
+from epp.endpoints.served_models import AwayModels, ModelCard, ModelList, Serving, forget_models, union
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointName
 
 _KEPT_UNIONS: Final = 16
+_NOT_READY: Final = (
+    "no model server is ready for this model; check the endpoints file or the InferencePool's pods"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Fleet:
         """Slots of those that compute prompts for others."""
         self._serving = Serving((), (), everyone=range(0))
         """Who serves which model, kept since every pick asks for it."""
+        self._away = AwayModels()
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
         self._aliases: Sequence[ModelCard] = ()
@@ -81,8 +85,15 @@ class Fleet:
     def at(self, address: Address) -> EndpointState | None:
         return self._by_address.get(address)
 
-    def set_endpoints(self, endpoints: Sequence[Endpoint], *, spec: PolicySpec, now: float) -> FleetChange:
-        """Follow the source's new list; states of endpoints that stay are kept."""
+    def set_endpoints(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        spec: PolicySpec,
+        now: float,
+        pools: AbstractSet[str] = frozenset(),
+    ) -> FleetChange:
+        """Follow the source's new list; states of endpoints that stay are kept. pools: those that exist, with or without endpoints."""
         wanted = {e.name: e for e in endpoints}
         removed = tuple(name for name in self._states if name not in wanted)
         added: list[EndpointName] = []
@@ -91,6 +102,8 @@ class Fleet:
             gone = self._states.pop(name)
             gone.rate.leave()
             self.failures.forget(gone)
+            self._away.leave(gone.endpoint, gone.listed, now=now)
+        self._away.keep(pools)
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
@@ -146,6 +159,10 @@ class Fleet:
         if changed:
             self._serving = self._index()
         return restarted
+
+    def housekeep(self, *, now: float) -> None:
+        """Off the pick path."""
+        self._away.give_up({state.endpoint.pool for state in self._in_slots}, now=now)
 
     def _start_anew(self, state: EndpointState, *, now: float) -> None:
         """Another process serves under this name."""
@@ -219,10 +236,7 @@ class Fleet:
             slots = [slot for slot in slots if slot not in self._no_answers]
         slots = self.healthy(slots, failures_to_eject=failures_to_eject)
         if not slots:
-            raise NoEndpointError(
-                "no model server is ready for this model; check the endpoints file or the InferencePool's pods",
-                reason="no_ready_endpoint",
-            )
+            raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint")
         if subset is None:
             return slots
         allowed = self._within(slots, subset)
@@ -304,7 +318,10 @@ class Fleet:
         return model if any(models[slot] != model for slot in holders) else ""
 
     def serving(self, model: str) -> Sequence[int]:
-        """Slots of those that can serve `model`, ready or not. UnknownModelError: every server says that it does not."""
+        """Slots of those that can serve `model`, ready or not. UnknownModelError: every server says that it does not.
+
+        NoEndpointError: so they do, but servers of a pool that still exists had it.
+        """
         columns = self._followed()
         try:
             return self._serving.slots(
@@ -312,6 +329,8 @@ class Fleet:
             )
         except UnknownModelError:
             self.unknown_asked += 1
+            if model in self._away:
+                raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint") from None
             raise
 
     def _followed(self) -> Columns:
@@ -336,6 +355,7 @@ class Fleet:
             assert state.failures >= 0
             state.backlog.check_integrity()
         self._columns.check_integrity()
+        self._away.check_integrity()
         self.failures.check_integrity()
 
 

@@ -20,6 +20,8 @@ from epp.types import Endpoint
 
 MOST_LISTED: Final = 4096
 """Models in the gateway's answer to `GET /v1/models`; more are left out."""
+_AWAY_S: Final = 300.0
+"""How long a model is waited for whose servers have left a pool that has others."""
 _MOST_GONE: Final = 256
 T = TypeVar("T")
 
@@ -70,6 +72,45 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
         cards.setdefault(card.id, card)
     data = [cards[name] for name in sorted(cards)[:MOST_LISTED]]
     return msgspec.json.encode({"object": "list", "data": data})
+
+
+class AwayModels:
+    """Models whose servers have left pools that still exist, as in a rollout or when a pool is scaled to none.
+
+    A request for such a model is an error of the servers, not of the client. A pool that has no server is waited for as long as it
+    exists, one that has others for `_AWAY_S`: they may serve something else in place of it.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[str, dict[str, float]] = {}
+        """By pool and model, when its server left; the oldest first."""
+
+    def __contains__(self, model: str) -> bool:
+        return any(model in models for models in self._left.values())
+
+    def leave(self, endpoint: Endpoint, listed: ModelList | None, *, now: float) -> None:
+        """One of its servers has left."""
+        models = self._left.setdefault(endpoint.pool, {})
+        for model in endpoint.adapters | {endpoint.model} | (listed.names if listed else frozenset()):
+            if model:
+                models.pop(model, None)
+                models[model] = now
+        while len(models) > MOST_LISTED:
+            del models[next(iter(models))]
+
+    def keep(self, pools: AbstractSet[str]) -> None:
+        """Forget what left other pools than these, which exist."""
+        self._left = {pool: models for pool, models in self._left.items() if pool in pools}
+
+    def give_up(self, pools: AbstractSet[str], *, now: float) -> None:
+        """Forget what left too long ago. pools: those that have servers."""
+        for pool in self._left.keys() & pools:
+            models = self._left[pool]
+            self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
+
+    def check_integrity(self) -> None:
+        assert all(len(models) <= MOST_LISTED for models in self._left.values())
+        assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
 
 
 class Serving:

@@ -49,8 +49,8 @@ _POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
 class Hooks:
     """How the composition root is told, and asked."""
 
-    endpoints: Callable[[Sequence[Endpoint]], None]
-    """Use these from now on. ConfigError: not possible at the moment."""
+    endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None]
+    """Use these from now on, of pools of which these exist. ConfigError: not possible at the moment."""
     policies: Callable[[Policy, Policy | None], None]
     """Route by the first, score by the second beside it."""
     live: Callable[[], Live]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Final
@@ -31,7 +31,7 @@ _NAMED: Final = 5
 
 
 class Pools:
-    """`on_endpoints` gets every new list; `on_pool` is called when a pool comes, goes, or is another object."""
+    """`on_endpoints` gets every new list, and the names of the pools that exist; `on_pool` is called when a pool comes, goes, or is another object."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Pools:
         settings: Kubernetes,
         *,
         namespace: str,
-        on_endpoints: Callable[[Sequence[Endpoint]], None],
+        on_endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None],
         on_pool: Callable[[], None],
         on_state: Callable[[str, bool], None],
         keep: Keep,
@@ -79,9 +79,9 @@ class Pools:
             await self._keep("kubernetes", self._hand_on)
 
     @property
-    def existing(self) -> Collection[str]:
+    def existing(self) -> frozenset[str]:
         """Names of the pools that there are."""
-        return [watch.name for watch in self._watches if watch.exists]
+        return frozenset(watch.name for watch in self._watches if watch.exists)
 
     @property
     def uids(self) -> Mapping[str, str]:
@@ -98,15 +98,15 @@ class Pools:
 
     async def _hand_on(self) -> None:
         """Endpoints, whenever there are others. Those of pools that were not all listed are not known to be all."""
-        handed_on: list[Endpoint] | None = None
+        handed_on: tuple[list[Endpoint], frozenset[str]] | None = None
         while True:
             await self._changed.wait()
             self._changed.clear()
             heard_of_all = self.settled or all(watch.known for watch in self._watches)
             if heard_of_all and (handed_on is None or any(watch.changed for watch in self._watches)):
-                endpoints = self._endpoints()
-                if endpoints != handed_on:
-                    handed_on = endpoints if self._use(endpoints) else None
+                news = self._endpoints(), self.existing
+                if news != handed_on:
+                    handed_on = news if self._use(*news) else None
                     self.settled = self.settled or handed_on is not None
                 if handed_on is None:
                     await asyncio.sleep(_RETRY_S)
@@ -126,10 +126,10 @@ class Pools:
         self._shared = shared
         return united(found)
 
-    def _use(self, endpoints: Sequence[Endpoint]) -> bool:
+    def _use(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> bool:
         """False: they could not be put to use for the moment."""
         try:
-            self._on_endpoints(endpoints)
+            self._on_endpoints(endpoints, existing)
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)

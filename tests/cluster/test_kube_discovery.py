@@ -9,10 +9,13 @@ import time
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
+import aiohttp
+import grpc
 import pytest
 
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY
+from epp.conformance.dataplane import BUFFERED, DESTINATION, exchange
 from epp.decision import PickRequest
 from epp.kube.api import Api, Query
 from epp.kube.objects import Pod
@@ -106,7 +109,7 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
         api,
         settings,
         namespace=namespace,
-        on_endpoints=lambda endpoints: picker.set_endpoints(endpoints, now=0.0),
+        on_endpoints=lambda endpoints, _: picker.set_endpoints(endpoints, now=0.0),
         on_pool=lambda: None,
         on_state=lambda *_: None,
         keep=Sources(rng=random.Random(1)).keep,
@@ -163,20 +166,26 @@ class Late:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_two_hundred_pods_and_a_thousand(
+async def test_ten_pools_of_a_hundred_pods(
     cluster: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """How soon they are found, and what they cost: printed."""
+    """Each pool has a model of its own. How soon the pods are found, and what they cost: printed."""
+    pools = [f"pool-{n}" for n in range(10)]
     figures = []
-    async with running_site(cluster, namespace, tmp_path, servers=1000) as site:
-        known = 0
-        for count in (200, 1000):
-            hosts = site.hosts(count - known, start=known)
-            await site.pool.make(hosts)
+    async with running_site(cluster, namespace, tmp_path, servers=1000, pools=pools) as site:
+        for filled in (2, 10):
+            known = len(await site.endpoints())
+            hosts: dict[str, str] = {}
+            for n in range(known // 100, filled):
+                pods = site.hosts(100, start=100 * n)
+                site.servers.models |= {host: [f"model-{n}"] for host in pods.values()}
+                await site.pool.make(pods, labels={"pool": pools[n]})
+                hosts |= pods
             used = cpu_s(site)
             began = time.monotonic()
             await site.pool.report(hosts)
             reported = time.monotonic()
+            count = 100 * filled
 
             async def found(wanted: int = count) -> bool:
                 return len(await site.endpoints()) == wanted
@@ -187,7 +196,8 @@ async def test_two_hundred_pods_and_a_thousand(
                 f"{count - known} more pods reported Ready within {reported - began:.1f} s: all {count} are endpoints "
                 f"{max(0.0, done - reported):.2f} s after the last; {cpu_s(site) - used:.1f} s of CPU, {rss_mib(site):.0f} MiB"
             )
-            known = count
+            await wait_until(lambda: _all_listed(site), what="every list is known", timeout_s=120)
+            figures.append(f"all lists of models are known {time.monotonic() - done:.1f} s later")
             used, began, looks = cpu_s(site), time.monotonic(), site.servers.looks
 
             def looked(wanted: int = looks + 5 * count) -> bool:
@@ -199,8 +209,27 @@ async def test_two_hundred_pods_and_a_thousand(
                 f"at rest, with {(site.servers.looks - looks) / took:.0f} scrapes a second of {count} endpoints: "
                 f"{100 * (cpu_s(site) - used) / took:.0f} % of a core"
             )
+        await _each_model_goes_to_its_pool(site, len(pools))
     with capsys.disabled():
         print("\n" + "\n".join(figures))
+
+
+async def _all_listed(site: Site) -> bool:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{site.picker.admin_urls[0]}/metrics") as page,
+    ):
+        return "epp_endpoints_without_model_list 0" in await page.text()
+
+
+async def _each_model_goes_to_its_pool(site: Site, pools: int) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{site.picker.process.stderr.parent}/picker.sock") as channel:
+        for n in range(pools):
+            allowed = {f"{host}:{site.servers.port}" for host in site.hosts(100, start=100 * n).values()}
+            for _ in range(3):
+                async with exchange(channel, mode=BUFFERED) as one:
+                    await one.send(json.dumps({"model": f"model-{n}", "prompt": "x" * 2000}).encode())
+                    assert set(dict(one.request.headers)[DESTINATION].split(",")) <= allowed
 
 
 def cpu_s(site: Site) -> float:

@@ -108,7 +108,14 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
             for pool in ("llama", "qwen") * 4:
                 assert await client.where(f"{pool}-8b") in places(pool)
             page = (await admin(picker, "endpoints"))["endpoints"]
-            assert {e["name"].partition("-")[0] for e in page} == {"llama", "qwen"}
+            assert {(e["name"].partition("-")[0], e["pool"]) for e in page} == {
+                ("llama", "llama"),
+                ("qwen", "qwen"),
+            }
+
+            await simulated.remove(pods["qwen"])
+            await wait_until(lambda: _is(client, ["llama-8b"]), what="the pool has no pods")
+            assert await client.where("qwen-8b") == "503 no_ready_endpoint", "its pool exists"
 
 
 async def _is(client: Client, models: list[str]) -> bool:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,13 +117,21 @@ async def running_site(
     servers: int = 8,
     pods: int = 0,
     pool: bool = True,
+    pools: Sequence[str] = (),
     **fields: Any,
 ) -> AsyncIterator[Site]:
-    """`servers`: addresses to give to pods; `pods`: made and Ready from the start; `fields`: of the configuration."""
+    """`servers`: addresses to give to pods; `pods`: made and Ready from the start; `fields`: of the configuration.
+
+    `pools`: several in place of one, each of the pods with its own label `pool`.
+    """
     install_policy_crd(plane)
-    account = picker_account(plane, namespace)
+    account = picker_account(plane, namespace, pools=pools or (POOL,))
+    if pools:
+        fields["kubernetes"] = {"pool": "", "pools": [*pools], **fields.get("kubernetes", {})}
     async with running_servers(servers) as running, simulated_pool(plane, namespace) as simulated:
-        if pool:
+        for name in pools:
+            await simulated.create(name=name, ports=[running.port], labels={"pool": name})
+        if pool and not pools:
             await simulated.create(ports=[running.port])
         await simulated.add({f"pod-{n:04}": running.host(n) for n in range(pods)})
         config = site_config(folder, account, **fields)

@@ -131,6 +131,41 @@ def test_in_a_pool_of_two_models_a_new_server_has_neither_until_it_was_asked() -
     assert [serving(fleet, model) for model in ("m", "n")] == ["a", "bd"], "another process than before"
 
 
+def with_endpoints(fleet: Fleet, *, existing: str, now: float, **pools: str) -> None:
+    endpoints = [endpoint(name, pool=pool) for pool, names in pools.items() for name in names]
+    fleet.set_endpoints(endpoints, spec=SPEC, now=now, pools=frozenset(existing))
+    fleet.check_integrity()
+
+
+def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_pool_is_gone() -> None:
+    fleet = Fleet()
+    with_endpoints(fleet, existing="pq", now=0.0, p="a", q="b")
+    take(fleet, a=listing("m", adapters=["sql"]), b=listing("n"))
+    with_endpoints(fleet, existing="pq", now=1.0, q="b")
+    fleet.housekeep(now=10_000.0)
+    for model in ("m", "sql"):
+        with pytest.raises(NoEndpointError) as raised:
+            fleet.serving(model)
+        assert (raised.value.status, raised.value.reason) == (503, "no_ready_endpoint")
+    assert json.loads(fleet.model_list() or b"")["data"][0]["id"] == "n"
+    with_endpoints(fleet, existing="q", now=2.0, q="b")
+    with pytest.raises(UnknownModelError):
+        fleet.serving("m")
+
+
+def test_a_model_whose_server_left_a_pool_that_has_others_is_waited_for_and_then_unknown() -> None:
+    fleet = Fleet()
+    with_endpoints(fleet, existing="p", now=0.0, p="ab")
+    take(fleet, a=listing("m"), b=listing("n"))
+    with_endpoints(fleet, existing="p", now=1.0, p="b")
+    fleet.housekeep(now=300.0)
+    with pytest.raises(NoEndpointError):
+        fleet.serving("m")
+    fleet.housekeep(now=301.0)
+    with pytest.raises(UnknownModelError):
+        fleet.serving("m")
+
+
 def test_a_declared_model_stays_with_those_that_declare_it() -> None:
     fleet = Fleet()
     fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], spec=SPEC, now=0.0)

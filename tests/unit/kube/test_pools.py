@@ -88,7 +88,8 @@ class Following:
             rng=random.Random(1),
         )
 
-    def _take(self, endpoints: Sequence[Endpoint]) -> None:
+    def _take(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> None:
+        assert existing == self.pools.existing
         self.told.append([f"{e.name} {e.pool}" for e in endpoints])
         self._news.set()
 
@@ -134,13 +135,26 @@ async def test_a_pool_comes_and_goes_beside_one_that_stays() -> None:
     late = server.pools.pop("b")
     async with following(server, "a", "b") as found:
         assert await found.next() == ["x:8000 a"]
-        assert found.pools.existing == ["a"]
+        assert found.pools.existing == {"a"}
         await server.put(late)
         assert await found.next() == ["x:8000 a", "y:9000 b"]
-        assert found.pools.existing == ["a", "b"]
+        assert found.pools.existing == {"a", "b"}
         await server.remove("a")
         assert await found.next() == ["y:9000 b"]
         assert found.pools.uids == {"a": "", "b": "ub"}
+
+
+async def test_that_a_pool_without_pods_is_gone_is_told_too() -> None:
+    server = two_pools()
+    server.pods["model=none"] = []
+    async with following(server, "a", "b") as found:
+        await found.next()
+        await server.put(pool(8000, name="a", labels={"model": "none"}, uid="ua"))
+        assert await found.next() == ["y:9000 b"]
+        assert found.pools.existing == {"a", "b"}
+        await server.remove("a")
+        assert await found.next() == ["y:9000 b"]
+        assert found.pools.existing == {"b"}
 
 
 async def test_nothing_is_told_while_one_pool_cannot_be_read() -> None:
