@@ -84,18 +84,22 @@ class FlowControl(Generic[T]):
         if queues.in_all.requests and not self._draining:
             return None
         due_s = settings.ttft_s if ttft_s is None else ttft_s
-        if forecast.soonest_s > due_s and not self._draining:
+        hopeless = forecast.soonest_s > due_s
+        if hopeless and settings.when_late == "refuse" and not self._draining:
             return None
         flow = queues.flow(
             priority, tenant, max_priorities=settings.max_priorities, max_tenants=settings.max_tenants
         )
         priority, tenant = flow.band.priority, flow.tenant
         self._expected.came(priority, tenant, now=now)
-        if forecast.wait_s > 0 and not self._draining:
+        if (hopeless or forecast.wait_s > 0) and not self._draining:
             headroom_s = self._headroom.of_band((-priority, False), 0, now=now)
-            if forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
+            if hopeless:
+                if not self._may_be_late(forecast, headroom_s, due_s=due_s, now=now):
+                    return None
+            elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
-        self._charge(flow, forecast, late=False, now=now)
+        self._charge(flow, forecast, late=hopeless, now=now)
         return priority, tenant
 
     def offer(
@@ -296,6 +300,17 @@ class FlowControl(Generic[T]):
         return held.arrived_at
 
     # -- what was demoted ----------------------------------------------------------------------------------------
+
+    def _may_be_late(self, forecast: Forecast, headroom_s: float, *, due_s: float, now: float) -> bool:
+        """Whether a request that cannot be in time goes at once all the same: to demote it would help nobody.
+
+        So it is where nobody is to overtake it, the servers are enough for those that can be in time, and few like it are computed.
+        """
+        if forecast.own_s <= due_s:
+            self._pace.too_late(forecast.tokens, now=now)
+        if headroom_s < inf or self._pace.servers_too_few(now=now):
+            return False
+        return self._demoted.busy_s(self._forecaster.pool(now=now).servers, now=now) == 0
 
     def _fair_at(self, forecast: Forecast, *, now: float) -> float:
         tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import exp, inf
 
 _WINDOW_S = 10.0
+_TOO_FEW = 0.1
+"""Servers are too few where so much of what comes cannot be in time, though an idle server would have served it in time."""
 _MOMENT_S = 0.05
 """What is added within such a time counts as added at its beginning: half a percent of the window."""
 
@@ -38,13 +40,15 @@ class Rate:
 
 
 class Pace:
-    __slots__ = ("_elsewhere", "_let_go", "_refused")
+    __slots__ = ("_elsewhere", "_let_go", "_refused", "_too_late")
 
     def __init__(self) -> None:
         self._let_go = Rate()
         self._elsewhere = Rate()
         """Let go by other pickers."""
         self._refused = Rate()
+        self._too_late = Rate()
+        """Could not be in time, though an idle server would have served it in time."""
 
     def let_go(self, tokens: int, *, now: float) -> None:
         self._let_go.add(tokens, now=now)
@@ -54,6 +58,14 @@ class Pace:
 
     def refused(self, tokens: int, *, now: float) -> None:
         self._refused.add(max(1, tokens), now=now)
+
+    def too_late(self, tokens: int, *, now: float) -> None:
+        """A request cannot be in time because of what the servers have to do for others."""
+        self._too_late.add(max(1, tokens), now=now)
+
+    def servers_too_few(self, *, now: float) -> bool:
+        """Whether more than a tenth of what came of late could not be in time for that reason."""
+        return self._too_late.per_s(now=now) > _TOO_FEW * self._let_go.per_s(now=now)
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
         """How long it takes until all pickers have let so many tokens go; None: nobody knows, since nothing went of late."""

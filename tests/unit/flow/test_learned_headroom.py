@@ -71,9 +71,29 @@ def test_demoted_requests_leave_servers_to_those_in_time() -> None:
         assert not in_time.waits
 
 
+def test_a_late_request_is_not_demoted_where_that_would_help_nobody() -> None:
+    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    gate.fleet.busy_until = [0.5] * 4
+    assert not gate.offer(Ask(9000), now=0.0).waits
+    assert gate.flow.demoted == 0
+
+
+@pytest.mark.parametrize("why", ["a higher priority may come", "servers are too few"])
+def test_a_late_request_is_demoted_where_somebody_gains(why: str) -> None:
+    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    if why == "servers are too few":
+        for _ in range(12):
+            gate.offer(SECOND, now=0.0)
+    else:
+        gate.offer(Ask(100), priority=1, now=0.0)
+    gate.fleet.busy_until = [0.5] * 4
+    assert gate.offer(Ask(9000), now=0.0).late
+
+
 def test_a_demoted_request_goes_once_it_would_have_gone_in_order_of_arrival() -> None:
     gate = gateway(ttft_s=2.0, when_late="demote")
     gate.offer(SECOND, now=0.0)
+    gate.offer(Ask(3000), now=0.0)
     late = gate.offer(Ask(3000), now=0.0)
     assert late.late
     now = 0.0
