@@ -11,6 +11,7 @@ from epp.kube.api import Api, Query
 from epp.kube.live import Live, LiveEndpoint
 from epp.kube.objects import Condition, PolicyStatus
 from epp.kube.policies import Outcome, PolicySet
+from epp.kube.policy_status import desired
 from epp.kube.writing import Place, Writer
 from tests.unit.kube.objects import policy
 
@@ -131,6 +132,33 @@ async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() ->
     )
     patched = [line.split("/")[1] for line in server.wrote if line.startswith("PATCH")]
     assert (patched[:3], len(patched)) == (["p00", "z-bad", "z-new"], 20)
+
+
+async def test_of_two_hundred_policies_at_once_the_refused_come_first_and_all_are_told_in_ten_looks() -> None:
+    """A look comes once a second."""
+    policies = PolicySet(pools=["vllm"])
+    refused = {f"bad{n:02}" for n in range(15)}
+    for name in refused:
+        policies.put(policy(name, sessionHeader="host"))
+    for n in range(185):
+        policies.put(policy(f"p{n:03}"))
+    judged = policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
+    server = Server(lasts=10_000)
+    writer = writer_to(server)
+    said: dict[str, PolicyStatus] = {}
+    looks: list[set[str]] = []
+    while len(said) < 200:
+        assert len(looks) < 10
+        server.wrote.clear()
+        await writer.look(
+            judged, says=said, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=float(len(looks))
+        )
+        told = {line.split("/")[1] for line in server.wrote if line.startswith("PATCH prefix")}
+        looks.append(told)
+        for name in told:
+            verdict = judged.verdicts[name]
+            said[name] = desired(verdict, before=PolicyStatus(), live=LIVE, hit_ratio=None, time_text="T")
+    assert refused <= looks[0]
 
 
 async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once() -> None:
