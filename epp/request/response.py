@@ -31,7 +31,10 @@ MAX_EVENT_BYTES = 1 << 20
 _MOST_UNITS = 20_000
 """Of the strings, lists, objects and commas in one event or answer; one with more is passed over, for it would take too long."""
 
-_DECODER = msgspec.json.Decoder(float_hook=len)
+_MOST_COUNT = 2**36
+"""Tokens that an answer may say; a larger number is none. Sums of them become floats."""
+
+_DECODER = msgspec.json.Decoder(float_hook=bool)
 """No number with a fraction is looked at, and some take microseconds to read."""
 
 
@@ -278,7 +281,9 @@ def _objects(value: object) -> list[dict[str, object]]:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A number of tokens, or an index; None for what can be neither."""
+    counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
+    return cast("int", value) if counts else None
 
 
 def _first(*values: object) -> int | None:

@@ -102,6 +102,11 @@ def _pool(
         undone_s=sum(server.backlog_tokens for server in servers) / rate,
         queued_s=queued_s,
         kv_usage=sum(usages) / len(usages) if usages else 0.0,
-        busy=sum(server.computed_tokens_per_s for server in servers) / rate,
+        busy=sum(map(_computed_per_s, servers)) / rate,
         goal_s=goal_s,
     )
+
+
+def _computed_per_s(server: EndpointStatus) -> float:
+    """No more than it can compute, whatever its counters say: a server alone must not have others started."""
+    return min(server.computed_tokens_per_s, server.prefill_tokens_per_s or 0.0)

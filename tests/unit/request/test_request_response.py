@@ -328,3 +328,14 @@ def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) ->
         feedback = read([body], reader(kind, content_type=content_type))
         assert feedback.text == ""
         assert feedback.prompt_tokens is feedback.cached_tokens is feedback.completion_tokens is None
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-1", "1e300", "12.0", "68719476737", "true", '"7"'])
+def test_what_no_count_can_be_is_not_said(number: str) -> None:
+    """A sum of such numbers is no float any more, and made the page of metrics fail for good."""
+    usage = f'{{"prompt_tokens":{number},"completion_tokens":{number},"prompt_tokens_details":{{"cached_tokens":{number}}}}}'
+    told = read(
+        [f'{{"choices":[],"usage":{usage}}}'.encode()],
+        reader(ApiKind.CHAT, content_type="application/json"),
+    )
+    assert told == ResponseFeedback(complete=True)

@@ -61,6 +61,11 @@ def test_servers_that_compute_prompts_most_of_the_time_saturate_before_anything_
     assert (pool.busy, pool.saturation) == (0.6, 0.6)
 
 
+def test_a_server_whose_counters_make_no_sense_does_not_have_others_started() -> None:
+    (pool,) = pools_of([server("a", computed=1e15), server("b"), server("c"), server("d")], [], goal_s=2.0)
+    assert (pool.busy, pool.saturation) == (0.25, 0.25)
+
+
 def test_servers_that_take_no_requests_are_no_capacity_and_models_are_apart() -> None:
     servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
     pools = {pool.model: pool for pool in pools_of(servers, [held(100, model="other")], goal_s=1.0)}
