@@ -6,11 +6,12 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from model_server.core.engine import Engine, EngineConfig
-from model_server.core.request import Adapter, FinishReason, Request, RequestId, TokenId
+from model_server.core.request import FinishReason, Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.text.answers import Answers
 from model_server.text.tokenizer import Tokenizer
+from tests.harness.engine_requests import request_of
 
 TOKENIZER = Tokenizer()
 ANSWERS = Answers(TOKENIZER, mean_tokens=6)
@@ -27,16 +28,6 @@ arrivals = st.lists(
     min_size=1,
     max_size=12,
 )
-
-
-def request_of(index: int, prefix: int, length: int, most: int, adapter: str | None) -> Request:
-    return Request(
-        request_id=RequestId(str(index)),
-        token_ids=[TokenId(1000 * prefix + i) for i in range(length)],
-        max_tokens=most,
-        arrival_s=0.0,
-        adapter=Adapter(adapter) if adapter else None,
-    )
 
 
 def engine_of(num_blocks: int, seqs: int, budget: int) -> Engine:
@@ -87,7 +78,9 @@ def test_every_request_ends_with_the_tokens_it_would_get_alone(
         assert steps < 5000, "no end in sight"
 
     for index, (prefix, length, most, adapter, gap, abort_after) in enumerate(arrivals):
-        requests.append(request_of(index, prefix, length, most, adapter))
+        requests.append(
+            request_of(length, name=str(index), first=1000 * prefix, max_tokens=most, adapter=adapter)
+        )
         engine.add(requests[-1])
         if abort_after is not None:
             due[requests[-1].request_id] = steps + abort_after

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 
 import pytest
 
 from model_server.core.engine import Engine, EngineConfig, StepResult, TokenOutput
-from model_server.core.request import Adapter, FinishReason, Request, RequestId, RequestState, TokenId
+from model_server.core.request import FinishReason, Request, RequestState, TokenId
 from model_server.core.scheduler import SchedulerLimits, StepPlan
+from tests.harness.engine_requests import request_of as any_request
+
+request_of = functools.partial(any_request, max_tokens=3, first=None)
 
 EOS = TokenId(2)
-_ids = itertools.count()
 
 
 class CountingRunner:
@@ -44,26 +46,6 @@ def engine_of(
         limits=limits or SchedulerLimits(),
     )
     return Engine(config, CountingRunner())
-
-
-def request_of(
-    num_tokens: int,
-    *,
-    max_tokens: int = 3,
-    first: int | None = None,
-    adapter: str = "",
-    ignore_eos: bool = False,
-) -> Request:
-    number = next(_ids)
-    start = 10_000 * (number + 1) if first is None else first
-    return Request(
-        request_id=RequestId(f"r{number}"),
-        token_ids=[TokenId(start + i) for i in range(num_tokens)],
-        max_tokens=max_tokens,
-        arrival_s=0.0,
-        adapter=Adapter(adapter) if adapter else None,
-        ignore_eos=ignore_eos,
-    )
 
 
 def add(engine: Engine, *requests: Request) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 
 import pytest
 
 from model_server.core.engine import Engine, EngineConfig
-from model_server.core.request import Request, RequestId, TokenId
+from model_server.core.request import Request
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.driver import EngineDriver, Mailbox
@@ -17,6 +18,9 @@ from model_server.server.metrics import Metrics
 from model_server.text.answers import Answers
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
+from tests.harness.engine_requests import request_of as any_request
+
+request_of = functools.partial(any_request, name="r", arrival_s=100.0, ignore_eos=True)
 
 COSTS = CostModel(
     prefill_tokens_per_s=1000,
@@ -61,13 +65,6 @@ def driver_of(time: Time, *, max_waiting: int = 10) -> EngineDriver:
         sleep=time.sleep,
         max_waiting=max_waiting,
         stream_interval=1,
-    )
-
-
-def request_of(num_tokens: int, *, max_tokens: int, name: str = "r") -> Request:
-    tokens = [TokenId(i) for i in range(num_tokens)]
-    return Request(
-        request_id=RequestId(name), token_ids=tokens, max_tokens=max_tokens, arrival_s=100.0, ignore_eos=True
     )
 
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from model_server.core.block_pool import BlockId
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
-from model_server.core.request import Adapter, Request, RequestId, RequestState, TokenId
-
-_ids = itertools.count()
-
-
-def request_of(num_tokens: int, *, first: int = 0, adapter: Adapter | None = None, salt: str = "") -> Request:
-    return Request(
-        request_id=RequestId(f"r{next(_ids)}"),
-        token_ids=[TokenId(first + i) for i in range(num_tokens)],
-        max_tokens=100,
-        arrival_s=0.0,
-        adapter=adapter,
-        cache_salt=salt,
-    )
+from model_server.core.request import Adapter, Request, RequestState, TokenId
+from tests.harness.engine_requests import request_of
 
 
 def manager_of(num_blocks: int, *, block_size: int = 16, caching: bool = True) -> KVCacheManager:

@@ -11,6 +11,7 @@ from model_server.core.engine import Engine, EngineConfig, StepResult
 from model_server.core.hashing import BlockHash
 from model_server.core.request import FinishReason, Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits, StepPlan
+from tests.harness.engine_requests import request_of
 
 SIZE = 4
 
@@ -49,11 +50,6 @@ def engine_of(num_blocks: int) -> Engine:
     return Engine(config, ConstantRunner())
 
 
-def request_of(name: str, num_tokens: int, *, max_tokens: int = 1) -> Request:
-    tokens = [TokenId(1 + i) for i in range(num_tokens)]
-    return Request(request_id=RequestId(name), token_ids=tokens, max_tokens=max_tokens, arrival_s=0.0)
-
-
 def held(engine: Engine) -> Counter[BlockHash]:
     return Counter(b.block_hash for b in engine.kv_cache.pool.blocks if b.block_hash is not None)
 
@@ -61,7 +57,7 @@ def held(engine: Engine) -> Counter[BlockHash]:
 def test_a_block_is_told_once_it_is_full_prompt_and_answer_alike() -> None:
     engine, mirror = engine_of(20), Mirror()
     engine.kv_cache.observer = mirror
-    engine.add(request_of("a", 9, max_tokens=5))
+    engine.add(request_of(9, name="a", max_tokens=5))
     now = 0.0
     while engine.num_unfinished:
         _, now = engine.step(now=now)
@@ -89,7 +85,7 @@ def test_whatever_happens_the_mirror_holds_each_hash_as_often_as_the_cache(
     for action, first, second in actions:
         match action:
             case "add":
-                engine.add(request_of(str(added), first, max_tokens=second))
+                engine.add(request_of(first, name=str(added), max_tokens=second))
                 added += 1
             case "step" if engine.num_unfinished:
                 _, now = engine.step(now=now)
@@ -102,7 +98,7 @@ def test_whatever_happens_the_mirror_holds_each_hash_as_often_as_the_cache(
 
 def test_a_request_that_is_stopped_ends_as_complete_and_frees_its_blocks() -> None:
     engine = engine_of(12)
-    request = request_of("a", 9, max_tokens=20)
+    request = request_of(9, name="a", max_tokens=20)
     engine.add(request)
     engine.step(now=0.0)
     engine.stop(request.request_id)

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.partial_cache import make_manager
-from model_server.core.request import Request, RequestId, TokenId
-
-_ids = itertools.count()
-
-
-def request_of(num_tokens: int, *, first: int = 0) -> Request:
-    return Request(
-        request_id=RequestId(f"f{next(_ids)}"),
-        token_ids=[TokenId(first + i) for i in range(num_tokens)],
-        max_tokens=100,
-        arrival_s=0.0,
-    )
+from model_server.core.request import Request, TokenId
+from tests.harness.engine_requests import request_of
 
 
 def manager_of(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import random
 
 import pytest
@@ -11,27 +11,17 @@ from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.partial_cache import PartialKVCacheManager
-from model_server.core.request import Adapter, Request, RequestId, TokenId
+from model_server.core.request import Adapter, Request, TokenId
 from model_server.core.scheduler import SchedulerLimits
+from tests.harness.engine_requests import request_of as any_request
 from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
 
-_ids = itertools.count()
+request_of = functools.partial(any_request, max_tokens=1000)
 
 
 def manager_of(num_blocks: int = 100, *, block_size: int = 16) -> PartialKVCacheManager:
     return PartialKVCacheManager(
         num_blocks=num_blocks, block_size_tokens=block_size, enable_prefix_caching=True
-    )
-
-
-def request_of(tokens: list[int], *, salt: str = "", adapter: Adapter | None = None) -> Request:
-    return Request(
-        request_id=RequestId(f"p{next(_ids)}"),
-        token_ids=[TokenId(token) for token in tokens],
-        max_tokens=1000,
-        arrival_s=0.0,
-        cache_salt=salt,
-        adapter=adapter,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import random
 from collections.abc import Iterable
 
@@ -19,24 +19,13 @@ from model_server.core.prompt_engine import (
     PromptEngine,
     run_naive,
 )
-from model_server.core.request import Adapter, FinishReason, Request, RequestId, TokenId
+from model_server.core.request import FinishReason, Request, RequestId, TokenId
+from tests.harness.engine_requests import request_of as any_request
 from tests.unit.model_server.core.paged_model import PagedModel, answer_alone, greedy
 
-_ids = itertools.count()
+request_of = functools.partial(any_request, max_tokens=5)
+
 NO_EOS = TokenId(-1)
-
-
-def request_of(
-    num_tokens: int, *, first: int = 0, max_tokens: int = 5, adapter: str = "", salt: str = ""
-) -> Request:
-    return Request(
-        request_id=RequestId(f"q{next(_ids)}"),
-        token_ids=[TokenId(first + i) for i in range(num_tokens)],
-        max_tokens=max_tokens,
-        arrival_s=0.0,
-        adapter=Adapter(adapter) if adapter else None,
-        cache_salt=salt,
-    )
 
 
 def config_of(

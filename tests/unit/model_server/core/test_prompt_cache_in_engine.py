@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import random
 
 import pytest
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
-from model_server.core.request import NO_TOKEN, Adapter, Request, RequestId, TokenId
+from model_server.core.request import NO_TOKEN, Request, TokenId
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel, CostRunner
+from tests.harness.engine_requests import request_of as any_request
 from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
 
+request_of = functools.partial(any_request, max_tokens=5)
+
 BLOCK = 4
-_ids = itertools.count()
 
 
 def config_of(
@@ -29,17 +31,6 @@ def config_of(
         prompt_cache_entries=entries,
         cache=CacheOptions(partial_blocks=partial),
         limits=SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=8),
-    )
-
-
-def request_of(num_tokens: int, *, first: int = 0, max_tokens: int = 5, adapter: str = "") -> Request:
-    tokens = [TokenId(first + n) for n in range(num_tokens)]
-    return Request(
-        RequestId(f"e{next(_ids)}"),
-        tokens,
-        max_tokens=max_tokens,
-        arrival_s=0.0,
-        adapter=Adapter(adapter) if adapter else None,
     )
 
 

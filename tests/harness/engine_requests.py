@@ -1,0 +1,39 @@
+"""Requests for tests of the engine and its parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from model_server.core.request import Adapter, Request, RequestId, TokenId
+
+_numbers = itertools.count()
+
+
+def request_of(
+    prompt: int | Sequence[int],
+    *,
+    name: str = "",
+    first: int | None = 0,
+    max_tokens: int = 100,
+    adapter: Adapter | str | None = None,
+    salt: str = "",
+    arrival_s: float = 0.0,
+    ignore_eos: bool = False,
+) -> Request:
+    """prompt: its tokens, or how many tokens that count up from `first`; None: from where no other request has any.
+
+    Without a name the request has one that no other has.
+    """
+    number = next(_numbers)
+    start = 10_000 * (number + 1) if first is None else first
+    tokens = range(start, start + prompt) if isinstance(prompt, int) else prompt
+    return Request(
+        request_id=RequestId(name or f"r{number}"),
+        token_ids=[TokenId(token) for token in tokens],
+        max_tokens=max_tokens,
+        arrival_s=arrival_s,
+        adapter=Adapter(adapter) if isinstance(adapter, str) and adapter else adapter or None,
+        cache_salt=salt,
+        ignore_eos=ignore_eos,
+    )
