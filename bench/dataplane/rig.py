@@ -55,6 +55,7 @@ VariantName = Literal[
 
 _SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
 """Of the picks that are traced."""
+_FLOORS: Final[tuple[Process, ...]] = ("floor", "floor-tuned")
 MAX_ENDPOINTS: Final = 100
 _FULL_DUPLEX: Final = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",
@@ -138,42 +139,18 @@ async def running_rig(
             )
         )
         await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
-        pickers: dict[Process, Config] = {
-            "ours": written_config(directory / "ours", addresses[:endpoints], share=0.0),
-            "grpcio": written_config(
-                directory / "grpcio", addresses[:endpoints], share=0.0, transport="grpcio"
-            ),
-            "sampling": written_config(directory / "sampling", addresses[:endpoints], share=1.0),
-            "tracing-1": written_config(
-                directory / "tracing-1", addresses[:endpoints], share=0.0, tracing=True
-            ),
-            "tracing-100": written_config(
-                directory / "tracing-100", addresses[:endpoints], share=0.0, tracing=True
-            ),
-        }
-        if other is not None:
-            pickers["other"] = written_config(directory / "other", addresses[:endpoints], share=0.0)
-            _forget_transport(directory / "other" / "config.yaml")
+        pickers = _written_pickers(directory, addresses[:endpoints], other=other)
         running: dict[Process, ManagedProcess] = {"upstream": upstream}
-        for name, config in pickers.items():
-            running[name] = await stack.enter_async_context(
-                running_picker(
-                    config,
-                    directory=directory / name,
-                    checkout=other if name == "other" else None,
-                    profile=profile if name == "ours" else None,
-                    env=_traced(_SHARES[name], collector=ports[-1]) if name in _SHARES else None,
-                )
-            )
-        sockets = {name: _socket(config) for name, config in pickers.items()}
-        floors: tuple[Process, ...] = ("floor", "floor-tuned")
-        for name in floors:
-            sockets[name] = directory / f"{name}.sock"
-            running[name] = await stack.enter_async_context(
-                _floor(name, sockets[name], addresses[:endpoints], directory=directory)
-            )
-        for name, path in sockets.items():
-            await running[name].wait_ready(path.exists)
+        sockets = await _start(
+            stack,
+            running,
+            pickers,
+            directory,
+            addresses[:endpoints],
+            other=other,
+            profile=profile,
+            collector=ports[-1],
+        )
         variants = [v for v in VARIANTS.values() if v.picker is None or v.picker in running]
         listeners = dict(zip([v.name for v in variants], free_ports(len(variants)), strict=True))
         document = _document(pickers["ours"], variants, ports=listeners, sockets=sockets)
@@ -196,6 +173,60 @@ async def running_rig(
         finally:
             if profile is not None:
                 await running["ours"].terminate()
+
+
+async def _start(
+    stack: AsyncExitStack,
+    running: dict[Process, ManagedProcess],
+    pickers: Mapping[Process, Config],
+    directory: Path,
+    addresses: Sequence[Address],
+    *,
+    other: Path | None,
+    profile: Path | None,
+    collector: int,
+) -> dict[Process, Path]:
+    """Start pickers and floors; where each listens. collector: the port of who takes spans."""
+    for name, config in pickers.items():
+        running[name] = await stack.enter_async_context(
+            running_picker(
+                config,
+                directory=directory / name,
+                checkout=other if name == "other" else None,
+                profile=profile if name == "ours" else None,
+                env=_traced(_SHARES[name], collector=collector) if name in _SHARES else None,
+            )
+        )
+    sockets = {name: _socket(config) for name, config in pickers.items()}
+    for name in _FLOORS:
+        sockets[name] = directory / f"{name}.sock"
+        running[name] = await stack.enter_async_context(
+            _floor(name, sockets[name], addresses, directory=directory)
+        )
+    for name, path in sockets.items():
+        await running[name].wait_ready(path.exists)
+    return sockets
+
+
+def _written_pickers(
+    directory: Path, addresses: Sequence[Address], *, other: Path | None
+) -> dict[Process, Config]:
+    """The configuration of each picker that takes part."""
+
+    def written(name: Process, *, share: float = 0.0, **more: Any) -> Config:
+        return written_config(directory / name, addresses, share=share, **more)
+
+    pickers: dict[Process, Config] = {
+        "ours": written("ours"),
+        "grpcio": written("grpcio", transport="grpcio"),
+        "sampling": written("sampling", share=1.0),
+        "tracing-1": written("tracing-1", tracing=True),
+        "tracing-100": written("tracing-100", tracing=True),
+    }
+    if other is not None:
+        pickers["other"] = written("other")
+        _forget_transport(directory / "other" / "config.yaml")
+    return pickers
 
 
 def _traced(share: float, *, collector: int) -> dict[str, str]:

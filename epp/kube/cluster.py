@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
@@ -29,7 +29,7 @@ from epp.kube.objectives import PATHS, Objectives, merged
 from epp.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.kube.policies import Outcome, PolicySet
 from epp.kube.pools import Pools
-from epp.kube.reflector import Reflector, Source
+from epp.kube.reflector import Reflector, Sink, Source, T
 from epp.kube.rewrite_writing import RewriteWriter
 from epp.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.kube.rewrites import ModelRewrites, all_rewrites
@@ -100,13 +100,23 @@ class Cluster:
         api = await Api.connect(self._settings)
         try:
             async with asyncio.TaskGroup() as group:
-                keep, pools, policies = self._keep, self._make_pools(api), self._policy_reflector(api)
+                keep, pools = self._keep, self._make_pools(api)
                 group.create_task(pools.run(), name="watch of the pools and their pods")
-                group.create_task(keep("kubernetes", policies.run), name="watch of the policies")
-                for reflector in self._objective_reflectors(api):
-                    group.create_task(keep("kubernetes", reflector.run), name="watch of the objectives")
-                for rewrites in self._rewrite_reflectors(api):
-                    group.create_task(keep("kubernetes", rewrites.run), name="watch of the rewrites")
+                policies = self._reflector(
+                    api,
+                    "policies",
+                    PolicyObject,
+                    path=_POLICIES,
+                    sink=self._policies,
+                    on_change=self._dirty.set,
+                )
+                followed: Sequence[Reflector[Any]] = (
+                    policies,
+                    *self._objective_reflectors(api),
+                    *self._rewrite_reflectors(api),
+                )
+                for each in followed:
+                    group.create_task(keep("kubernetes", each.run), name=f"watch of the {each.what}")
                 group.create_task(
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
                 )
@@ -139,13 +149,22 @@ class Cluster:
             rng=self._rng,
         )
 
-    def _policy_reflector(self, api: Api) -> Reflector[PolicyObject]:
-        source = Source(what="policies", kind=PolicyObject, path=_POLICIES.format(namespace=self._namespace))
+    def _reflector(
+        self,
+        api: Api,
+        what: str,
+        kind: type[T],
+        *,
+        path: str,
+        sink: Sink[T],
+        on_change: Callable[[], None],
+    ) -> Reflector[T]:
+        """Follows one kind of object in the picker's namespace."""
         return Reflector(
             api,
-            source,
-            sink=self._policies,
-            on_change=self._dirty.set,
+            Source(what=what, kind=kind, path=path.format(namespace=self._namespace)),
+            sink=sink,
+            on_change=on_change,
             on_state=self._hooks.followed,
             rng=self._rng,
         )
@@ -154,18 +173,13 @@ class Cluster:
         """One for each API group that the settings name: a cluster need not have either."""
         groups = [group for group in PATHS if group in self._settings.objectives]
         sets = [Objectives(pools=self._settings.names) for _ in groups]
+
+        def use() -> None:
+            self._hooks.objectives(merged(sets))
+
         return [
-            Reflector(
-                api,
-                Source(
-                    what=f"objectives of {group}",
-                    kind=Objective,
-                    path=PATHS[group].format(namespace=self._namespace),
-                ),
-                sink=sink,
-                on_change=lambda: self._hooks.objectives(merged(sets)),
-                on_state=self._hooks.followed,
-                rng=self._rng,
+            self._reflector(
+                api, f"objectives of {group}", Objective, path=PATHS[group], sink=sink, on_change=use
             )
             for group, sink in zip(groups, sets, strict=True)
         ]
@@ -173,19 +187,15 @@ class Cluster:
     def _rewrite_reflectors(self, api: Api) -> Sequence[Reflector[ModelRewrite]]:
         """As for objectives."""
         return [
-            Reflector(
+            self._reflector(
                 api,
-                Source(
-                    what=f"rewrites of {rewrites.group}",
-                    kind=ModelRewrite,
-                    path=REWRITE_PATHS[rewrites.group].format(namespace=self._namespace),
-                ),
-                sink=rewrites,
+                f"rewrites of {each.group}",
+                ModelRewrite,
+                path=REWRITE_PATHS[each.group],
+                sink=each,
                 on_change=self._use_rewrites,
-                on_state=self._hooks.followed,
-                rng=self._rng,
             )
-            for rewrites in self._rewrites
+            for each in self._rewrites
         ]
 
     def _use_rewrites(self) -> None:

@@ -118,6 +118,11 @@ class Reflector(Generic[T]):
         self._event = msgspec.json.Decoder(_Event)
         self.synced = False
 
+    @property
+    def what(self) -> str:
+        """What it follows, for people."""
+        return self._source.what
+
     async def run(self) -> None:
         """Follow until cancelled."""
         loop = asyncio.get_running_loop()
