@@ -102,13 +102,14 @@ class Commits:
             would_pick=would_pick,
             at_unix_s=now + self._unix_offset_s,
         )
-        decision.waited_s, decision.priority, decision.tenant, _ = queued
+        if queued is not DIRECT:
+            decision.waited_s, decision.priority, decision.tenant, _ = queued
         chosen = choice.places[0]
         state = self._fleet.in_slot(snapshot.slots[chosen])
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
-        ahead_tokens = snapshot.undone_tokens[chosen] + choice.uncached_tokens[chosen]
-        decision.predicted_s = float(ahead_tokens / snapshot.rate[chosen])
+        ahead_tokens = snapshot.undone_tokens.item(chosen) + choice.uncached_tokens.item(chosen)
+        decision.predicted_s = ahead_tokens / snapshot.rate.item(chosen)
         if self._fleet.disaggregated:
             return self._commit_disaggregated(considered, state, decision, now=now)
         return self.send(state, decision, request=request, prompt=prompt, now=now)

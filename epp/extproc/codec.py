@@ -65,6 +65,8 @@ _ATTRIBUTES_TAG: Final = 0x4A
 _CONFIG_TAG: Final = 0x5A
 _AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
 _BODY_TAG: Final = 0x0A
+_LEAST_BYTES: Final = 4
+"""Of a message with a body, even an empty one: tag and length, twice."""
 _ECHO_TAG: Final = {Slot.REQUEST_BODY: b"\x1a", Slot.RESPONSE_BODY: b"\x22"}
 
 _KEPT_BYTES: Final = 512
@@ -127,11 +129,17 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
 
 def _body_in(data: bytes) -> tuple[int, int, bool] | None:
     """A body message in its usual shape: where the body's bytes are, and the end-of-stream flag. None: not that shape."""
-    size, start = varint(data, 1)
-    end = start + size
-    if end > len(data) or start >= end or data[start] != _BODY_TAG:
+    if len(data) < _LEAST_BYTES:
         return None
-    size, body_start = varint(data, start + 1)
+    size, start = data[1], 2
+    if size >= 0x80:
+        size, start = varint(data, 1)
+    end = start + size
+    if end > len(data) or end - start < 2 or data[start] != _BODY_TAG:
+        return None
+    size, body_start = data[start + 1], start + 2
+    if size >= 0x80:
+        size, body_start = varint(data, start + 1)
     body_end = body_start + size
     rest = data[body_end:end]
     if body_end > end or rest not in (b"", b"\x10\x00", b"\x10\x01"):

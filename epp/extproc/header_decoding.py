@@ -79,7 +79,9 @@ class HeaderReader:
 
     def _next(self, data: bytes, at: int) -> tuple[int, tuple[str, str] | tuple[()] | None]:
         """Where the header at `at` ends, and what it is; None: not as data planes send it."""
-        size, key = varint(data, at + 1)
+        size, key = data[at + 1], at + 2
+        if size >= 0x80:
+            size, key = varint(data, at + 1)
         key_size = data[key + 1]
         value = key + 2 + key_size
         if data[at] != _HEADER_TAG or data[key] != _KEY_TAG or key_size >= 0x80:
@@ -103,10 +105,13 @@ class HeaderReader:
             # Names in other letters can mean a wanted one: Unicode even has a sign whose lower case is the plain k.
             return at, None
         if key == at + 2 and end <= len(data) and name not in _VARIES:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[data[at:end]] = header
+            self._remember(data[at:end], header)
         return end, header
+
+    def _remember(self, data: bytes, header: tuple[str, str] | tuple[()]) -> None:
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        self._known[data] = header
 
 
 def fields(data: bytes, at: int) -> dict[int, bytes] | None:

@@ -59,7 +59,10 @@ def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Lower-case names; several values of one name joined by commas."""
-    found: dict[str, str] = {}
+    found = dict(headers)
+    if len(found) == len(headers) and "".join(found).islower():
+        return found  # as nearly always
+    found.clear()
     for name, value in headers:
         key = name.lower()
         found[key] = f"{found[key]},{value}" if key in found else value

@@ -103,14 +103,14 @@ class HttpStream:
         if self.phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
             raise StreamProtocolError("request_while_waiting")
         match event:
-            case ResponseBody():
-                return self._on_response_body(event, now=now)
             case RequestHeaders():
                 return self._on_request_headers(event, now=now)
             case RequestBody():
                 return self._on_request_body(event, now=now)
             case ResponseHeaders():
                 return self._on_response_headers(event, now=now)
+            case ResponseBody():
+                return self._on_response_body(event, now=now)
             case RequestTrailers():
                 return self._on_request_trailers(now=now)
             case ResponseTrailers():

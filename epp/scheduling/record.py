@@ -45,7 +45,7 @@ def decision_of(
         policy=policy.metadata.name,
         prompt_tokens=asked.prompt_tokens,
         prompt_chunks=prompt_chunks,
-        matched_tokens=int(asked.cached_tokens[chosen]),
+        matched_tokens=int(asked.cached_tokens.item(chosen)),
         reason=choice.reason,
         chosen=snapshot.name(chosen),
         destinations=tuple([snapshot.address(place) for place in places[:most]]),

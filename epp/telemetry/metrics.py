@@ -69,13 +69,12 @@ class Metrics:
 
     def hear(self, event: PickerEvent) -> None:
         """Requests from their picks on."""
-        match event:
-            case Began():
-                self._began(event)
-            case Answered():
-                self._answered(event.request.decision, mismatch=event.mismatch)
-            case Ended():
-                self._ended(event.request.decision)
+        if isinstance(event, Began):
+            self._began(event)
+        elif isinstance(event, Answered):
+            self._answered(event.request.decision, mismatch=event.mismatch)
+        elif isinstance(event, Ended):
+            self._ended(event.request.decision)
 
     def _began(self, event: Began) -> None:
         decision, counts = event.request.decision, self._requests
