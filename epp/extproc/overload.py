@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import exp
 from typing import Final
 
-TARGET_S: Final = 0.016
+TARGET_S: Final = 0.012
 """A request waits with its headers alone: what else comes for it goes before new requests (`epp.http2.beginnings`)."""
 _LATEST_S: Final = 0.024
 """A body that waited so long, since something else held the process, is not read either."""

@@ -166,7 +166,8 @@ class Peer(asyncio.Protocol):
 
     def end(self, stream_id: int, status: int, details: str) -> None:
         self._handlers.pop(stream_id, None)
-        self._beginnings.gone(stream_id)
+        if stream_id in self._beginnings.calls:
+            self._beginnings.gone(stream_id)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
 
@@ -300,10 +301,16 @@ class Peer(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _handle(self, events: list[Event], *, now: float) -> None:
+        beginnings = self._beginnings
         for event in events:
             if type(event) is Message or type(event) is HalfClosed:
-                if not self._beginnings.keeps(event, came_after=self._came_after):
+                if event.stream_id not in beginnings.calls:
                     self._hand_over(event, now=now)
+                elif event is events[-1] and not beginnings and not self.connection.pending:
+                    beginnings.calls.discard(event.stream_id)  # There is nothing else to do.
+                    self._hand_over(event, now=now)
+                else:
+                    beginnings.add(event, came_after=self._came_after)
             else:
                 self._change(event, now=now)
 
@@ -333,7 +340,7 @@ class Peer(asyncio.Protocol):
             self._server.fault("unknown_method")
             self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
             return
-        self._beginnings.opened(event.stream_id)
+        self._beginnings.calls.add(event.stream_id)
         self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
 
     def _broken(self, stream_id: int, *, now: float) -> None:
@@ -345,7 +352,8 @@ class Peer(asyncio.Protocol):
             handler.gone(now=now, broken=True)
 
     def _gone(self, stream_id: int, *, now: float) -> None:
-        self._beginnings.gone(stream_id)
+        if stream_id in self._beginnings.calls:
+            self._beginnings.gone(stream_id)
         handler = self._handlers.pop(stream_id, None)
         if handler is not None:
             handler.gone(now=now, broken=False)

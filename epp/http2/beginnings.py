@@ -6,7 +6,7 @@ waits at its beginning alone. Holds the messages themselves, so the owner asks f
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final
 
 from epp.http2.call_events import HalfClosed, Message
@@ -17,50 +17,45 @@ _EVENT_BYTES: Final = 200
 
 class Beginnings:
     def __init__(self) -> None:
-        self._silent: set[int] = set()
-        """Calls without any message so far."""
-        self._line: dict[int, deque[tuple[float, Message | HalfClosed]]] = {}
-        """What came of the calls that wait, with when it came; the oldest call first."""
+        self.calls: set[int] = set()
+        """That nobody has begun to serve: those that wait, and those of which no message has come. The owner adds a call that was opened,
+        and takes it out where it serves its first message at once."""
         self.held_bytes = 0
+        self._line: OrderedDict[int, deque[tuple[float, Message | HalfClosed]]] = OrderedDict()
+        """What came of the calls that wait, with when it came; the oldest call first. (The first key of a plain dict is slow to find once many
+        before it are deleted.)"""
 
     def __bool__(self) -> bool:
         """Whether a call waits."""
         return bool(self._line)
 
-    def opened(self, stream_id: int) -> None:
-        self._silent.add(stream_id)
-
-    def keeps(self, event: Message | HalfClosed, *, came_after: float) -> bool:
-        """Whether the event waits here with its call. False: the call was begun, so the event is handled now."""
+    def add(self, event: Message | HalfClosed, *, came_after: float) -> None:
+        """What came for one of `calls` waits with it."""
         line = self._line.get(event.stream_id)
         if line is None:
-            if event.stream_id not in self._silent:
-                return False
-            self._silent.discard(event.stream_id)
             line = self._line[event.stream_id] = deque()
         line.append((came_after, event))
         self.held_bytes += _bytes(event)
-        return True
 
     def take(self) -> tuple[float, Message | HalfClosed]:
         """The next event of the call that has waited longest, with the moment after which the event came."""
-        stream_id = next(iter(self._line))
-        line = self._line[stream_id]
+        stream_id, line = next(iter(self._line.items()))
         came_after, event = line.popleft()
         self.held_bytes -= _bytes(event)
         if not line:
             del self._line[stream_id]
+            self.calls.discard(stream_id)
         return came_after, event
 
     def gone(self, stream_id: int) -> None:
-        """The call is over: nobody waits for an answer."""
-        self._silent.discard(stream_id)
+        """One of `calls` is over: nobody waits for an answer."""
+        self.calls.discard(stream_id)
         for _, event in self._line.pop(stream_id, ()):
             self.held_bytes -= _bytes(event)
 
     def check_integrity(self) -> None:
         assert all(self._line.values())
-        assert not self._silent & self._line.keys()
+        assert self._line.keys() <= self.calls
         assert self.held_bytes == sum(_bytes(event) for line in self._line.values() for _, event in line)
 
 
