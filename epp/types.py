@@ -24,6 +24,7 @@ PREFILLER: Final = "x-prefiller-host-port"
 SERVER_HEADERS: Final = (
     PREFILLER,
     "x-llm-d-prefiller-host-port",
+    "x-prefiller-url",  # llm-d's sidecar reads it where the newer one is missing
     RANK_ADDRESS,
     RANK,
     "x-encoder-hosts-ports",

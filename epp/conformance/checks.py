@@ -23,7 +23,7 @@ from epp.types import Address
 NOWHERE: Final = "203.0.113.7:8000"
 _CHAT: Final = "/v1/chat/completions"
 _NOBODYS: Final = "conformance/nobody-has-this-model"
-_OBEYED: Final = ("x-prefiller-host-port", "x-data-parallel-host-port")
+_OBEYED: Final = ("x-prefiller-host-port", "x-prefiller-url", "x-data-parallel-host-port")
 """Headers by which a server learns whom to call."""
 
 

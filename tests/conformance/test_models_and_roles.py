@@ -17,7 +17,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 every_reading_mode = pytest.mark.parametrize("mode", READING_MODES.values(), ids=READING_MODES)
 PREFILLER = "x-prefiller-host-port"
-OBEYED = (PREFILLER, "X-LLM-D-Prefiller-Host-Port", "x-data-parallel-host-port", "x-encoder-hosts-ports")
+OBEYED = (
+    PREFILLER,
+    "x-prefiller-url",
+    "X-LLM-D-Prefiller-Host-Port",
+    "x-data-parallel-host-port",
+    "x-encoder-hosts-ports",
+)
 NOWHERE = "203.0.113.9:80"
 
 

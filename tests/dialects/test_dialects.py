@@ -105,7 +105,7 @@ async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_bac
 async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:
     """The decode server is busy, so that the prompt is cheaper computed elsewhere. The client's own header never counts."""
     prefiller, decoder = setup.backends[:2]
-    own = {PREFILLER: "203.0.113.9:80", "x-llm-d-prefiller-host-port": "203.0.113.9:80"}
+    own = {PREFILLER: "203.0.113.9:80", "x-prefiller-url": "203.0.113.9:80"}
 
     def received(marker: str) -> Received:
         (found,) = [r for backend in setup.backends for r in backend.prompts if marker.encode() in r.body]
@@ -135,9 +135,9 @@ async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_name
         )
         return
     assert named.get(PREFILLER) == str(prefiller.address)
-    assert "x-llm-d-prefiller-host-port" not in named
+    assert "x-prefiller-url" not in named
     assert PREFILLER not in alone
-    assert "x-llm-d-prefiller-host-port" not in alone
+    assert "x-prefiller-url" not in alone
 
 
 async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setup) -> None:

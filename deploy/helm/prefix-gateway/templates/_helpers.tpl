@@ -247,6 +247,7 @@ capabilities: {drop: [ALL]}
 {{- define "gateway.obeyedHeaders" -}}
 - x-prefiller-host-port
 - x-llm-d-prefiller-host-port
+- x-prefiller-url
 - x-data-parallel-host-port
 - x-data-parallel-rank
 - x-encoder-hosts-ports
