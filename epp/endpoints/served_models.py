@@ -116,8 +116,8 @@ class AwayModels:
 class Serving:
     """`listed`: by slot, what each server lists; None: not known.
 
-    A server whose list is not known may have what others list, but only what others of its own pool list. In a pool of several base
-    models it has nothing of that until it has been asked once: the answer comes within a second, and a wrong guess is a 404.
+    A server whose list is not known may have what others list, but only what others of its own pool list, and nothing of that until it
+    has been asked once: the answer comes within a second, and a wrong guess is a 404.
     """
 
     def __init__(
@@ -141,25 +141,23 @@ class Serving:
             for model in endpoint.adapters | {endpoint.model}:
                 able.setdefault(model, set()).add(slot)
                 said.add(model)
-        bases: dict[str, set[str]] = {}
-        """By pool, of servers whose list is known."""
+        heard_of: set[str] = set()
+        """Pools of which some server's list is known."""
         for slot, one in enumerate(listed):
             if one is not None:
                 self._declared |= one.adapters
-                bases.setdefault(self._pools[slot], set()).add(one.base)
+                heard_of.add(self._pools[slot])
                 for model in one.names:
                     able.setdefault(model, set()).add(slot)
         # What the source declares is meant to be all, so that only servers without it may have more.
         silent: dict[str, set[int]] = {}
         for slot in self.unlisted:
-            pool = self._pools[slot]
-            mixed = len(bases.get(pool, ())) > 1
-            if not endpoints[slot].model and not (mixed and slot in unasked):
-                silent.setdefault(pool, set()).add(slot)
+            if not endpoints[slot].model and slot not in unasked:
+                silent.setdefault(self._pools[slot], set()).add(slot)
         for model in able.keys() - said if silent else ():
             for pool in {self._pools[slot] for slot in able[model]}:
                 able[model] |= silent.get(pool, set())
-        self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in bases]
+        self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
         """Servers of pools of which nobody has said anything."""
         self._able: dict[str, Sequence[int]] = {
             model: everyone if len(slots) == len(endpoints) else sorted(slots)

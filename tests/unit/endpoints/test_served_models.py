@@ -86,13 +86,13 @@ def test_where_unknown_models_are_not_refused_they_go_anywhere() -> None:
 
 
 def test_a_server_whose_list_is_not_known_may_have_what_others_list() -> None:
-    fleet = fleet_of("abc", a=listing("m"))
-    assert serving(fleet, "m") == "abc"
+    fleet = fleet_of("abc", a=listing("m"), b=None)
+    assert serving(fleet, "m") == "ab", "c will be asked at once"
 
 
 def test_a_server_that_has_said_nothing_may_have_what_its_own_pool_lists_and_nothing_of_other_pools() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
-    take(fleet, a=listing("llama"), c=listing("mistral"))
+    take(fleet, a=listing("llama"), b=None, c=listing("mistral"), d=None)
     assert [serving(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
     assert serving(fleet, "ghost") == "bd", "nobody lists it, and one of these may have it"
 
@@ -100,7 +100,7 @@ def test_a_server_that_has_said_nothing_may_have_what_its_own_pool_lists_and_not
 def test_a_model_that_nobody_lists_goes_to_a_pool_of_which_nobody_has_said_anything() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
     assert serving(fleet, "mistral") == "abcd"
-    take(fleet, a=listing("llama"))
+    take(fleet, a=listing("llama"), b=None)
     assert serving(fleet, "mistral") == "cd"
     assert serving(fleet, "llama") == "ab"
 
@@ -120,7 +120,7 @@ def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     assert serving(fleet, "fresh") == "ab"
 
 
-def test_in_a_pool_of_two_models_a_new_server_has_neither_until_it_was_asked() -> None:
+def test_a_new_server_has_nothing_that_others_list_until_it_was_asked() -> None:
     fleet = fleet_of("abcd", a=listing("m"), b=listing("n"))
     assert [serving(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
     take(fleet, c=None, d=listing("n"))
@@ -170,7 +170,7 @@ def test_a_declared_model_stays_with_those_that_declare_it() -> None:
     fleet = Fleet()
     fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], spec=SPEC, now=0.0)
     assert serving(fleet, "m") == "a"
-    take(fleet, a=listing("served-name"))
+    take(fleet, a=listing("served-name"), b=None)
     assert serving(fleet, "m") == "a"
     assert serving(fleet, "served-name") == "ab"
 
@@ -215,8 +215,10 @@ def test_a_new_process_has_said_nothing_yet_and_a_new_list_of_endpoints_forgets_
     fleet = fleet_of("ab", a=listing("m"), b=listing("n"))
     again = [endpoint("a"), Endpoint(EndpointName("b"), endpoint("b").address, incarnation="2")]
     fleet.set_endpoints(again, spec=SPEC, now=2.0)
+    assert serving(fleet, "m") == "a"
+    assert [serving(fleet, model) for model in ("n", "ghost")] == ["b", "b"], "nobody else has it"
+    take(fleet, b=None)
     assert serving(fleet, "m") == "ab"
-    assert serving(fleet, "ghost") == "b"
     fleet.check_integrity()
 
 
