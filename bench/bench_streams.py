@@ -145,7 +145,7 @@ class Rig:
         metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
         self.picker.subscribe(metrics.hear)
         streams = Streams(self.picker, metrics, settings=StreamSettings(), clock=self._clock)
-        server: Any = Http2Transport(streams, Health(), listen=Listen())._server
+        server: Any = Http2Transport(streams, Health(), listen=Listen()).server
         if bare:
             server.services = {_METHOD: _Constant}
         self.streams = streams

@@ -32,7 +32,7 @@ class Http2Transport:
         self._streams = streams
         self._listen = listen
         self._health = health
-        self._server = Http2Server(
+        self.server = Http2Server(
             self._services(),
             limits=Limits(max_message_bytes=streams.max_message_bytes),
             max_held_bytes=max(streams.settings.room.max_bytes, streams.max_message_bytes),
@@ -47,14 +47,14 @@ class Http2Transport:
         tls = self._listen.tls
         certificates = None if tls is None else Certificates(tls, ssl_context)
         sock = bound(self._listen)
-        self._server.start(sock, context=None if certificates is None else certificates.current)
+        self.server.start(sock, context=None if certificates is None else certificates.current)
         return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
-        await self._server.stop(grace_s)
+        await self.server.stop(grace_s)
 
     def check_integrity(self) -> None:
-        self._server.check_integrity()
+        self.server.check_integrity()
 
     def _services(self) -> Mapping[str, Service]:
         streams, health = self._streams, self._health

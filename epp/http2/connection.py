@@ -1,7 +1,7 @@
 """One HTTP/2 connection of a gRPC server, as a pure object: bytes and `now` in, events out, and bytes to be sent.
 
 It owns the table of streams, what each frame does to them, gRPC's messages, time-outs and the limits on what a peer may cause; `reading`
-has the order of frames, `windows` and `sending` the flow control. It knows no socket, no clock and no service: an edge feeds
+has the order of frames, `flow_control` the windows both ways. It knows no socket, no clock and no service: an edge feeds
 it with `receive` and `tick`, acts on the events, answers with `send` and `end`, and writes what `data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or by the owner's `end`.
@@ -15,6 +15,7 @@ from typing import Final
 
 from epp.http2 import frames, headers
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.flow_control import Sender, Windows
 from epp.http2.frame_reader import FrameError, FrameReader
 from epp.http2.frames import Code, Flag, Kind, Setting
 from epp.http2.headers import (
@@ -34,10 +35,8 @@ from epp.http2.messages import (
     message_bytes,
     read_prefix,
 )
-from epp.http2.sending import Sender
 from epp.http2.streams import AFTER_PEERS_END, State, Stream
 from epp.http2.table import StreamTable
-from epp.http2.windows import Windows
 
 ALL: Final = 2**31
 _LATELY: Final = 1_000

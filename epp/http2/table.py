@@ -10,13 +10,12 @@ from typing import Final
 
 from epp.http2 import frames, headers
 from epp.http2.call_events import Event, Fault, Gone
+from epp.http2.flow_control import Sender, Windows
 from epp.http2.frame_reader import FrameError
 from epp.http2.frames import Code
 from epp.http2.limits import Floods, Limits
 from epp.http2.messages import DEADLINE_EXCEEDED
-from epp.http2.sending import Sender
 from epp.http2.streams import AFTER_OUR_END, FRAME_NAMES, RECEIVED, Bad, State, Stream
-from epp.http2.windows import Windows
 
 _LATELY: Final = 1_000
 

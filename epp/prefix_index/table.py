@@ -21,9 +21,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from epp.prefix_index.forest import RunForest
+from epp.prefix_index.forest import Mirror, Run, RunForest, Use, whole_chain
 from epp.prefix_index.hashing import ChunkSchedule
-from epp.prefix_index.runs import Mirror, Run, Use, whole_chain
 from epp.types import ChunkHash, EndpointName
 
 _ANY = sys.maxsize

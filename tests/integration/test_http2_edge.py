@@ -82,7 +82,7 @@ async def test_half_a_preface_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(http2_server, "_TICK_S", 0.01)
     async with serving() as rig, connected(rig) as (reader, writer):
         transport = rig.server._transport
-        server = transport._server  # type: ignore[attr-defined]
+        server = transport.server  # type: ignore[attr-defined]
         server.now = lambda: now[0]
         writer.write(hello()[:10])
         async with asyncio.timeout(60):
@@ -139,7 +139,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
 
 
 async def peers(transport: object) -> list[peer_module.Peer]:
-    server = transport._server  # type: ignore[attr-defined]
+    server = transport.server  # type: ignore[attr-defined]
     async with asyncio.timeout(60):
         while not server.peers:  # noqa: ASYNC110 - the set is in the product
             await asyncio.sleep(0.01)
@@ -172,7 +172,7 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
 
 async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
     async with serving() as rig:
-        rig.server._transport._server.max_peers = 1  # type: ignore[attr-defined]
+        rig.server._transport.server.max_peers = 1  # type: ignore[attr-defined]
         async with connected(rig):
             await peers(rig.server._transport)
             async with connected(rig) as (reader, _):

@@ -104,7 +104,7 @@ class Attack:
 
     async def peer(self) -> None:
         """One connection from its preface to its end."""
-        server: Any = self._transport._server
+        server: Any = self._transport.server
         peer = Peer(server)
         peer.connection_made(_Pipe())
         wire = [hello(window=self.rng.choice((None, 0, 10, 2**20)))]

@@ -1,24 +1,27 @@
-"""What goes to the peer: frames in the order of the wire, as far as the peer's windows and frame size allow.
-
-Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does not fit its windows waits
-on its stream, in order, and holds back no other stream. Pure; `connection` calls it and decides when a stream is over.
-"""
+"""Flow control both ways: what goes to the peer, and how much the peer may send. Pure; `connection` and `table` call it."""
 
 from __future__ import annotations
 
 from collections import deque
 
 from epp.http2 import frames
-from epp.http2.frames import Flag, Kind, Setting
+from epp.http2.frame_reader import FrameError
+from epp.http2.frames import Code, Flag, Kind, Setting
 from epp.http2.headers import GRPC_RESPONSE
 from epp.http2.limits import Limits
-from epp.http2.streams import Stream
+from epp.http2.streams import State, Stream
 
 _SHRINK_TABLE = b"\x20"
 """HPACK: our table has size 0. Said in front of our first block, it satisfies whatever size the peer allows."""
 
 
 class Sender:
+    """What goes to the peer: frames in the order of the wire, as far as the peer's windows and frame size allow.
+
+    Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does not fit its windows waits
+    on its stream, in order, and holds back no other stream. `connection` decides when a stream is over.
+    """
+
     def __init__(self) -> None:
         self._out: list[bytes] = []
         self._shrunk = False
@@ -149,3 +152,49 @@ class Sender:
             self._shrunk = True
             block = _SHRINK_TABLE + block
         self._out.append(frames.frame(Kind.HEADERS, block, flags=flags, stream_id=number))
+
+
+class Windows:
+    """Ours: how much the peer may send.
+
+    A window opens again as its bytes are taken in, in steps of half a window. While too much of a stream's answer waits for the
+    peer's own window, what the peer sends on that stream opens nothing: so it cannot make us hold more than a window of it.
+    """
+
+    def __init__(self, limits: Limits, sender: Sender) -> None:
+        self._sender = sender
+        self._backlog_bytes = limits.backlog_bytes
+        self._stream_step = limits.stream_window_bytes // 2
+        self._step = limits.connection_window_bytes // 2
+        self.window = limits.connection_window_bytes
+        """What the peer may still send on the connection."""
+        self._credit = 0
+
+    def take(self, size: int) -> None:
+        """So many bytes come. FrameError where the peer may not send them."""
+        self.window -= size
+        if self.window < 0:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
+
+    def taken_in(self, stream: Stream | None, size: int) -> None:
+        """So much of what the peer sent is not held by a window any more."""
+        if stream is not None:
+            if stream.backlog_bytes > self._backlog_bytes:
+                stream.owed += size
+                return
+            stream.credit += size
+            if stream.credit >= self._stream_step and stream.state is not State.ANSWERING:
+                self._sender.control(frames.window_update(stream.number, stream.credit))
+                stream.window += stream.credit
+                stream.credit = 0
+        self._credit += size
+        if self._credit >= self._step:
+            self._sender.control(frames.window_update(0, self._credit))
+            self.window += self._credit
+            self._credit = 0
+
+    def settle(self, stream: Stream, *, gone: bool) -> None:
+        """Open what was held back, if the answer has gone on or the stream is over."""
+        if stream.owed and (gone or stream.backlog_bytes <= self._backlog_bytes):
+            owed, stream.owed = stream.owed, 0
+            self.taken_in(None if gone else stream, owed)
