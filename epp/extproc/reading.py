@@ -18,7 +18,7 @@ from epp.config.policy import PolicySpec
 from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse
 from epp.gate import NO_CLAIM, Claim
-from epp.request.names import bounded_name
+from epp.request.names import MAX_TENANT_CHARS, bounded_name
 from epp.types import SERVER_HEADERS, Address, Endpoint
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -150,7 +150,9 @@ def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
         objective=next((bounded_name(found[name].strip()) for name in OBJECTIVES if name in found), "")
         if "Objective" in claims
         else "",
-        tenant=bounded_name(found.get(flow.tenant_header, "").strip()) if "Tenant" in claims else "",
+        tenant=bounded_name(found.get(flow.tenant_header, "").strip(), most_chars=MAX_TENANT_CHARS)
+        if "Tenant" in claims
+        else "",
         path=found.get(":path", "").partition("?")[0] if flow.paths else "",
         ttft_s=int(milliseconds) / 1000 if readable else None,
     )

@@ -18,9 +18,11 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from epp.kube.objects import Pod, Pool
+from epp.request.names import MAX_NAME_CHARS
 from epp.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
 
 AddressFamily = Literal["Primary", "IPv4", "IPv6"]
+_MOST_ADAPTERS = 4096
 _VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
 
 
@@ -119,13 +121,19 @@ class Discovery:
             host=host,
             processes={s.name: f"{s.restart_count}/{s.container_id}" for s in pod.status.container_statuses},
             ports={p.container_port: c.name for c in pod.spec.containers for p in c.ports},
-            model=annotations.model,
-            adapters=frozenset(a.strip() for a in annotations.adapters.split(",") if a.strip()),
+            model=annotations.model if len(annotations.model) <= MAX_NAME_CHARS else "",
+            adapters=_adapters(annotations.adapters),
             # What is no place is passed over: the page is then looked for where those of the others are.
             metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
             front=_port(annotations.data_parallel_port),
             role=ROLES.get(pod.metadata.labels.role, Role.UNSAID),
         )
+
+
+def _adapters(text: str) -> frozenset[str]:
+    """Names that a request can have; more than a server can hold are left out."""
+    names = (name.strip() for name in text.split(",", _MOST_ADAPTERS)[:_MOST_ADAPTERS])
+    return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
 
 
 def _ready(pod: Pod) -> bool:

@@ -16,18 +16,21 @@ from msgspec import Raw
 MAX_NAME_CHARS: Final = 1024
 """The endpoints file allows no longer name of an adapter, so a longer name is never one that a server has."""
 
+MAX_TENANT_CHARS: Final = 255
+"""Other pickers are told of tenants, and read no longer name than one more."""
+
 _DIGEST_BYTES: Final = 16
 _MOST_JSON_BYTES: Final = 12 * MAX_NAME_CHARS + 2
 """Of a name that is kept, with each letter written as two escapes."""
 _DECODE = msgspec.json.Decoder(str)
 
 
-def bounded_name(name: str) -> str:
+def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
     """The name itself; of a long one its beginning and a digest, one character longer than any name that is kept."""
-    if len(name) <= MAX_NAME_CHARS:
+    if len(name) <= most_chars:
         return name
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{name[: MAX_NAME_CHARS - len(digest)]}~{digest}"
+    return f"{name[: most_chars - len(digest)]}~{digest}"
 
 
 def name_in(value: Raw) -> str | None:

@@ -46,6 +46,9 @@ from epp.types import ApiKind, InferenceRequest
 COSTLY: Final = "costly_body"
 """Why a body was not read: to read it would hold up all other requests."""
 
+MOST_PRIORITY: Final = 1000
+"""As a policy may say at most; other pickers read no larger one."""
+
 _NULL = Raw(b"null")
 _QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
@@ -335,10 +338,11 @@ def _request(
 
 
 def _priority(raw: Raw) -> int:
-    """vLLM's; what is no number within bounds counts as 0, since only flow control reads it."""
+    """vLLM's; what is no short number counts as 0, since only flow control reads it."""
     text = bytes(raw)
     digits = text[1:] if text.startswith(b"-") else text
-    return int(text) if len(digits) <= 4 and digits.isdigit() else 0
+    number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, number))
 
 
 class _Names(Struct, frozen=True):

@@ -35,12 +35,14 @@ MOST_HANGING: Final = 256
 """Endpoints in one batch."""
 MOST_FLOW_ROWS: Final = 512
 """Of one batch."""
+MOST_TOKENS: Final = 2**31
+"""Of one request, or let go for one tenant since the last batch."""
 _MOST_PORTIONS: Final = 65_536
 
 _Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
 _Index = Annotated[int, Meta(ge=0, le=MOST_NAMES)]
-_Tokens = Annotated[int, Meta(ge=0, le=2**31)]
+_Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 _Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
 _Name = Annotated[str, Meta(max_length=1_024)]
 

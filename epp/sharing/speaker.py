@@ -39,6 +39,7 @@ from epp.sharing.batches import (
     HASH_BYTES,
     MOST_FLOW_ROWS,
     MOST_HANGING,
+    MOST_TOKENS,
     Batch,
     Event,
     Flag,
@@ -157,7 +158,9 @@ class Speaker:
         """Take in what waits at this picker; anew: the others know nothing of it."""
         if self._flow is None:
             return
-        self._flow_rows.extend((model, *row) for model, row in self._flow.tell(anew=anew))
+        for model, row in self._flow.tell(anew=anew):
+            readable = row._replace(let_go_tokens=min(row.let_go_tokens, MOST_TOKENS))
+            self._flow_rows.append((model, *readable))
         if len(self._flow_rows) > _MOST_FLOW_ROWS:
             self._flow_rows.clear()
             self._fresh = True
@@ -235,7 +238,7 @@ class Speaker:
             ago=self._newest - row.number,
             age_ms=age,
             endpoint=endpoint,
-            tokens=row.tokens,
+            tokens=min(row.tokens, MOST_TOKENS),
             adapter=self._told.name(row.adapter, 0) + 1 if row.adapter else 0,
             head=head,
             tail=tail,

@@ -146,6 +146,18 @@ def test_annotations_tell_model_and_adapters() -> None:
     assert endpoint.adapters == {"sql", "legal"}
 
 
+def test_annotations_that_no_request_could_name_are_passed_over() -> None:
+    annotations = {
+        "prefix-gateway.dev/model": "m" * 1025,
+        "prefix-gateway.dev/adapters": ",".join(["sql", "x" * 1025, *(f"a{n}" for n in range(10_000))]),
+    }
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations=annotations)))
+    assert endpoint.model == ""
+    assert "sql" in endpoint.adapters
+    assert len(endpoint.adapters) == 4095
+    assert max(map(len, endpoint.adapters)) <= 1024
+
+
 @pytest.mark.parametrize(
     ("said", "used"),
     [

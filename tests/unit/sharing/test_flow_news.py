@@ -11,8 +11,12 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Cost
 from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError
+from epp.extproc.reading import read_head
+from epp.flow.elsewhere import Row
 from epp.gate import Claim
+from epp.request.parse import parse_request
 from epp.sharing.batches import MalformedError, decode_batch, encode
+from epp.sharing.speaker import Speaker
 from epp.types import ApiKind, InferenceRequest
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet, text
 
@@ -59,6 +63,49 @@ def test_what_waits_at_one_picker_counts_in_the_bounds_of_the_others() -> None:
         offer(other, "q", now=3.3)
     assert refused.value.reason == "flow_full"
     assert not isinstance(offer(other, "q", tenant="another", now=3.3), Pick)
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [("x" * 300, {}), ("é" * 5000, {}), ("t", {"priority": 9999}), ("t", {"priority": -9999}), ("", {})],
+)
+def test_whatever_tenant_and_priority_a_client_names_other_pickers_can_read_it(
+    header: str, body: dict[str, int]
+) -> None:
+    """A batch that names what is out of bounds is refused as a whole, with all else that it tells."""
+    claims = ("Tenant", "BodyPriority")
+    one, other = two(per_tenant=Waiting(max_requests=1), claims=claims)
+    flow = one.picker.policy.spec.flow
+    claim = read_head(
+        [(":path", "/v1/chat/completions"), (flow.tenant_header, header)], one.picker.policy.spec
+    ).claim
+    sent = {"model": "m", "messages": [{"role": "user", "content": text("p").decode()}], **body}
+    inference = parse_request("/v1/chat/completions", msgspec.json.encode(sent))
+
+    def ask(at: Replica, now: float) -> object:
+        return at.gate.offer(
+            PickRequest(request_id="p", inference=inference),
+            claim,
+            lambda _fate, _now: None,
+            size_bytes=100,
+            longest_s=3600.0,
+            now=now,
+        )
+
+    assert not isinstance(ask(one, 3.1), Pick)
+    other.hear(one.say(now=3.2), now=3.2)
+    with pytest.raises(FlowRefusedError):
+        ask(other, 3.3)
+
+
+def test_tokens_that_were_let_go_while_nobody_could_be_told_are_told_as_many_as_can_be_read() -> None:
+    class Much:
+        def tell(self, *, anew: bool = False) -> list[tuple[str, Row]]:
+            return [("m", Row(0, "t", False, 2**40, 0, 0, 0))]
+
+    speaker = Speaker(speaker=b"me", limit_bytes=2**20, flow=Much())
+    speaker.gather_flow()
+    assert decode_batch(speaker.batch(now=0.0)).flow[0][4] == 2**31
 
 
 def test_a_picker_that_is_silent_holds_no_place() -> None:
