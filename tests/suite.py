@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from pathlib import Path
 _FOLDER = Path("build/tests")
 _PYTHON = sys.executable
 _AT_ONCE = 2
+_LONG_FILE_S = 60.0
+"""Files that take longer are named below the table."""
 _FAILED = 1
 """pytest's status where tests failed; any other than 0 is a run that could not be made."""
 
@@ -88,6 +91,18 @@ class Outcome:
     second_run: list[str] = field(default_factory=list)
     """Tests that failed and then passed."""
     failed: list[str] = field(default_factory=list)
+    files_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each file's tests, by the name of its module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What pytest's XML says of one run."""
+
+    tests: int = 0
+    skipped: int = 0
+    failed: Sequence[str] = ()
+    files_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
@@ -97,19 +112,19 @@ def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
     if outcome.status:
         print(f"== {part.name}: `make {part.needs}` failed: see its message above", flush=True)
         return outcome
-    outcome.status, (outcome.tests, outcome.skipped, failed) = _pytest(part, "first", "--cache-clear")
-    outcome.failed = failed
+    outcome.status, first = _pytest(part, "first", "--cache-clear")
+    outcome.tests, outcome.skipped, outcome.files_s = first.tests, first.skipped, first.files_s
+    outcome.failed = failed = list(first.failed)
     if outcome.status == _FAILED and failed:
         print(f"== {part.name}: what failed runs once more; what fails twice has failed", flush=True)
-        outcome.status, (_, _, outcome.failed) = _pytest(
-            part, "second", "--last-failed", "--last-failed-no-failures", "none"
-        )
+        outcome.status, second = _pytest(part, "second", "--last-failed", "--last-failed-no-failures", "none")
+        outcome.failed = list(second.failed)
         outcome.second_run = sorted(set(failed) - set(outcome.failed))
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, tuple[int, int, list[str]]]:
+def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
     report = _FOLDER / f"{part.name}-{run}.xml"
     report.unlink(missing_ok=True)
     # The older family of reports may hold the properties that some tests record; in the newer one that is a warning.
@@ -119,7 +134,7 @@ def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, tuple[int, int,
         f"cache_dir={(_FOLDER / part.name).resolve()}",
     )  # which tests failed; another part runs beside
     status = _run([*part.command, *written, *kept, *arguments], name=part.name)
-    return status, read_report(report) if report.exists() else (0, 0, [])
+    return status, read_report(report) if report.exists() else Report()
 
 
 def _run(command: Sequence[str], *, name: str) -> int:
@@ -134,20 +149,23 @@ def _run(command: Sequence[str], *, name: str) -> int:
     return process.returncode
 
 
-def read_report(path: Path) -> tuple[int, int, list[str]]:
-    """From pytest's XML: tests run, tests skipped, and the names of those that failed."""
+def read_report(path: Path) -> Report:
     cases = ET.parse(path).getroot().iter("testcase")
     tests, skipped, failed = 0, 0, []
+    files_s: dict[str, float] = defaultdict(float)
     for case in cases:
         tests += 1
+        # A class is a part of its module's name here.
+        module = ".".join(word for word in (case.get("classname") or "").split(".") if word[:1].islower())
+        files_s[module] += float(case.get("time") or 0.0)
         skipped += case.find("skipped") is not None
         if case.find("failure") is not None or case.find("error") is not None:
             failed.append(f"{case.get('classname')}::{case.get('name')}")
-    return tests, skipped, failed
+    return Report(tests, skipped, failed, files_s)
 
 
 def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
-    """One line for each part, one for the whole run of `seconds`, and below them every test that failed once or twice."""
+    """One line for each part, one for the whole run of `seconds`, and below them every test that failed once or twice, and what took long."""
     lines = [f"{'part':<12} {'tests':>6} {'skipped':>8} {'minutes':>8}  result"]
     for o in outcomes:
         result = "passed" if not o.status else "FAILED"
@@ -156,6 +174,8 @@ def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
     lines.append(f"{'all':<12} {tests:>6} {skipped:>8} {seconds / 60:>8.1f}")
     lines += [f"needed a second run: {name}" for o in outcomes for name in o.second_run]
     lines += [f"failed: {name}" for o in outcomes for name in o.failed]
+    files = sorted(((s, name) for o in outcomes for name, s in o.files_s.items()), reverse=True)
+    lines += [f"{s / 60:.1f} minutes: {name}" for s, name in files if s > _LONG_FILE_S]
     return "\n".join(lines)
 
 

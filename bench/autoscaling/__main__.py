@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_USUAL = "saturation 0.7"
+_USUAL = "saturation 0.5"
 
 
 def day_of(per_server_s: float, *, rise_s: float) -> Day:
@@ -89,8 +89,8 @@ def plans_of(workload: str, day: Day, *, quick: bool = False) -> Mapping[str, Pl
     }
     if quick:
         return plans
-    plans |= {f"saturation {target}": replace(usual, target=target) for target in (0.5, 0.6, 0.8, 0.9)}
-    plans |= {f"saturation 0.7, start {s:.0f} s": replace(usual, start_s=s) for s in (60.0, 300.0)}
+    plans |= {f"saturation {target}": replace(usual, target=target) for target in (0.4, 0.6, 0.7, 0.9)}
+    plans |= {f"{_USUAL}, start {s:.0f} s": replace(usual, start_s=s) for s in (60.0, 300.0)}
     return plans | {
         f"{name} {SIGNALS[name].target}": replace(usual, signal=name)
         for name in SIGNALS

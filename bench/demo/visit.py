@@ -37,7 +37,7 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     assert recording is not None, "the demo records"
     places = [
         ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
-        ("decisions", f"{admin}/  (page: the last picks, the servers as the picker sees them)"),
+        ("live page", f"{admin}/  (servers, hot prefixes, queue, requests as they come)"),
         ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
         ("metrics", f"{admin}/metrics"),
         ("policy", f"{fleet.config.policy_file}  (change `rule`: used within a second)"),
@@ -49,8 +49,9 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     lines += [
         "",
         "  In another terminal: make load, make load-compare (locust)",
-        "  By other rules, on simulated servers:",
-        f"    . .venv/bin/activate; epp replay {recording.file} --rule round-robin --load 1.3",
+        "  After `. .venv/bin/activate`, why prompt tokens were missed, and what other rules would have done:",
+        f"    epp explain --admin {admin}",
+        f"    epp replay {recording.file} --rule round-robin --load 1.3",
         "",
         "Ctrl-C ends everything.",
     ]

@@ -142,7 +142,7 @@ class Misses:
         if not unknown:
             return
         shared_bytes = self._shared_bytes(probes, chain) if not first else 0
-        late = self._holder_now(request, first)
+        late, held = self._holder_now(request, first)
         if late is None and not shared_bytes and self._seen.none_of(unknown):
             self._miss(bucket, NEW, whole)
             return
@@ -153,15 +153,16 @@ class Misses:
             if chunk & (one_in - 1):
                 continue
             begin, covered, sent = end_bytes(n), end_bytes(n + 1), followed(chunk)
+            holder = late if n < held else None
             if sent is None and late is None:
                 part: tuple[Cause, EndpointName | None] = (
                     OTHER_ROOT if covered <= shared_bytes else NEW,
                     None,
                 )
             elif sent is None:
-                part = (NEW, None) if n < ours else (LATE, late)
+                part = (NEW, None) if n < ours or holder is None else (LATE, holder)
             else:
-                part = self._cause_of(sent, request, late)
+                part = self._cause_of(sent, request, holder)
             parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
         for (cause, server), tokens in parts.items():
             self._miss(bucket, cause, tokens, server=server)
@@ -177,11 +178,16 @@ class Misses:
             return UNAVAILABLE, sent.server
         return EVICTED, sent.server
 
-    def _holder_now(self, request: RoutedRequest, first: int) -> EndpointName | None:
-        """Another server that holds more of the prompt by now than any candidate was known to hold at the pick."""
-        own = request.state.endpoint.name
-        held = self._picker.table.match(request.chain[: first + 1])
-        return next((name for name, chunks in held.items() if chunks > first and name != own), None)
+    def _holder_now(self, request: RoutedRequest, first: int) -> tuple[EndpointName | None, int]:
+        """Another server that holds more of the prompt by now than any candidate was known to hold at the pick, and how many chunks."""
+        own, table = request.state.endpoint.name, self._picker.table
+        if not any(
+            held > first and name != own for name, held in table.match(request.chain[: first + 1]).items()
+        ):
+            return None, 0
+        others = [(held, name) for name, held in table.match(request.chain).items() if name != own]
+        held, name = max(others)
+        return name, held
 
     def _ours(self, chain: Sequence[ChunkHash]) -> int:
         """How many of these chunks a later request of this picker, which still waits here, was sent somewhere.
@@ -243,4 +249,4 @@ def _block_tokens(request: RoutedRequest) -> int:
 
 def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
     """Chunks that so many cached tokens came from: tokens are rounded down to blocks."""
-    return schedule.chunks_in(int((tokens + block - 1) / tokens_per_byte)) if tokens else 0
+    return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0

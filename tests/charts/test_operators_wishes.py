@@ -64,7 +64,7 @@ def test_keda_follows_the_pools_saturation_in_place_of_an_autoscaler_of_its_own(
     assert "replicas" not in deployment["spec"], "or helm and KEDA would take turns"
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metricType"] == "Value"
-    assert trigger["metadata"]["threshold"] == "0.7"
+    assert trigger["metadata"]["threshold"] == "0.5"
     assert (
         trigger["metadata"]["query"]
         == f'max(avg_over_time(epp_pool_saturation{{namespace="{NAMESPACE}"}}[1m]))'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.suite import PARTS, Outcome, Part, run_all, run_part, table
+from tests.suite import PARTS, Outcome, Part, read_report, run_all, run_part, table
 
 _FLAKY = """
 from pathlib import Path
@@ -66,6 +66,18 @@ def test_the_table_adds_up() -> None:
     outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
     # Two ran at a time, so the whole took less than the sum of the parts.
     assert table(outcomes, seconds=150.0).splitlines()[-1].split() == ["all", "50", "5", "2.5"]
+
+
+def test_a_file_that_takes_long_is_named(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="tests.unit.test_a" name="one" time="50.0"/>'
+        '<testcase classname="tests.unit.test_a.TestMachine" name="two" time="40.0"/>'
+        '<testcase classname="tests.unit.test_b" name="three" time="9.0"/></testsuite></testsuites>'
+    )
+    outcome = Outcome(PARTS[0], files_s=read_report(report).files_s)
+    assert table([outcome], seconds=99.0).splitlines()[-1] == "1.5 minutes: tests.unit.test_a"
+    assert "test_b" not in table([outcome], seconds=99.0)
 
 
 def test_tests_may_record_properties(folder: Path) -> None:

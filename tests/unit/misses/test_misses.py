@@ -6,6 +6,7 @@ import random
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from epp.config.policy import PolicySpec
@@ -106,6 +107,34 @@ def test_news_of_another_picker_that_came_after_the_pick_came_too_late() -> None
     picker.table.record(other, chain, now=2.1)
     shares = missed(misses)
     assert shares["late"] > 0.9
+
+
+def test_what_another_pickers_news_does_not_hold_was_never_seen() -> None:
+    picker, misses = watched(names="ab")
+    prompt = text("one", 4096) + text("own question", 4096)
+    chosen = served(picker, prompt, now=2.0)
+    other = EndpointName("b" if chosen == "a" else "a")
+    picker.table.record(other, chain_of(picker, prompt)[: len(chain_of(picker, prompt)) // 2], now=2.1)
+    shares = missed(misses)
+    assert shares["late"] == pytest.approx(0.5, abs=0.05)
+    assert shares["new"] == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("rule", ["least-cost", "round-robin"])
+def test_one_picker_alone_never_learns_too_late_however_its_prompts_end(rule: str) -> None:
+    """Cached tokens are rounded down to blocks, and chunks do not end where blocks do."""
+    spec = msgspec.convert({"rule": rule}, PolicySpec)
+    picker, misses = watched(spec, "abc")
+    for name in "abc":
+        page = EndpointMetrics(scraped_at=0.5, block_size=16, capacity_tokens=100_000)
+        picker.observe(EndpointName(name), page, now=0.5)
+    rng, said = random.Random(1), [text(f"system {n}", 3000 + 37 * n) for n in range(20)]
+    for turn in range(400):
+        which = rng.randrange(len(said))
+        said[which] += text(f"{turn}", rng.randrange(50, 900))
+        served(picker, said[which], now=1.0 + turn)
+        misses.work(limit=10)
+    assert not {"late", "unavailable"} & missed(misses).keys()
 
 
 def test_a_server_that_was_no_candidate_is_named() -> None:

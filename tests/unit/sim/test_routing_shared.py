@@ -31,6 +31,7 @@ def row(
     return mean_row([simulate(run).row for run in runs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["b2b", "chat"])
 def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(workload: str) -> None:
     capacity = calibrate(workload, Setting(scale=SCALE))
