@@ -59,7 +59,36 @@ sglang:max_total_num_tokens{model_name="m",tp_rank="0"} 16000.0
 # TYPE sglang:page_size gauge
 sglang:page_size{model_name="m",tp_rank="0"} 16.0
 """
-PAGES = {"vllm": VLLM, "older_vllm": OLDER_VLLM, "llm-d-inference-sim": SIMULATOR, "sglang": SGLANG}
+TRTLLM = """\
+# TYPE trtllm_num_requests_running gauge
+trtllm_num_requests_running{model_name="m",engine_type="trtllm"} 3.0
+# TYPE trtllm_num_requests_waiting gauge
+trtllm_num_requests_waiting{model_name="m",engine_type="trtllm"} 2.0
+# TYPE trtllm_kv_cache_utilization gauge
+trtllm_kv_cache_utilization{model_name="m",engine_type="trtllm"} 0.25
+# TYPE trtllm_kv_cache_max_blocks gauge
+trtllm_kv_cache_max_blocks{model_name="m",engine_type="trtllm"} 1000.0
+# TYPE trtllm_kv_cache_tokens_per_block gauge
+trtllm_kv_cache_tokens_per_block{model_name="m",engine_type="trtllm"} 16.0
+"""
+TRITON = """\
+# TYPE nv_trt_llm_request_metrics gauge
+nv_trt_llm_request_metrics{model="m",request_type="active",version="1"} 5
+nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 3
+nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 2
+# TYPE nv_trt_llm_kv_cache_block_metrics gauge
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="m",version="1"} 0.25
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m",version="1"} 1000
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="m",version="1"} 16
+"""
+PAGES = {
+    "vllm": VLLM,
+    "older_vllm": OLDER_VLLM,
+    "llm-d-inference-sim": SIMULATOR,
+    "sglang": SGLANG,
+    "trtllm-serve": TRTLLM,
+    "triton": TRITON,
+}
 FAST = {**CALM, "scrape": {"intervalSeconds": 0.1, "failuresToEject": 100}}
 
 
@@ -175,7 +204,7 @@ async def test_row_09_the_servers_metrics_are_understood(
     """Queue, running, KV use, cache size and LoRA adapters, under the names of each kind of server."""
     picker, backend = mixed[kind]
     expected: dict[str, Any] = {"running": 3, "waiting": 2, "kv_usage": 0.25, "capacity_tokens": 16000}
-    if kind != "sglang":
+    if kind not in ("sglang", "trtllm-serve", "triton"):
         expected["adapters"] = ["legal", "sql"]
     await picker.wait_endpoint(str(backend.address), **expected)
 
