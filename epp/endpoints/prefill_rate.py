@@ -36,6 +36,8 @@ _KEEP_REQUESTS = 2000.0
 _OWN_PRIOR_S = 3.0
 """A server is as fast as its model, with the weight of so many seconds of prefill."""
 _OWN_HALF_LIFE_S = 60.0
+_LEAST_S = 1e-9
+"""A prefill is never foretold to take less: a counter may grow by next to nothing."""
 _MOST_SLOWNESS = 8.0
 _KEEP_WRONG = 0.95
 """Of what a line was taught that is wrong about most servers, at each new observation."""
@@ -70,7 +72,8 @@ class ModelRate:
         self, server: PrefillRate, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0
     ) -> None:
         """What the prefills of some requests came to, together, by the server's own account."""
-        ratio = seconds / self.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+        foretold_s = self.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+        ratio = seconds / max(foretold_s, _LEAST_S)
         says = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
         self.leave(server)
         self._said[server] = says
