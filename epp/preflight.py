@@ -34,7 +34,7 @@ def inspect(config: Config) -> list[str]:
         _check_folder(_nearest(Path(config.envoy.eds_file).absolute().parent), field="envoy.edsFile")
     if config.hash_secret_file:
         hash_secret(config, hub=None)
-    return [*_of_dialect(config), *_of_certificates(config)]
+    return [*_of_dialect(config), *_of_pools(config), *_of_certificates(config)]
 
 
 def contradictions(config: Config, policy: Policy) -> list[str]:
@@ -89,6 +89,26 @@ def _of_dialect(config: Config) -> list[str]:
     if not caller.shows_path and config.blocked_paths:
         remarks.append(
             f"blockedPaths: {config.dialect} does not tell the path of a request, so nothing is refused here; let its routes name the paths that clients may use"
+        )
+    return remarks
+
+
+def _of_pools(config: Config) -> list[str]:
+    """What keeps the model from choosing among several InferencePools."""
+    if config.kubernetes is None or len(config.kubernetes.names) < 2:
+        return []
+    remarks = []
+    if not config.models.ask:
+        remarks.append(
+            "models.ask: without it only pods with the annotation prefix-gateway.dev/model are known to their models, "
+            "and the others of kubernetes.pools get requests for any model"
+        )
+    if config.models.unknown == "Route":
+        remarks.append("models.unknown: Route sends an unknown model to any of kubernetes.pools")
+    if config.caller.by_pool and config.dialect != "auto":
+        remarks.append(
+            f"kubernetes.pools: {config.dialect} chooses the InferencePool by its route before the picker is asked; "
+            "write a route for each pool"
         )
     return remarks
 

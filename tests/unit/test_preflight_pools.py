@@ -1,0 +1,37 @@
+"""`epp check` names what keeps the model from choosing among several InferencePools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from epp.config.kubernetes import Kubernetes
+from epp.config.models import Models
+from epp.config.settings import Config
+from epp.preflight import inspect
+
+SEVERAL = Kubernetes(pools=("a", "b"))
+
+
+def remarks(**fields: Any) -> str:
+    config = Config(**{"kubernetes": SEVERAL} | fields)
+    return "\n".join(each for each in inspect(config) if "pools" in each)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"models": Models(ask=False)}, "models.ask: without it only pods with the annotation"),
+        ({"models": Models(unknown="Route")}, "models.unknown: Route sends an unknown model to any"),
+        ({"dialect": "gke"}, "kubernetes.pools: gke chooses the InferencePool by its route"),
+    ],
+)
+def test_several_pools_are_contradicted_by(fields: dict[str, Any], why: str) -> None:
+    assert why in remarks(**fields)
+    assert not remarks(**fields, kubernetes=Kubernetes(pool="a"))
+
+
+def test_several_pools_with_models_that_are_asked_for_pass_without_a_word() -> None:
+    assert not remarks()
+    assert not remarks(dialect="envoy")
