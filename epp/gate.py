@@ -463,10 +463,13 @@ def _forecast_of(considered: Considered, *, left_s: float) -> Forecast:
     snapshot, choice = considered.snapshot, considered.choice
     place = choice.places[0]
     rate, tokens = snapshot.rate.item(place), choice.uncached_tokens.item(place)
-    wait_s, own_s = snapshot.undone_tokens.item(place) / rate, tokens / rate
+    wait_s, own_s, load_s = snapshot.undone_tokens.item(place) / rate, tokens / rate, choice.load_s
+    if load_s is not None:
+        own_s += load_s.item(place)
     soonest_s = wait_s + own_s
     if soonest_s > left_s:
-        soonest_s = float(((snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate).min())
+        each_s = (snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate
+        soonest_s = float((each_s if load_s is None else each_s + load_s).min())
     return Forecast(wait_s, soonest_s, own_s, int(tokens))
 
 

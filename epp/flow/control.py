@@ -61,7 +61,7 @@ class FlowControl(Generic[T]):
         self._draining = False
         self._elsewhere = Elsewhere()
         self._expected = Expected()
-        self._headroom = Headroom(settings, self._expected, self._elsewhere)
+        self._headroom = Headroom(settings, self._pace, self._expected, self._elsewhere)
         self._demoted = Demoted(self._elsewhere)
         self._search = Search(settings, self._queues, forecaster, self._headroom, self._demoted)
         self._bounds = Bounds(settings, self._queues, self._elsewhere)
@@ -95,8 +95,9 @@ class FlowControl(Generic[T]):
         if (hopeless or forecast.wait_s > 0) and not self._draining:
             headroom_s = self._headroom.of_band((-priority, False), 0, now=now)
             if hopeless:
-                if not self._may_be_late(forecast, headroom_s, due_s=due_s, now=now):
+                if not self._may_be_late(headroom_s, now=now):
                     return None
+                self._count_late(forecast, due_s=due_s, now=now)
             elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
         self._charge(flow, forecast, late=hopeless, now=now)
@@ -136,6 +137,8 @@ class FlowControl(Generic[T]):
         )
         if passed is not None:
             return held, LetGo(held)
+        if hopeless:
+            self._count_late(forecast, due_s=held.deadline - now, now=now)
         if hopeless and not held.late:
             return held, self._refusal(held, "deadline", now=now)
         if held.late:
@@ -301,16 +304,19 @@ class FlowControl(Generic[T]):
 
     # -- what was demoted ----------------------------------------------------------------------------------------
 
-    def _may_be_late(self, forecast: Forecast, headroom_s: float, *, due_s: float, now: float) -> bool:
+    def _may_be_late(self, headroom_s: float, *, now: float) -> bool:
         """Whether a request that cannot be in time goes at once all the same: to demote it would help nobody.
 
         So it is where nobody is to overtake it, the servers are enough for those that can be in time, and few like it are computed.
         """
-        if forecast.own_s <= due_s:
-            self._pace.too_late(forecast.tokens, now=now)
-        if headroom_s < inf or self._pace.servers_too_few(now=now):
+        if headroom_s < inf:
             return False
         return self._demoted.busy_s(self._forecaster.pool(now=now).servers, now=now) == 0
+
+    def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
+        """One that no idle server could serve in time says nothing of the servers."""
+        if forecast.own_s <= due_s:
+            self._pace.too_late(forecast.tokens, now=now)
 
     def _fair_at(self, forecast: Forecast, *, now: float) -> float:
         tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
@@ -364,13 +370,14 @@ class FlowControl(Generic[T]):
             forecast = self._forecaster.forecast(held.payload, now=now)
             if now + forecast.soonest_s <= held.deadline:
                 self._alarms.set(held, forecast, now=now)
-            elif self._settings.when_late == "refuse":
+                continue
+            self._count_late(forecast, due_s=held.deadline - held.arrived_at, now=now)
+            if self._settings.when_late == "refuse":
                 return self._give_up(held, "deadline", now=now)
-            else:
-                self._demoted.requests += 1
-                held.fair_at = self._fair_at(forecast, now=now)
-                self._queues.demote(held, max_tenants=self._settings.max_tenants)
-                self._alarms.set(held, None, now=now)
+            self._demoted.requests += 1
+            held.fair_at = self._fair_at(forecast, now=now)
+            self._queues.demote(held, max_tenants=self._settings.max_tenants)
+            self._alarms.set(held, None, now=now)
         return None
 
     def _waits_above(self, priority: int) -> bool:

@@ -10,17 +10,21 @@ from math import inf
 
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.expected import Expected
+from epp.flow.pace import Pace
 from epp.flow.queues import BandKey
 from epp.flow.request import Forecast
 from epp.flow.settings import SHORT_S, FlowSettings
 
+_SCARCE_S = 0.3
+"""The headroom while servers are too few. Something always waits then, so a server needs no more at hand than predictions err between two scrapes."""
 _NEWS_S = 0.1
 """What one picker does is known to the others after about this time."""
 
 
 class Headroom:
-    def __init__(self, settings: FlowSettings, expected: Expected, elsewhere: Elsewhere) -> None:
+    def __init__(self, settings: FlowSettings, pace: Pace, expected: Expected, elsewhere: Elsewhere) -> None:
         self.settings = settings
+        self._pace = pace
         self._expected = expected
         self._elsewhere = elsewhere
 
@@ -34,10 +38,11 @@ class Headroom:
             return 0.0
         headroom_s = self.settings.headroom_s
         if headroom_s is None:
-            in_order = self.settings.order == "arrival"
-            if in_order and not self._expected.more_pressing(band, now=now):
-                return inf
             headroom_s = SHORT_S
+            if self.settings.order == "arrival" and not self._expected.more_pressing(band, now=now):
+                if not self._pace.servers_too_few(now=now):
+                    return inf
+                headroom_s = _SCARCE_S
         return headroom_s + _NEWS_S * self._elsewhere.shorter(band, tokens)
 
     def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:

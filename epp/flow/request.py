@@ -19,10 +19,10 @@ class Forecast(Struct, frozen=True):
     wait_s: float
     """Until the server that the rule chooses begins with it: B/V there."""
     soonest_s: float
-    """Until its first token at the soonest, on whatever server: the least (B + U)/V. Where the chosen server meets the deadline, what it
+    """Until its first token at the soonest, on whatever server: the least (B + U)/V + T. Where the chosen server meets the deadline, what it
     takes there will do."""
     own_s: float
-    """Its own prefill on the server that the rule chooses: U/V there."""
+    """Its own prefill on the server that the rule chooses, and the loading of its adapter: U/V + T there."""
     tokens: int
     """Prompt tokens that the chosen server would compute: U."""
 

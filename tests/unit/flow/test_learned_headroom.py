@@ -54,6 +54,7 @@ def test_a_request_is_not_sent_where_it_would_be_late_while_another_server_would
     assert gate.offer(Ask(1000), now=0.0).waits is False  # it is refused
     assert [refused.reason for refused in gate.refused] == ["deadline"]
     gate.offer(Ask(1000), now=1.0)
+    gate.run(now=1.0, until=1.8)
     assert len(gate.let_go) == 1
 
 
@@ -113,3 +114,22 @@ def test_a_demoted_request_does_not_go_before_a_higher_priority() -> None:
     high = gate.offer(SECOND, priority=1, now=0.0, ttft_s=1000.0)
     gate.run(now=0.0, until=60.0)
     assert gate.let_go.index(high) < gate.let_go.index(late)
+
+
+def test_while_servers_are_too_few_requests_wait_here_and_not_at_them() -> None:
+    gate = gateway(ttft_s=2.0)
+    for _ in range(3):
+        gate.offer(SECOND, now=0.0)
+    assert [refused.reason for refused in gate.refused] == ["deadline"]
+    held = gate.offer(Ask(500), now=1.0)
+    assert held.waits, "its server is busy for another second"
+    gate.run(now=1.0, until=1.75)
+    assert gate.let_go[-1] is held
+
+
+def test_who_is_refused_for_its_length_does_not_make_servers_too_few() -> None:
+    gate = gateway(ttft_s=2.0)
+    gate.offer(Ask(3000), now=0.0)
+    gate.offer(SECOND, now=0.0)
+    assert [refused.reason for refused in gate.refused] == ["deadline"]
+    assert not gate.offer(Ask(500), now=0.0).waits
