@@ -2,7 +2,7 @@
 
 `python -m bench.bench_flow`. The first table is CPU time of a pick in this process, with and without flow control in turns, in several
 situations of the gate; the servers are idle, so every request goes at once. The second is CPU time of the gate and its timer while so
-many requests wait before busy servers and nothing happens. `--profile` says where the extra time of the first goes.
+many requests wait before busy servers, while nothing happens and while other requests end. `--profile` says where the extra time of the first goes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SETTINGS: Final = {
     ),
 }
 BUSY_SERVERS: Final = 100
+ENDS_PER_S: Final = (0, 100)
 WORK_S: Final = 3600.0
 """Seconds of work that each busy server has, so that none becomes free while requests wait."""
 
@@ -59,11 +60,12 @@ def main() -> None:
         print(f"| {name} | {median(without_us):.1f} us | {median(with_us):.1f} us | {more_us:.1f} us |")
     if args.profile:
         profile(args.picks * args.rounds)
-    share, looks = asyncio.run(waits(args.waiting, args.seconds))
     print(
-        f"\n{args.waiting:,} requests wait before {BUSY_SERVERS} busy servers: {share:.4f} of a core, "
-        f"{looks / args.seconds:.1f} looks a second"
+        f"\n| {args.waiting:,} wait before {BUSY_SERVERS} busy servers | of a core | looks a second |\n| --- | --- | --- |"
     )
+    for ends_per_s in ENDS_PER_S:
+        share, looks = asyncio.run(waits(args.waiting, args.seconds, ends_per_s=ends_per_s))
+        print(f"| {ends_per_s} others end a second | {share:.4f} | {looks / args.seconds:.0f} |")
 
 
 def beside(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[list[float], list[float]]:
@@ -131,8 +133,11 @@ def profile(picks: int) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats("flow|gate", 20)
 
 
-async def waits(count: int, seconds: float) -> tuple[float, int]:
-    """The share of a core that so many waiting requests take, and how often the timer looked at them."""
+async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
+    """The share of a core that so many waiting requests take, and how often the timer looked at them.
+
+    ends_per_s: other requests, each of which may have freed a server; the loop that plays them is counted too.
+    """
     flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
     picker, gate = a_gate(
         replace(flow, headroom_seconds=0.1, deadline_seconds=0.0, ttl_seconds=3600), servers=BUSY_SERVERS
@@ -155,8 +160,10 @@ async def waits(count: int, seconds: float) -> tuple[float, int]:
 
     pump = Pump(gate, clock=time.monotonic, after=looked)
     pump.soon()
-    cpu_s = time.process_time()
-    await asyncio.sleep(seconds)
+    cpu_s, start_s = time.process_time(), time.monotonic()
+    while (left_s := start_s + seconds - time.monotonic()) > 0:
+        await asyncio.sleep(min(left_s, 1 / ends_per_s) if ends_per_s else left_s)
+        pump.soon()
     cpu_s = time.process_time() - cpu_s
     pump.stop()
     return cpu_s / seconds, looks

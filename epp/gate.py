@@ -108,7 +108,8 @@ class Gate:
     @property
     def on(self) -> bool:
         """Whether requests have to be offered here. Where they have not, nothing here costs anything."""
-        return (self._holds or self.tried is not None) and not self._draining
+        holds = self._picker.policy.spec.flow.mode == "Hold"
+        return (holds or self.tried is not None) and not self._draining
 
     @property
     def _holds(self) -> bool:
@@ -148,12 +149,13 @@ class Gate:
     ) -> Pick | Ticket:
         """A pick at once, or a ticket for a request that waits. PickError: it is refused."""
         picker = self._picker
-        if picker.policy is not self._policy:
+        policy = picker.policy
+        if policy is not self._policy:
             self._follow_policy(now=now)
         considered, would = picker.consider(request, now=now), ""
         if picker.dry_run is not None:
             would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
-        spec = picker.policy.spec.flow
+        spec = policy.spec.flow
         if spec.mode != "Hold":
             return picker.commit(
                 considered, queued=DIRECT._replace(would=would) if would else DIRECT, now=now
