@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,37 @@ def test_the_table_says_what_is_tested(name: str) -> None:
     assert (row[4] == "list") == shape.reads_list == DIALECTS[name].reads_list
     assert ("full duplex" in row[2]) == shape.duplex
     assert set(rows()) == set(SHAPES) == set(DIALECTS)
+
+
+def table(heading: str) -> Mapping[str, list[str]]:
+    """The table whose second column has this heading: its other columns by dialect. `all but` names the ones that are left out."""
+    section = DOCUMENT.read_text().partition("## Gateways")[2].partition("\n## ")[0]
+    lines = section.partition(f"| `dialect` | {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    found = {}
+    for line in lines:
+        who, *cells = line.strip("| ").split(" | ")
+        named = set(re.findall("`([a-z-]+)`", who))
+        for name in set(SHAPES) - named if who.startswith("all but") else named:
+            assert name not in found, f"{name} has two lines"
+            found[name] = cells
+    assert set(found) == set(SHAPES)
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_table_of_faults_says_what_is_tested(name: str) -> None:
+    refused, dead, killed = table("the picker refuses (503, 429)")[name]
+    shape = SHAPES[name]
+    assert (refused == "the client sees it") == shape.shows_refusals
+    assert (dead == "the next of the list serves") == shape.reads_list
+    assert killed.startswith("answers are cut, new requests fail" if shape.duplex else "answers go on")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_table_of_models_says_what_is_tested(name: str) -> None:
+    unknown, listed, alias, prefiller = table("unknown model")[name]
+    bare = SHAPES[name].bare
+    assert (unknown == "404") == (not bare)
+    assert listed.startswith("one server" if bare else "all models")
+    assert alias == ("goes on as it came" if bare else "replaced")
+    assert prefiller.startswith("never set" if bare else "the picker's")
