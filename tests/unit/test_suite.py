@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,17 @@ def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
         if Expression.compile(expression).evaluate(holds):
             found.append(part.name)
     return found
+
+
+def test_every_file_of_tests_lies_where_tests_are_looked_for() -> None:
+    """Those of bench/ were not run for days, the short form of `make soak` among them."""
+    root = Path(__file__).parents[2]
+    config = tomllib.loads((root / "pyproject.toml").read_text())
+    places = config["tool"]["pytest"]["ini_options"]["testpaths"]
+    files = [
+        path.relative_to(root)
+        for folder in ("bench", "epp", "model_server", "tests", "deploy")
+        for path in (root / folder).rglob("test_*.py")
+    ]
+    assert len(files) > 300
+    assert [path for path in files if path.parts[0] not in places] == []

@@ -1,0 +1,24 @@
+"""How many connections the ext_proc port takes, by how many file descriptors there are."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from epp.extproc.listening import max_peers
+
+
+@pytest.fixture(autouse=True)
+def limits() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("files", "peers"), [(600, 300), (300, 44), (256, 1)])
+def test_connections_leave_descriptors_for_everything_else(files: int, peers: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    assert max_peers() == peers
