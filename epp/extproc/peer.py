@@ -254,8 +254,10 @@ class Peer(asyncio.Protocol):
             if now - started > _TURN_S:
                 break
             self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
-        self._begin()
-        if connection.pending or self._beginnings:
+        # Bytes are held while a call waits. Its truth would be a Python call, on the path of every chunk.
+        if self._beginnings.held_bytes:
+            self._begin()
+        if connection.pending or self._beginnings.held_bytes:
             self._later()
         self.in_turn = False
         self.flush()
@@ -306,7 +308,7 @@ class Peer(asyncio.Protocol):
             if type(event) is Message or type(event) is HalfClosed:
                 if event.stream_id not in beginnings.calls:
                     self._hand_over(event, now=now)
-                elif event is events[-1] and not beginnings and not self.connection.pending:
+                elif event is events[-1] and not beginnings.held_bytes and not self.connection.pending:
                     beginnings.calls.discard(event.stream_id)  # There is nothing else to do.
                     self._hand_over(event, now=now)
                 else:
