@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 _HERE = Path(__file__).parent
 _WITH_PROCESSES = tuple(_HERE / name for name in ("integration", "conformance", "fuzz"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Output that is no UTF-8, which some tests make on purpose, would end a run on several cores: reports travel between processes."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
