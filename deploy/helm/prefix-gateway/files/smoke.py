@@ -10,7 +10,8 @@ import urllib.request
 
 URL = os.environ["GATEWAY_URL"]
 MODEL = os.environ.get("MODEL", "")
-PATIENCE_S = float(os.environ.get("PATIENCE_S", "60"))
+# Under helm's own five minutes, so that what went wrong is said. It may run while the first pods still fetch their images.
+PATIENCE_S = float(os.environ.get("PATIENCE_S", "240"))
 # Whether it answers is the question; its certificate names the outside world's name for it.
 TRUST = ssl.create_default_context()
 TRUST.check_hostname = False
