@@ -14,6 +14,7 @@ from tests.harness.backend import running_backend
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until
 
+pytestmark = pytest.mark.processes
 DRAIN = MODEL_SERVER / "files" / "drain.py"
 SMOKE = GATEWAY / "files" / "smoke.py"
 FOREVER = "100000"

@@ -14,6 +14,7 @@ from tests.harness.gateway import config_in, running_picker, write_endpoints
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until
 
+pytestmark = pytest.mark.processes
 KEEP = GATEWAY / "files" / "keep.sh"
 PATIENCE_S = 120.0
 

@@ -309,6 +309,7 @@ wild_messages = st.lists(
 wild_bodies = st.dictionaries(known_fields, st.one_of(json_values, wild_messages), max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=HYPOTHESIS_MUTANTS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(path=st.sampled_from(PATHS), body=wild_bodies, named=st.booleans())
 def test_any_json_in_known_fields_raises_nothing_but_a_bad_request(
