@@ -1,7 +1,8 @@
-"""What a connection for each request costs the picker: CPU for each request, beside one connection for all of them.
+"""What a connection for each request costs the picker:
+CPU for each request, beside one connection for all of them.
 
-`python -m bench.bench_connections`. The client is a gateway that asks for the pick alone, as NGINX Gateway Fabric does: headers,
-one body of 1 KB, close. Rounds of both ways take turns; medians are printed.
+`python -m bench.bench_connections`. The client is a gateway that asks for the pick alone, as NGINX Gateway
+Fabric does: headers, one body of 1 KB, close. Rounds of both ways take turns; medians are printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What exact mode costs: CPU for each routed prompt and each event, and how long picks wait for the thread that does it.
+"""What exact mode costs: CPU for each routed prompt and each event,
+and how long picks wait for the thread that does it.
 
 python -m bench.bench_exact
 """
@@ -122,7 +123,8 @@ def of_an_event() -> None:
 
 
 def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> Sequence[float]:
-    """Seconds from the moment that a pick is due to its end, on one thread, while another maps prompts of 40 KB all the time."""
+    """Seconds from the moment that a pick is due to its end, on one thread,
+    while another maps prompts of 40 KB all the time."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(switch_s)
     stop = threading.Event()

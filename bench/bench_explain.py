@@ -1,4 +1,5 @@
-"""CPU that `epp explain` costs for each request: `python -m bench.bench_explain`. Prints, and asserts nothing."""
+"""CPU that `epp explain` costs for each request: `python -m bench.bench_explain`.
+Prints, and asserts nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What flow control costs: a pick that need not wait, beside one without flow control, and requests that wait.
+"""What flow control costs: a pick that need not wait, beside one without flow control,
+and requests that wait.
 
-`python -m bench.bench_flow`. The first table is CPU time of a pick in this process, with and without flow control in turns, in several
-situations of the gate; the servers are idle, so every request goes at once. The second is CPU time of the gate and its timer while so
-many requests wait before busy servers, while nothing happens and while other requests end. `--profile` says where the extra time of the first goes.
+`python -m bench.bench_flow`. The first table is CPU time of a pick in this process, with and without flow
+control in turns, in several situations of the gate; the servers are idle, so every request goes at once. The
+second is CPU time of the gate and its timer while so many requests wait before busy servers, while nothing
+happens and while other requests end. `--profile` says where the extra time of the first goes.
 """
 
 from __future__ import annotations
@@ -136,7 +138,8 @@ def profile(picks: int) -> None:
 async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
     """The share of a core that so many waiting requests take, and how often the timer looked at them.
 
-    ends_per_s: other requests, each of which may have freed a server; the loop that plays them is counted too.
+    ends_per_s: other requests, each of which may have freed a server;
+    the loop that plays them is counted too.
     """
     flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
     picker, gate = a_gate(

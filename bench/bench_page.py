@@ -1,12 +1,13 @@
 """CPU that the live page costs the picker: `python -m bench.bench_page --busy`. Prints, and asserts nothing.
 
-A real picker with so many endpoints and its real admin address; browsers in another process ask as the page does. Spells with the browsers and
-without them follow each other in turn. Two figures come of it, each with its spread over the spells:
+A real picker with so many endpoints and its real admin address; browsers in another process ask as the page
+does. Spells with the browsers and without them follow each other in turn. Two figures come of it, each with
+its spread over the spells:
 
-- by attribution: the thread's CPU clock around everything that runs for the page. That is the connections (accepting, reading, writing), the
-  handlers, making and packing the page, and its history;
-- by difference: CPU of the process with browsers less CPU without. It holds what the attribution cannot see, such as the loop's waking up,
-  and the noise of the traffic.
+- by attribution: the thread's CPU clock around everything that runs for the page. That is the connections
+  (accepting, reading, writing), the handlers, making and packing the page, and its history;
+- by difference: CPU of the process with browsers less CPU without.
+  It holds what the attribution cannot see, such as the loop's waking up, and the noise of the traffic.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _told(shares: Sequence[float]) -> str:
     return f"{fmean(shares):.2%}{spread} ({min(shares):.2%} to {max(shares):.2%})"
 
 
-# -- what is measured ------------------------------------------------------------------------------------------------------
+# -- what is measured ----------------------------------------------------------------------------------------
 
 
 class _Spent:
@@ -252,7 +253,7 @@ class _Timed(Board):
         _SPENT.page_s += time.thread_time() - began_s
 
 
-# -- the picker and its traffic ----------------------------------------------------------------------------------------
+# -- the picker and its traffic ------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -322,7 +323,8 @@ def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[
 
 
 async def _traffic(picker: Picker, names: Sequence[EndpointName], ring: DecisionRing) -> None:
-    """A tenth of the endpoints' pages and five requests, ten times a second; each request ends two seconds later."""
+    """A tenth of the endpoints' pages and five requests, ten times a second;
+    each request ends two seconds later."""
     rng, under_way = random.Random(2), deque[tuple[float, Pick]]()
     tokens = dict.fromkeys(names, 0.0)
     for turn in itertools.count():
@@ -354,7 +356,7 @@ def _page(rng: random.Random, tokens: float, now: float) -> EndpointMetrics:
     )
 
 
-# -- the browsers ------------------------------------------------------------------------------------------------------
+# -- the browsers --------------------------------------------------------------------------------------------
 
 
 async def _look(url: str, browsers: int) -> None:

@@ -1,7 +1,9 @@
-"""What one request costs the picker's own code, without gRPC: the bytes of three messages in, the bytes of the answers out.
+"""What one request costs the picker's own code, without gRPC:
+the bytes of three messages in, the bytes of the answers out.
 
-`python -m bench.bench_path [--profile]`. One process that does nothing else, so its caches are warm; between Envoy and a client
-the same code takes several times as long (`make bench-dataplane`). Microseconds of CPU, the fifth and the fiftieth percentile of rounds.
+`python -m bench.bench_path [--profile]`. One process that does nothing else, so its caches are warm; between
+Envoy and a client the same code takes several times as long (`make bench-dataplane`). Microseconds of CPU,
+the fifth and the fiftieth percentile of rounds.
 """
 
 from __future__ import annotations

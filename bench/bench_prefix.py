@@ -1,8 +1,9 @@
-"""What the prefix hash and the prefix table cost: microseconds a call and bytes an entry, at the size of a large pool.
+"""What the prefix hash and the prefix table cost:
+microseconds a call and bytes an entry, at the size of a large pool.
 
 Run with `python -m bench.bench_prefix`. Prints tables; asserts nothing, since clocks differ. Times are CPU
-times of the thread, so that a busy machine shows in none of them, with the garbage collector as Python sets it, so that
-its pauses do.
+times of the thread, so that a busy machine shows in none of them,
+with the garbage collector as Python sets it, so that its pauses do.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Pool:
         return self.rng.choice(self.names)
 
     def fill(self, turns: Iterator[Turn]) -> None:
-        """Record until the table has lived through its own size twice, so that it holds what a used table holds."""
+        """Record until the table has lived through its own size twice,
+        so that it holds what a used table holds."""
         recorded = 0
         while recorded < 2 * self.entries:
             turn = next(turns)
@@ -72,7 +74,7 @@ class Pool:
         return added
 
 
-# -- workloads: endless requests ---------------------------------------------------------------------------------
+# -- workloads: endless requests -----------------------------------------------------------------------------
 
 
 def cold_prompts(pool: Pool, *, chunks: int) -> Iterator[Turn]:
@@ -104,7 +106,8 @@ def repeats(pool: Pool, *, chunks: int) -> Iterator[Turn]:
 
 
 def conversations(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Conversations under one of ten system prompts that grow by a few chunks a turn and mostly keep to one server."""
+    """Conversations under one of ten system prompts that grow by a few chunks a turn and mostly keep to one
+    server."""
     systems = [pool.chunks(16) for _ in range(10)]
 
     def begin() -> Turn:
@@ -133,7 +136,7 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------
+# -- measuring -----------------------------------------------------------------------------------------------
 
 
 class Clock:

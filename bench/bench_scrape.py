@@ -1,7 +1,9 @@
-"""What scraping costs: CPU of a scraper with 100 servers that answer a page of vLLM's size, while they work and while they are idle.
+"""What scraping costs: CPU of a scraper with 100 servers that answer a page of vLLM's size,
+while they work and while they are idle.
 
-Run with `python -m bench.bench_scrape [servers] [seconds]`. The servers run in another process, so the CPU shown
-is the scraper's alone: fetching, reading and the loop's timers. Prints a table; asserts nothing, since clocks differ.
+Run with `python -m bench.bench_scrape [servers] [seconds]`. The servers run in another process, so the CPU
+shown is the scraper's alone: fetching, reading and the loop's timers. Prints a table; asserts nothing, since
+clocks differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What sharing costs: bytes and CPU for each request, and how long a joining picker waits for the table.
 
-`python -m bench.bench_sharing`. Four pickers in one process, over an instant channel: CPU is this process's, of gathering and saying
-at the picker that routed, and of hearing at one other. Then the same traffic over a real Redis, whose own counters tell bytes and CPU,
-and a fifth picker that joins. Half of the prompts are turns of conversations over 8 shared system prompts, as in a chat.
+`python -m bench.bench_sharing`. Four pickers in one process, over an instant channel: CPU is this process's,
+of gathering and saying at the picker that routed, and of hearing at one other. Then the same traffic over a
+real Redis, whose own counters tell bytes and CPU, and a fifth picker that joins. Half of the prompts are
+turns of conversations over 8 shared system prompts, as in a chat.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FLUSH_S = Sharing().flush_interval_seconds
 
 
 def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
-    """Turns of conversations, each over one of 8 system prompts of a quarter of the size; a tenth is new with each turn."""
+    """Turns of conversations, each over one of 8 system prompts of a quarter of the size;
+    a tenth is new with each turn."""
     rng = random.Random(seed)
     systems = [rng.randbytes(size // 8).hex().encode() for _ in range(8)]
     talks: list[bytes] = []

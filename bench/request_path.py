@@ -1,9 +1,11 @@
-"""The modules that one request runs through: from the bytes on a connection to the bytes of the answer, and to the end of the stream.
+"""The modules that one request runs through:
+from the bytes on a connection to the bytes of the answer, and to the end of the stream.
 
-`python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves one chat request of a gRPC client three times; the third
-is traced. Printed in the order in which they are entered: each module of `epp` whose code runs, what was called there, and the
-calls from a layer to a higher one (`[tool.importlinter]` in pyproject.toml has the layers). Calls of listeners are counted apart, since the
-picker knows none of them: it tells events to whoever subscribed.
+`python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves one chat request of a gRPC
+client three times; the third is traced. Printed in the order in which they are entered: each module of `epp`
+whose code runs, what was called there, and the calls from a layer to a higher one (`[tool.importlinter]` in
+pyproject.toml has the layers). Calls of listeners are counted apart, since the picker knows none of them: it
+tells events to whoever subscribed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The composition root: builds every part from the configuration, connects them, and runs until told to stop.
 
-The only module besides the command line that sees everything. Every loop is a named task that `sources` keeps running; only
-the serving socket is worth the process.
+The only module besides the command line that sees everything.
+Every loop is a named task that `sources` keeps running; only the serving socket is worth the process.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class App:
             self._recording.stop()  # streams that were cut just now are over too
         return 0
 
-    # -- parts, made at start --------------------------------------------------------------------------------------
+    # -- parts, made at start --------------------------------------------------------------------------------
 
     def _make_scraper(self) -> Scraper:
         return Scraper(
@@ -182,7 +182,9 @@ class App:
         )
 
     def _write_for_envoy(self) -> None:
-        """The files that Envoy reads, and the endpoints where a file names them. ConfigError: they cannot be written."""
+        """The files that Envoy reads, and the endpoints where a file names them.
+        ConfigError: they cannot be written.
+        """
         config = self._config
         try:
             if self._eds is not None:
@@ -197,7 +199,7 @@ class App:
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
 
-    # -- while it runs ---------------------------------------------------------------------------------------------------
+    # -- while it runs ---------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -308,7 +310,9 @@ class App:
         )
 
     def _not_ready(self) -> str:
-        """Why no request should be sent here; empty: they may. No endpoints is no reason: clients get a clear 503."""
+        """Why no request should be sent here; empty: they may.
+        No endpoints is no reason: clients get a clear 503.
+        """
         if self._draining:
             return "draining"
         if not self._endpoints_known.is_set():
@@ -345,7 +349,9 @@ class App:
         await self._server.drain(self._config.drain_seconds)
 
     async def _become_ready(self) -> None:
-        """Data planes may come once the endpoints are known, what they serve, and what the other pickers know of them."""
+        """Data planes may come once the endpoints are known, what they serve,
+        and what the other pickers know of them.
+        """
         await self._endpoints_known.wait()
         if self._cluster is not None:
             await self._model_lists.wait_asked_all()
@@ -401,7 +407,9 @@ class App:
         self._set_endpoints(endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
-        """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will. OSError: not written."""
+        """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will.
+        OSError: not written.
+        """
         if self._eds is not None:
             try:
                 self._eds.write(endpoints)

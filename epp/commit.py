@@ -1,11 +1,12 @@
-"""A request from its choice to its end: commit to a server, and keep the books until nothing is owed any more.
+"""A request from its choice to its end:
+commit to a server, and keep the books until nothing is owed any more.
 
-`commit` books the work, records the prompt in the prefix table and tells one event to all who listen, in the same turn in which
-the server was chosen. The response and the end of the request come in here too, and move, undo or release what was booked.
-Synchronous, as all of the picker, which owns it and is its only caller.
+`commit` books the work, records the prompt in the prefix table and tells one event to all who listen, in the
+same turn in which the server was chosen. The response and the end of the request come in here too, and move,
+undo or release what was booked. Synchronous, as all of the picker, which owns it and is its only caller.
 
-Invariant: every `Pick` that was handed out holds exactly one booking until `end` or `detach`, and those may be
-called any number of times, in any order.
+Invariant: every `Pick` that was handed out holds exactly one booking until `end` or `detach`,
+and those may be called any number of times, in any order.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Commits:
         self._policy = policy
         self._spec: PolicySpec = policy.spec
 
-    # -- the choice ----------------------------------------------------------------------------------------------
+    # -- the choice ------------------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -89,7 +90,9 @@ class Commits:
         queued: Queued = DIRECT,
         now: float,
     ) -> Pick:
-        """Book and record what was considered at this very moment: nothing else may have happened in between."""
+        """Book and record what was considered at this very moment:
+        nothing else may have happened in between.
+        """
         request, prompt, adapter, snapshot, asked, choice = considered
         decision = decision_of(
             choice,
@@ -151,7 +154,7 @@ class Commits:
         self._listeners.tell(PrefillBegan(now, routed.prefill, prompt.chain, adapter))
         return routed
 
-    # -- the response and the end --------------------------------------------------------------------------------
+    # -- the response and the end ----------------------------------------------------------------------------
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
         """The answer begins; later headers of the same answer change nothing.
@@ -179,7 +182,8 @@ class Commits:
         if routed.prefill is not None:
             self._prefilled(routed.prefill, status=status, now=now)
         if not routed.streams:
-            # Headers of an answer that is not streamed come when it is finished; of a streamed one, before it begins.
+            # Headers of an answer that is not streamed come when it is finished;
+            # of a streamed one, before it begins.
             routed.state.computed(routed.booking, now=now)
         self._listeners.tell(Answered(now, routed, mismatch))
         return mismatch
@@ -229,7 +233,9 @@ class Commits:
         self._listeners.tell(Ended(now, routed))
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
+        """The stream is let go on purpose while the answer runs on;
+        scrapes count the request from here on.
+        """
         routed = own(pick)
         if not routed.over:
             routed.enter(Phase.DETACHED)
@@ -240,7 +246,7 @@ class Commits:
                 self._listeners.tell(PrefillEnded(now, routed.prefill, "detached"))
             self._listeners.tell(Ended(now, routed))
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _book(
         self,
@@ -305,7 +311,8 @@ class Commits:
         """What an answer's status says of its server. Other errors than these are the client's."""
         failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
         if is_fault(status):
-            # Of two servers the one that computed the prompt is suspected: without it, the next answers tell of the other.
+            # Of two servers the one that computed the prompt is suspected:
+            # without it, the next answers tell of the other.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, settings=settings, now=now)
         elif status == 404:
@@ -325,7 +332,8 @@ class Commits:
     def _mirrored(self, routed: RoutedRequest) -> bool:
         """Whether the table still holds this request's chunks for this very server.
 
-        The server may have been removed, another may have taken its name, or chunks may be cut differently by now.
+        The server may have been removed, another may have taken its name,
+        or chunks may be cut differently by now.
         """
         state = routed.state
         same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
@@ -343,7 +351,8 @@ class Commits:
         self._forget_prefix(routed)
         state = self._fleet.at(served)
         if state is None:
-            # An endpoint that just left the fleet, or has yet to join it: booked on a state that no pick looks at.
+            # An endpoint that just left the fleet, or has yet to join it:
+            # booked on a state that no pick looks at.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
             state = self._fleet.new_state(stranger, spec=self._spec, now=now)
         routed.state, routed.process = state, state.process

@@ -1,7 +1,8 @@
 """What is asked of the picker, what it answers, and what it tells about it.
 
-`PickRequest` goes in, `Pick` comes out and is handed back at each later event of the same HTTP request. Its `Phase` says how far the
-request is; its `Decision` is the record shown to people. `Observer` is how the edges report events to whoever counts them.
+`PickRequest` goes in, `Pick` comes out and is handed back at each later event of the same HTTP request. Its
+`Phase` says how far the request is; its `Decision` is the record shown to people. `Observer` is how the edges
+report events to whoever counts them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Candidate(Struct, frozen=True):
     parts_s: dict[str, float]
     """What the score is the sum of: backlog, prefill, stall, in_flight, lora, failing."""
     excluded: str = ""
-    """What it was left out for: failing answers (failing), or a load threshold (waiting, kv_usage, undone); empty: considered."""
+    """What it was left out for: failing answers (failing), or a load threshold (waiting, kv_usage, undone);
+    empty: considered."""
 
 
 class WouldPick(Struct, frozen=True):
@@ -91,7 +93,8 @@ class WouldPick(Struct, frozen=True):
     more_s: float = 0.0
     """Until the first token there, beyond where it went; negative: sooner."""
     flow: str = ""
-    """What its flow control would have done: `go`, `wait`, `demote`, or the reason of a refusal such as `flow_deadline`. Empty: it has none."""
+    """What its flow control would have done:
+    `go`, `wait`, `demote`, or the reason of a refusal such as `flow_deadline`. Empty: it has none."""
 
 
 class Prefill(Struct, frozen=True):
@@ -127,13 +130,16 @@ class Decision(Struct, gc=False):
     prompt_chunks: int
     matched_tokens: int
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial (of a server that was left out)."""
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated,
+    trial (of a server that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Sequence[Candidate]
-    """The chosen one first, then by score, the left-out last; at most ten. May be made when they are looked at."""
+    """The chosen one first, then by score, the left-out last; at most ten.
+    May be made when they are looked at."""
     predicted_s: float = 0.0
-    """Predicted time from the pick until the chosen server has computed the prompt; 0 where nobody was scored."""
+    """Predicted time from the pick until the chosen server has computed the prompt;
+    0 where nobody was scored."""
     served: Address | None = None
     served_by: EndpointName = EndpointName("")
     """The endpoint at `served`, once the answer has begun; its address where no endpoint has it."""
@@ -141,7 +147,8 @@ class Decision(Struct, gc=False):
     """Time from the pick to the headers of the answer."""
     status: int | None = None
     outcome: str = ""
-    """ended, aborted, failed or detached (its stream ended on purpose before its answer did), once it is over."""
+    """ended, aborted, failed or detached (its stream ended on purpose before its answer did),
+    once it is over."""
     ttft_s: float | None = None
     cached_tokens: int | None = None
     """What the server itself said, where the answer was sampled."""
@@ -157,7 +164,8 @@ class Decision(Struct, gc=False):
     priority: int = 0
     """What flow control took its priority to be; 0 where it is off."""
     tenant: str = ""
-    """Whose request it is, by a header; empty where flow control is off and nobody records, or where none was named."""
+    """Whose request it is, by a header;
+    empty where flow control is off and nobody records, or where none was named."""
     trace_id: str = ""
     """Of the trace that the pick's span belongs to; empty: tracing is off, or the request is not sampled."""
     dry_run: WouldPick | None = None
@@ -233,7 +241,8 @@ class Pick(Struct, eq=False, gc=False):
 
 
 class Observer(Protocol):
-    """Told by the streams what the picker cannot know: times, refusals, faults of the data plane. Never waits.
+    """Told by the streams what the picker cannot know: times, refusals, faults of the data plane.
+    Never waits.
 
     That a request was picked, and what happens to it then, comes as events of the picker (`picker_events`).
     """

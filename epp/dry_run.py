@@ -1,10 +1,12 @@
-"""A policy that is tried: scores the same candidates as the policy in force, and only says what it would have picked.
+"""A policy that is tried: scores the same candidates as the policy in force,
+and only says what it would have picked.
 
-Pure. It sees what the pick saw (endpoints, their state before the booking, what the table holds of the prompt) and cannot act:
-bookings and the table follow the policy in force. So its chunks, scrapes and sampling are not tried, and candidates are
-those of the policy in force. Both draw the same random numbers, so that two equal policies agree on every pick.
-What a pick would have changed is foretold for that request alone, on caches as the policy in force fills them: after a week of its own
-picks the tried policy would find other caches. `epp replay` tells that. Called by `picker`, only while there is one.
+Pure. It sees what the pick saw (endpoints, their state before the booking, what the table holds of the
+prompt) and cannot act: bookings and the table follow the policy in force. So its chunks, scrapes and sampling
+are not tried, and candidates are those of the policy in force. Both draw the same random numbers, so that two
+equal policies agree on every pick. What a pick would have changed is foretold for that request alone, on
+caches as the policy in force fills them: after a week of its own picks the tried policy would find other
+caches. `epp replay` tells that. Called by `picker`, only while there is one.
 """
 
 from __future__ import annotations
@@ -39,14 +41,17 @@ class DryRun:
         self.flow: Counter[str] = Counter()
         """Requests by what its flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0
-        """Seconds to the first token that its picks would have added, all together; negative: it would have saved them."""
+        """Seconds to the first token that its picks would have added, all together; negative:
+        it would have saved them."""
 
     def follow(self, rng: random.Random) -> None:
         """Draw the numbers that `rng` is about to draw. Before the policy in force ranks."""
         self._rng.setstate(rng.getstate())
 
     def choose(self, request: Request, snapshot: Snapshot, *, place: int) -> WouldPick:
-        """What it would pick of the candidates, where the policy in force picks the one at `place`. snapshot: by this policy's spec."""
+        """What it would pick of the candidates, where the policy in force picks the one at `place`. snapshot:
+        by this policy's spec.
+        """
         self.picks += 1
         metadata, spec = self.policy.metadata, self.policy.spec
         try:

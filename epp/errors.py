@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 DETAILS: Final = "picker_"
-"""What the data plane writes into its access log of an error that the picker answered: this, and `PickError.reason`."""
+"""What the data plane writes into its access log of an error that the picker answered:
+this, and `PickError.reason`."""
 _MOST_NAME_CHARS: Final = 200
 """Of a name that a client sent, in the answer to it."""
 
@@ -85,7 +86,9 @@ class SaturatedError(PickError):
 
 
 class NoRoomError(SaturatedError):
-    """The bodies that wait for the rest of them are over their bound, and the policy says to refuse at overload."""
+    """The bodies that wait for the rest of them are over their bound,
+    and the policy says to refuse at overload.
+    """
 
     reason = "no_room"
 
@@ -95,7 +98,9 @@ class NoRoomError(SaturatedError):
 
 
 class FlowRefusedError(SaturatedError):
-    """Flow control will not let it go: its deadline cannot be met, it has waited too long, or too many wait."""
+    """Flow control will not let it go: its deadline cannot be met, it has waited too long,
+    or too many wait.
+    """
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
         """waited_s: how long it was held before."""
@@ -105,7 +110,9 @@ class FlowRefusedError(SaturatedError):
 
 
 class ConfigError(Exception):
-    """A configuration, policy or endpoints file that cannot be used; the message names the file and the field."""
+    """A configuration, policy or endpoints file that cannot be used;
+    the message names the file and the field.
+    """
 
 
 class RecordingTakenError(Exception):

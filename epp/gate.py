@@ -1,9 +1,10 @@
-"""Flow control in front of the picker: a request goes through at once, or waits here until its fate is decided.
+"""Flow control in front of the picker: a request goes through at once,
+or waits here until its fate is decided.
 
-Joins `flow`, which knows no servers, to the picker, which knows no queue: the picker's own choice for a request is its forecast, and
-is committed in the same turn. There is one queue for each base model, since servers of one model cannot relieve those of another.
-Synchronous: no task, no clock, no logger. Whoever owns a timer calls `pump` at `due_at`, and after events that may have
-freed a server.
+Joins `flow`, which knows no servers, to the picker, which knows no queue: the picker's own choice for a
+request is its forecast, and is committed in the same turn. There is one queue for each base model, since
+servers of one model cannot relieve those of another. Synchronous: no task, no clock, no logger. Whoever owns
+a timer calls `pump` at `due_at`, and after events that may have freed a server.
 
 Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 """
@@ -125,7 +126,9 @@ class Gate:
 
     @property
     def read(self) -> Flow | None:
-        """Whose headers are read where the policy in force holds nothing: those of a policy in dry run, or for a recording its own."""
+        """Whose headers are read where the policy in force holds nothing:
+        those of a policy in dry run, or for a recording its own.
+        """
         return self.tried or (self._picker.policy.spec.flow if self._picker.recorders else None)
 
     @property
@@ -204,7 +207,7 @@ class Gate:
         self._draining = True
         self._let_all_go(now=now)
 
-    # -- other pickers of the same servers -------------------------------------------------------------------------
+    # -- other pickers of the same servers -------------------------------------------------------------------
 
     def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
         """What other pickers have not been told, by base model; anew: they know nothing."""
@@ -238,7 +241,7 @@ class Gate:
         for flow in self._flows.values():
             flow.control.forget(picker)
 
-    # -- figures -----------------------------------------------------------------------------------------------------
+    # -- figures ---------------------------------------------------------------------------------------------
 
     def status(self, *, now: float) -> list[FlowStatus]:
         told = []
@@ -272,7 +275,7 @@ class Gate:
         """The InferenceObjectives of the cluster. What waits keeps its priority."""
         self._objectives = priorities
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _flow(self, model: str) -> _ModelFlow:
         flow = self._flows.get(model)
@@ -302,7 +305,9 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> str:
-        """What the flow control of a policy in dry run would do, with the servers as the policy in force keeps them. Nothing waits there."""
+        """What the flow control of a policy in dry run would do,
+        with the servers as the policy in force keeps them. Nothing waits there.
+        """
         tried, spec = self._picker.dry_run, self.tried
         if tried is None or spec is None:
             return ""
@@ -337,7 +342,9 @@ class Gate:
         return fate
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest) -> int:
-        """By the objective that the header names, as the cluster or the policy has it; by model; by path; by the body."""
+        """By the objective that the header names, as the cluster or the policy has it; by model; by path;
+        by the body.
+        """
         if claim.objective:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
             if named is not None:

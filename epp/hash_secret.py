@@ -1,4 +1,6 @@
-"""Where this process has its hash secret from: a file, the pool's signing key, the process that started it, or chance. Called by `app`."""
+"""Where this process has its hash secret from:
+a file, the pool's signing key, the process that started it, or chance. Called by `app`.
+"""
 
 from __future__ import annotations
 

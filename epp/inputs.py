@@ -1,4 +1,6 @@
-"""Reads the files that the configuration names: the policy and the endpoints, at start and again when they change."""
+"""Reads the files that the configuration names:
+the policy and the endpoints, at start and again when they change.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ class Inputs:
 
 
 def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
-    """Read the policy and the endpoints, those of a cluster left out. ConfigError names the file and the field.
+    """Read the policy and the endpoints, those of a cluster left out.
+    ConfigError names the file and the field.
 
-    `tolerant`: a policy file that is refused is logged, and the default policy stands in for it: a fault in how requests are
-    routed is no reason to serve none.
+    `tolerant`: a policy file that is refused is logged, and the default policy stands in for it:
+    a fault in how requests are routed is no reason to serve none.
     """
     if config.kubernetes is not None:
         require(config.kubernetes)

@@ -1,7 +1,7 @@
 """How a metric is declared: as the annotation of the field or property that holds its number.
 
-`in_flight: Annotated[int, gauge("epp_endpoint_in_flight", "Requests ...")]` is all of it. `telemetry.catalog` says where the objects with
-such fields are, and `telemetry.exposition` reads them. What a field may hold:
+`in_flight: Annotated[int, gauge("epp_endpoint_in_flight", "Requests ...")]` is all of it. `telemetry.catalog`
+says where the objects with such fields are, and `telemetry.exposition` reads them. What a field may hold:
 
 - a number; None means that there is nothing to show;
 - text, which becomes the value of a label of a series that is always 1;

@@ -1,4 +1,6 @@
-"""Parts of the picker that depend on the configuration alone, or on it and the picker. Put together by `app`."""
+"""Parts of the picker that depend on the configuration alone, or on it and the picker.
+Put together by `app`.
+"""
 
 from __future__ import annotations
 

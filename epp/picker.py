@@ -1,8 +1,9 @@
 """The join: what the sources say comes in, and one request becomes one endpoint.
 
-Owns the fleet, the prefix table and the rule; `commit` keeps the books of what was chosen. Every method is synchronous and runs on
-one thread, so that between reading state and booking a place nothing else can happen; nothing here waits, logs or reads a clock.
-Callers: `extproc` for requests, the composition root for endpoints, scrapes and policy, the simulator for all of them.
+Owns the fleet, the prefix table and the rule; `commit` keeps the books of what was chosen. Every method is
+synchronous and runs on one thread, so that between reading state and booking a place nothing else can happen;
+nothing here waits, logs or reads a clock. Callers: `extproc` for requests, the composition root for
+endpoints, scrapes and policy, the simulator for all of them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Picker:
         self._rng = rng
         self._listeners = Listeners()
         self.recorders = 0
-        """Listeners that record requests. While there is one, the header of tenants is read though flow control is off."""
+        """Listeners that record requests.
+        While there is one, the header of tenants is read though flow control is off."""
         self._unix_offset_s = unix_offset_s
         self._fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
         self.rewrites = Rewrites()
@@ -87,7 +89,7 @@ class Picker:
         """Call it no more. Harmless where it does not listen, and while events are told."""
         self._listeners.remove(listener)
 
-    # -- what the sources say ------------------------------------------------------------------------------------
+    # -- what the sources say --------------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
@@ -120,19 +122,25 @@ class Picker:
 
     @property
     def table(self) -> PrefixTable:
-        """For reading, and for what other pickers say. Another one once chunks are cut or hashed differently."""
+        """For reading, and for what other pickers say.
+        Another one once chunks are cut or hashed differently.
+        """
         return self.caches.table
 
     @property
     def one_model(self) -> bool:
-        """Every endpoint serves the same models, so that a request can be routed without knowing its model."""
+        """Every endpoint serves the same models, so that a request can be routed without knowing its
+        model.
+        """
         return self._fleet.one_model and not self.rewrites
 
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self._fleet.states()]
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
-        """Route by another policy from the next pick on. The table is kept, unless chunks are cut differently now."""
+        """Route by another policy from the next pick on.
+        The table is kept, unless chunks are cut differently now.
+        """
         self._apply(policy)
         self._commits.apply(policy)
         if not self.caches.apply(policy.spec, self._fleet.states()):
@@ -151,7 +159,9 @@ class Picker:
     def set_endpoints(
         self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
     ) -> None:
-        """Follow the source's list of endpoints. pools: the InferencePools that exist, with or without endpoints."""
+        """Follow the source's list of endpoints. pools:
+        the InferencePools that exist, with or without endpoints.
+        """
         before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
         change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now, pools=pools)
         for name in change.removed:
@@ -164,7 +174,8 @@ class Picker:
             state = self._state(name)
             same = self._recently_left.come_back(state.endpoint)
             if same:
-                continue  # its share keeps its size until the server says one: nothing may be evicted for a guess
+                # its share keeps its size until the server says one: nothing may be evicted for a guess
+                continue
             if same is not None:
                 self.table.drop_endpoint(name)
             self.caches.add(state)
@@ -187,7 +198,9 @@ class Picker:
         self._fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """The answer to `GET /v1/models`, of the servers at these addresses if some are given. None: no server has said."""
+        """The answer to `GET /v1/models`, of the servers at these addresses if some are given.
+        None: no server has said.
+        """
         return self._fleet.model_list(subset)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
@@ -227,7 +240,9 @@ class Picker:
 
     @property
     def corrected(self) -> Mapping[str, int]:
-        """By exact mode so far: chains that servers were found to hold, entries that they were found not to hold."""
+        """By exact mode so far: chains that servers were found to hold,
+        entries that they were found not to hold.
+        """
         return self.caches.corrected
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
@@ -235,7 +250,9 @@ class Picker:
         return self._fleet.failures.why(list(self._fleet.states()), settings=self._spec.failures, now=now)
 
     def housekeep(self, *, now: float) -> None:
-        """Work that no request should wait for: eviction, in bounded portions; a look for answers that do not come."""
+        """Work that no request should wait for: eviction, in bounded portions;
+        a look for answers that do not come.
+        """
         for state in self._fleet.failures.look(now=now):
             self._listeners.tell(Hangs(now, state))
         self._fleet.housekeep(now=now)
@@ -244,7 +261,9 @@ class Picker:
             self.table.drop_endpoint(name)
 
     def check_integrity(self) -> None:
-        """Assert that every part is sound, and that the table has a share for each endpoint and each that is waited for."""
+        """Assert that every part is sound, and that the table has a share for each endpoint and each that is
+        waited for.
+        """
         self._fleet.check_integrity()
         self.table.check_integrity()
         self._recently_left.check_integrity()
@@ -252,7 +271,7 @@ class Picker:
         assert not present & self._recently_left.names()
         assert set(self.table.endpoints()) == present | self._recently_left.names()
 
-    # -- one request ---------------------------------------------------------------------------------------------
+    # -- one request -----------------------------------------------------------------------------------------
 
     def pick(self, request: PickRequest, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
@@ -261,7 +280,8 @@ class Picker:
         return self.commit(self.consider(request, now=now), now=now)
 
     def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
-        """What `pick` would choose now. Nothing is booked. prompt: as an earlier look at the same request found it.
+        """What `pick` would choose now.
+        Nothing is booked. prompt: as an earlier look at the same request found it.
 
         Raises NoEndpointError or SaturatedError.
         """
@@ -289,8 +309,11 @@ class Picker:
         )
 
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
-        """Book and record what was considered at this very moment: nothing else may have happened in between."""
-        # No await since the candidates were looked at, nor anywhere in this module: the state that is scored is the state booked.
+        """Book and record what was considered at this very moment:
+        nothing else may have happened in between.
+        """
+        # No await since the candidates were looked at, nor anywhere in this module:
+        # the state that is scored is the state booked.
         would_pick = (
             None if self._dry_run is None else self._would_pick(self._dry_run, considered, queued, now=now)
         )
@@ -319,7 +342,9 @@ class Picker:
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go on purpose while the answer runs on; scrapes count the request from here on."""
+        """The stream is let go on purpose while the answer runs on;
+        scrapes count the request from here on.
+        """
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
@@ -360,7 +385,7 @@ class Picker:
         )
         return self._commits.send(state, decision, request=request, prompt=prompt, now=now)
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _apply(self, policy: Policy) -> None:
         self._policy = policy
@@ -378,7 +403,9 @@ class Picker:
 
 
 def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Two of them by chance and, where more are asked for, those that follow the first. `rng.sample` takes five times as long."""
+    """Two of them by chance and, where more are asked for, those that follow the first.
+    `rng.sample` takes five times as long.
+    """
     n = len(slots)
     first = int(rng.random() * n)
     if n == 1:

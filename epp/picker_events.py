@@ -1,8 +1,9 @@
 """What happens in the picker, as one stream of typed events for everybody who wants to know.
 
-The picker calls each listener with each event at the moment when it happens, in order. Metrics, the decisions that people look at,
-other pickers (`sharing`) and exact mode (`kvevents`) are listeners; the picker knows none of them. A listener is on the path of a
-request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the whole prompt, without a bound.
+The picker calls each listener with each event at the moment when it happens, in order. Metrics, the decisions
+that people look at, other pickers (`sharing`) and exact mode (`kvevents`) are listeners; the picker knows
+none of them. A listener is on the path of a request: it notes what it needs and returns. It must not keep
+`Began.asked`, which holds the whole prompt, without a bound.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ class Began(Struct, frozen=True, eq=False):
     asked: PickRequest
 
     def picked_in_s(self, *, timer_s: float) -> float:
-        """How long the picker took, by the streams' timer, without the time in a queue; 0 where nobody measures."""
+        """How long the picker took, by the streams' timer, without the time in a queue;
+        0 where nobody measures.
+        """
         if self.asked.began_s is None:
             return 0.0
         return max(0.0, timer_s - self.asked.began_s - self.request.decision.waited_s)
 
 
 class Moved(Struct, frozen=True, eq=False):
-    """Another server than the first choice took the request; `request` names it by now. An `Answered` follows."""
+    """Another server than the first choice took the request; `request` names it by now.
+    An `Answered` follows.
+    """
 
     at: float
     request: RoutedRequest
@@ -65,7 +70,9 @@ class Ended(Struct, frozen=True, eq=False):
 
 
 class PrefillBegan(Struct, frozen=True, eq=False):
-    """Another server than the one that answers has the prompt of a request to compute. Its `Began` came just before."""
+    """Another server than the one that answers has the prompt of a request to compute.
+    Its `Began` came just before.
+    """
 
     at: float
     prefill: Held

@@ -1,7 +1,9 @@
-"""Prompts that one server computes for another that answers (P/D): who is asked, and what is booked there until the answer begins.
+"""Prompts that one server computes for another that answers (P/D):
+who is asked, and what is booked there until the answer begins.
 
-The answering server is chosen by the rule, as ever; this is asked afterwards, and only where some endpoint has a role that prefills.
-Synchronous, as all of the picker, which owns it and is its only caller. What is booked is given back exactly once.
+The answering server is chosen by the rule, as ever; this is asked afterwards, and only where some endpoint
+has a role that prefills. Synchronous, as all of the picker, which owns it and is its only caller. What is
+booked is given back exactly once.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Prefilling:
         spec: PolicySpec,
         now: float,
     ) -> tuple[EndpointState, Prefill] | None:
-        """The server that should compute the prompt for the first of `choice`. None: it computes the prompt itself."""
+        """The server that should compute the prompt for the first of `choice`.
+        None: it computes the prompt itself.
+        """
         fleet = self._fleet
         if inference.kind not in _KINDS:
             return None
@@ -103,7 +107,8 @@ class Prefilling:
         return Held(state, state.process, booking, recorded, self._caches.table)
 
     def release(self, held: Held, *, computed: bool, now: float) -> bool:
-        """The answer began, or will not. computed: the prefill endpoint did its part, as far as anybody knows.
+        """The answer began, or will not. computed:
+        the prefill endpoint did its part, as far as anybody knows.
 
         False: it was over before.
         """
@@ -116,7 +121,8 @@ class Prefilling:
         return True
 
     def detach(self, held: Held) -> bool:
-        """Nobody will say when the answer begins: scrapes count the prompt from here on, and its booking drains.
+        """Nobody will say when the answer begins:
+        scrapes count the prompt from here on, and its booking drains.
 
         False: it was over before.
         """
@@ -127,7 +133,9 @@ class Prefilling:
         return True
 
     def holds(self, held: Held) -> bool:
-        """The prefill endpoint computed the prompt, as far as is known, and its cache is still the one that it was."""
+        """The prefill endpoint computed the prompt, as far as is known,
+        and its cache is still the one that it was.
+        """
         return held.over and self._mirrored(held)
 
     def _mirrored(self, held: Held) -> bool:

@@ -1,7 +1,9 @@
-"""What a configuration needs of the machine it is checked on: certificates that fit, folders that can be written.
+"""What a configuration needs of the machine it is checked on:
+certificates that fit, folders that can be written.
 
-Nothing is left behind. Called by `epp check` alone: `epp serve` says the same of its own files by failing, and Envoy's
-certificates may lie where only Envoy sees them, so that their absence is a remark and not an error.
+Nothing is left behind. Called by `epp check` alone: `epp serve` says the same of its own files by failing,
+and Envoy's certificates may lie where only Envoy sees them, so that their absence is a remark and not an
+error.
 """
 
 from __future__ import annotations

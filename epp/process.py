@@ -1,7 +1,8 @@
-"""Settings of the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a large table.
+"""Settings of the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a
+large table.
 
-Called by `cli`: `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened, `tune` when a worker is built
-and before it serves.
+Called by `cli`: `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened,
+`tune` when a worker is built and before it serves.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ GRPC_EXPERIMENTS: Final = "-event_engine_listener"
 def choose_grpc() -> None:
     """Take gRPC's older listener, unless the environment has a wish of its own.
 
-    The newer one hands what a socket says from thread to thread before Python's loop hears of it; the older one reads the
-    socket in the thread that waits for it: 8 context switches and a fifth of the CPU of a bare stream less. gRPC reads its
-    environment when it is imported. A gRPC that no longer knows the name logs that, and goes on.
+    The newer one hands what a socket says from thread to thread before Python's loop hears of it; the older
+    one reads the socket in the thread that waits for it: 8 context switches and a fifth of the CPU of a bare
+    stream less. gRPC reads its environment when it is imported. A gRPC that no longer knows the name logs
+    that, and goes on.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
 
@@ -45,13 +47,14 @@ def choose_grpc() -> None:
 def tune() -> None:
     """Keep freed memory for the next request, and look for cyclic garbage less often.
 
-    glibc gives the top of the heap back to the kernel as soon as a large prompt is freed, and the next one faults every page in
-    anew: some 250 page faults for each request of 400 KB, a quarter of its CPU. Where the allocator is another one,
-    nothing is changed.
+    glibc gives the top of the heap back to the kernel as soon as a large prompt is freed, and the next one
+    faults every page in anew: some 250 page faults for each request of 400 KB, a quarter of its CPU. Where
+    the allocator is another one, nothing is changed.
 
-    The collector's default is a look after every 700 new objects, a few requests here, though requests leave no cycles behind:
-    what it walks is the prefix table and the last decisions. What exists now is never walked again. One look at the 1,000 youngest objects takes some
-    0.2 ms, at 10,000 it took 1.3 ms, and 20 ms where the picker has a quarter of a core.
+    The collector's default is a look after every 700 new objects, a few requests here, though requests leave
+    no cycles behind: what it walks is the prefix table and the last decisions. What exists now is never
+    walked again. One look at the 1,000 youngest objects takes some 0.2 ms, at 10,000 it took 1.3 ms, and 20
+    ms where the picker has a quarter of a core.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -74,7 +77,8 @@ def raise_file_limit() -> None:
 
 
 def follow_parent() -> None:
-    """End when the parent does, even if it is killed: a worker without its supervisor would hold ports and sockets.
+    """End when the parent does, even if it is killed:
+    a worker without its supervisor would hold ports and sockets.
 
     Linux only; elsewhere nothing is changed.
     """

@@ -1,6 +1,7 @@
 """What the picker remembers of one request from its pick to its end.
 
-`extproc` carries it as a `Pick` and looks at nothing else; listeners read it in `picker_events`. Made and changed by `picker` alone.
+`extproc` carries it as a `Pick` and looks at nothing else; listeners read it in `picker_events`.
+Made and changed by `picker` alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
     booking: Booking
     streams: bool
     conversation: InferenceRequest | None
-    """For what a sampled answer teaches: the request with only the end of its prompt, since thousands may be held."""
+    """For what a sampled answer teaches:
+    the request with only the end of its prompt, since thousands may be held."""
     prompt: Prompt
     recorded: Recorded | None
     table: PrefixTable
@@ -47,7 +49,9 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
 
     @property
     def failed(self) -> bool:
-        """Its server is at fault, as far as the answer tells. An error is laid to the server that computed the prompt."""
+        """Its server is at fault, as far as the answer tells.
+        An error is laid to the server that computed the prompt.
+        """
         status = self.decision.status
         if self.phase is Phase.FAILED:
             return True

@@ -1,7 +1,8 @@
-"""What the servers' caches are believed to hold: the prefix table, cut by the policy, sized by what servers state and teach.
+"""What the servers' caches are believed to hold:
+the prefix table, cut by the policy, sized by what servers state and teach.
 
-Owns the table, the schedule of chunks, and what is learned of each model. Everything here is synchronous and belongs to one picker,
-its only caller.
+Owns the table, the schedule of chunks, and what is learned of each model.
+Everything here is synchronous and belongs to one picker, its only caller.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from epp.scheduling.snapshot import Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
 _STATED_SPAN = 1.25
-"""A size that the server states is corrected by this at most, either way: requests that run take their part of it."""
+"""A size that the server states is corrected by this at most, either way:
+requests that run take their part of it."""
 _ASSUMED_SPAN = 32.0
 """One that the policy assumes, by this."""
 _FULL_SHARE = 0.9
@@ -52,7 +54,9 @@ class Prompt(Struct, frozen=True, gc=False):
 
 
 class Slots:
-    """From the bits of the table's masks to the slots of the fleet. A server that has no slot goes to the one behind the last."""
+    """From the bits of the table's masks to the slots of the fleet.
+    A server that has no slot goes to the one behind the last.
+    """
 
     def __init__(self, names: Sequence[EndpointName], bits: Mapping[EndpointName, int]) -> None:
         self._names = names
@@ -149,10 +153,12 @@ class ServerCaches:
         self._learn_size(state, after, now=now)
         self.fit(state)
 
-    # -- what servers say of themselves -------------------------------------------------------------------------
+    # -- what servers say of themselves ----------------------------------------------------------------------
 
     def take_in(self, findings: Iterable[KvReport]) -> set[EndpointName]:
-        """Correct the table by what servers' own events say. Those whose share of it should be fitted anew."""
+        """Correct the table by what servers' own events say.
+        Those whose share of it should be fitted anew.
+        """
         accounts = set()
         for finding in findings:
             match finding:
@@ -171,7 +177,9 @@ class ServerCaches:
         self.slower.pop(name, None)
 
     def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash], chunks: int) -> float:
-        """The first chunks of a chain, in bytes of the first tier: those that a server has in a slower one count in part."""
+        """The first chunks of a chain, in bytes of the first tier:
+        those that a server has in a slower one count in part.
+        """
         slower, schedule = self.slower.get(name), self.schedule
         whole = float(schedule.end_bytes(chunks))
         if not slower:
@@ -214,15 +222,19 @@ class ServerCaches:
         if not slower:
             del self.slower[name]
 
-    # -- prompts -------------------------------------------------------------------------------------------------
+    # -- prompts ---------------------------------------------------------------------------------------------
 
     def beginning(self, prompt: Prompt) -> int:
-        """Names the prompt's first bytes, as many as the policy's `prefixHash` says; 0: it has no full chunk."""
+        """Names the prompt's first bytes, as many as the policy's `prefixHash` says; 0:
+        it has no full chunk.
+        """
         chunks = max(1, self.schedule.chunks_in(self._spec.prefix_hash.size_bytes))
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
-        """What a request asks of the servers of `base_model`; a body that could not be read counts by its size."""
+        """What a request asks of the servers of `base_model`;
+        a body that could not be read counts by its size.
+        """
         size = prompt_size(inference, body_bytes=body_bytes)
         if inference.token_ids:
             return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
@@ -230,10 +242,11 @@ class ServerCaches:
         return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, block_tokens: Ints) -> Floats:
-        """Tokens of the prompt that each server would take from its cache, by slot: whole blocks, never all of them.
+        """Tokens of the prompt that each server would take from its cache, by slot:
+        whole blocks, never all of them.
 
-        A server computes at least the last token, to have something to sample from. block_tokens: by slot, with one more at the
-        end for servers that have none.
+        A server computes at least the last token, to have something to sample from. block_tokens:
+        by slot, with one more at the end for servers that have none.
         """
         cached = np.zeros(len(block_tokens))
         if not prompt.chain:
@@ -266,7 +279,9 @@ class ServerCaches:
     def record(
         self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
     ) -> Recorded | None:
-        """The server is believed to hold the prompt from now on, and `cached_tokens` of it before. None: it has no chunk."""
+        """The server is believed to hold the prompt from now on, and `cached_tokens` of it before.
+        None: it has no chunk.
+        """
         if not prompt.chain:
             return None
         recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
@@ -285,14 +300,18 @@ class ServerCaches:
         return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
 
     def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
-        """The request with only those bytes of its prompt that are in no chunk: all that its next turn's chain needs."""
+        """The request with only those bytes of its prompt that are in no chunk:
+        all that its next turn's chain needs.
+        """
         covered = self.schedule.end_bytes(len(chain))
         return msgspec.structs.replace(inference, prompt=inference.prompt[covered:], shaping=b"")
 
     def next_turn_chain(
         self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
     ) -> list[ChunkHash]:
-        """Of what the next turn will start with; empty where that cannot be foreseen. chain, remainder: this turn's."""
+        """Of what the next turn will start with; empty where that cannot be foreseen. chain, remainder:
+        this turn's.
+        """
         grown = next_turn_prompt(remainder, answer_text)
         if grown is None:
             return []
@@ -326,7 +345,9 @@ class ServerCaches:
             self.table.resize(name, capacity_bytes=capacity)
 
     def _capacity_bytes(self, state: EndpointState) -> int:
-        """What a server says that it holds is not evicted for a guess. What is on its way there does push it out."""
+        """What a server says that it holds is not evicted for a guess.
+        What is on its way there does push it out.
+        """
         return max(self._assumed_bytes(state), self._known_bytes.get(state.endpoint.name, 0))
 
     def _assumed_bytes(self, state: EndpointState) -> int:

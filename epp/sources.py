@@ -1,8 +1,9 @@
 """Keeps the sources of news running: scrapes, files, the API server, other pickers, KV events, housekeeping.
 
-A source reads what others wrote, so it can fail in ways that nobody foresaw. It must never end the picker: `Sources.keep` runs
-it again after a pause, logs the reason and counts it. The pause doubles with each failure, up to half a minute, and is short again
-after the source has run well for a while. Only the serving socket is worth the process.
+A source reads what others wrote, so it can fail in ways that nobody foresaw. It must never end the picker:
+`Sources.keep` runs it again after a pause, logs the reason and counts it. The pause doubles with each
+failure, up to half a minute, and is short again after the source has run well for a while. Only the serving
+socket is worth the process.
 
 The composition root owns the one `Sources` and hands its `keep` to the adapters that have loops of their own.
 """
@@ -27,7 +28,9 @@ _RAN_WELL_S: Final = 60.0
 
 
 class Keep(Protocol):
-    """Runs `run` for ever: starts it again whenever it ends. `source` is a label for metrics, from a small fixed set."""
+    """Runs `run` for ever: starts it again whenever it ends.
+    `source` is a label for metrics, from a small fixed set.
+    """
 
     async def __call__(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn: ...
 

@@ -1,4 +1,6 @@
-"""The picker's state as people and Prometheus see it, put together from the picker and the scraper. Called by `app`."""
+"""The picker's state as people and Prometheus see it, put together from the picker and the scraper.
+Called by `app`.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ def _exact(service: ExactService, picker: Picker) -> ExactStatus:
 
 
 def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live:
-    """What a status in the cluster tells of it: less than above, for once a second and a thousand endpoints."""
+    """What a status in the cluster tells of it:
+    less than above, for once a second and a thousand endpoints.
+    """
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
     ready = picker.fleet.ready(failures_to_eject=scrape.failures_to_eject)

@@ -1,7 +1,8 @@
 """The vocabulary of the picker: values that cross its packages.
 
-Everything here is immutable and knows no other module. Values that are made for every request are msgspec's structs, here and
-elsewhere: to make one takes a tenth of the time of a frozen dataclass. Units are in the names; times are monotonic seconds.
+Everything here is immutable and knows no other module. Values that are made for every request are msgspec's
+structs, here and elsewhere: to make one takes a tenth of the time of a frozen dataclass. Units are in the
+names; times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Final, NewType
 from msgspec import Struct
 
 RANK_ADDRESS: Final = "x-data-parallel-host-port"
-"""The request header by which the front of a server learns which of its ranks gets the request, by address."""
+"""The request header by which the front of a server learns which of its ranks gets the request,
+by address."""
 RANK: Final = "x-data-parallel-rank"
 """The same by number, as vLLM and SGLang read it."""
 PREFILLER: Final = "x-prefiller-host-port"
-"""The request header by which an answering server learns who computes the prompt, as llm-d's sidecar reads it."""
+"""The request header by which an answering server learns who computes the prompt,
+as llm-d's sidecar reads it."""
 SERVER_HEADERS: Final = (
     PREFILLER,
     "x-llm-d-prefiller-host-port",
@@ -32,13 +35,15 @@ SERVER_HEADERS: Final = (
     "x-kv-cache-source-host-port",
     "x-llm-d-kv-cache-source-host-port",
 )
-"""Request headers that servers and their sidecars obey. A client's are removed: they would make a server call an address of its choice."""
+"""Request headers that servers and their sidecars obey.
+A client's are removed: they would make a server call an address of its choice."""
 
 METRICS_PLACE: Final = re.compile(r"(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._~/-]{0,255})?")
 """A place on the server itself: another port, another path, or both."""
 
 ChunkHash = NewType("ChunkHash", int)
-"""xxh3_64 of a chunk, seeded with the hash of the chunk before it: it names the whole prefix up to its end."""
+"""xxh3_64 of a chunk, seeded with the hash of the chunk before it:
+it names the whole prefix up to its end."""
 
 EndpointName = NewType("EndpointName", str)
 """One serving port of one model server, unique in the pool: `pod` or `pod:port`."""
@@ -126,7 +131,8 @@ class Endpoint:
     kv_replay: str = ""
     """Where it replays those that were missed; with `kv_events` alone: nowhere."""
     metrics: str = ""
-    """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`). What is left out is the serving port, and the policy's path."""
+    """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`).
+    What is left out is the serving port, and the policy's path."""
     role: Role = Role.UNSAID
     rank: int | None = None
     """Which data parallel rank of its server it is; None: it is a whole server."""
@@ -157,14 +163,15 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     model: str = ""
     """The body's `model`: a base model or a LoRA adapter; the endpoints know which."""
     prompt: bytes = b""
-    """Canonical prompt: UTF-8 text between separator bytes (token ids: four little-endian bytes each); empty when there is none."""
+    """Canonical prompt: UTF-8 text between separator bytes (token ids: four little-endian bytes each);
+    empty when there is none."""
     more_prompt_bytes: int = 0
     """Size of a batch's other prompts; they count as work and are not matched."""
     token_ids: bool = False
     """The prompt came as token ids, so four bytes are exactly one token."""
     opaque: bool = False
-    """Something stands in `prompt` by a hash or id (media, a stored conversation): its bytes do not tell its tokens.
-    Without a prompt: the body is an upload, not JSON."""
+    """Something stands in `prompt` by a hash or id (media, a stored conversation):
+    its bytes do not tell its tokens. Without a prompt: the body is an upload, not JSON."""
     cache_salt: str = ""
     stream: bool = False
     include_usage: bool = False
@@ -172,10 +179,11 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     priority: int = 0
     """vLLM's: the lower goes first."""
     unread: str = ""
-    """Why the body was not read, as a short label; its request is routed by load. Empty: it was read, or there is none."""
+    """Why the body was not read, as a short label; its request is routed by load.
+    Empty: it was read, or there is none."""
     shaping: bytes = b""
-    """The body's fields, as a JSON object, that change what the server makes of the prompt (arguments of the chat template and
-    the like); empty in nearly every request. Read by exact mode alone."""
+    """The body's fields, as a JSON object, that change what the server makes of the prompt (arguments of the
+    chat template and the like); empty in nearly every request. Read by exact mode alone."""
 
     @property
     def held_bytes(self) -> int:
@@ -217,7 +225,8 @@ class EndpointMetrics:
     ttft_sum_s: float | None = None
     ttft_count: float | None = None
     prefill_sum_s: float | None = None
-    """Counter: seconds between admission and first token, of requests that have ended; so are the next two."""
+    """Counter: seconds between admission and first token, of requests that have ended;
+    so are the next two."""
     prefill_count: float | None = None
     prefill_tokens: float | None = None
     """Prompt tokens computed in those prefills, cached ones left out."""
@@ -233,7 +242,8 @@ class EndpointMetrics:
         loaded = self.loaded_adapters
         if not loaded:
             return self.active_adapters
-        # A page may name thousands, and picks ask: nothing is copied where the active ones are among the loaded.
+        # A page may name thousands, and picks ask:
+        # nothing is copied where the active ones are among the loaded.
         return loaded if self.active_adapters <= loaded else self.active_adapters | loaded
 
     @property

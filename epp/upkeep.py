@@ -1,4 +1,6 @@
-"""What the picker does by the clock, whether requests come or not. Its loops run under `sources`, started by `app`."""
+"""What the picker does by the clock, whether requests come or not.
+Its loops run under `sources`, started by `app`.
+"""
 
 from __future__ import annotations
 

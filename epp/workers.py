@@ -1,8 +1,8 @@
 """Several picker processes on one machine: starts them, passes signals on, starts a dead one again.
 
-Each worker is a whole picker with a socket of its own; Envoy spreads streams over the sockets and its health check
-leaves a dead one out within a second or two. Where they share and there is no Redis, they meet at a hub in this process.
-Called by `cli` when `workers` is above one.
+Each worker is a whole picker with a socket of its own; Envoy spreads streams over the sockets and its health
+check leaves a dead one out within a second or two. Where they share and there is no Redis, they meet at a hub
+in this process. Called by `cli` when `workers` is above one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Supervisor:
         self._status = 0
 
     async def run(self) -> int:
-        """Exit status: 0 after a stop that was asked for, 2 if a worker could not use its configuration at the start."""
+        """Exit status: 0 after a stop that was asked for,
+        2 if a worker could not use its configuration at the start.
+        """
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop)
@@ -96,7 +98,8 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if status == _UNUSABLE and first:
-                # It has said why. Later on the same is no reason to stop: the others go on with what they have.
+                # It has said why.
+                # Later on the same is no reason to stop: the others go on with what they have.
                 self._status = status
                 self._stop()
                 return

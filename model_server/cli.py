@@ -52,7 +52,9 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. 0: ended by a signal after draining; 2: settings that make no sense; 1: the port is taken."""
+    """Entry point. 0: ended by a signal after draining; 2: settings that make no sense; 1:
+    the port is taken.
+    """
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.run
     return command(args)

@@ -1,8 +1,11 @@
-"""`python -m tests.suite`: all tests in parts, the environments they need built beside, and a table at the end.
+"""`python -m tests.suite`: all tests in parts, the environments they need built beside,
+and a table at the end.
 
-The fast part comes first and has all cores. Then two parts run at a time where there are two cores: most tests wait for processes, and one part
-keeps one core busy. Each line of output begins with the name of its part. A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has failed; one that
-passes then is named in the table, since a test that needs a second run is a fault to mend. The status is 1 where a part failed.
+The fast part comes first and has all cores. Then two parts run at a time where there are two cores: most
+tests wait for processes, and one part keeps one core busy. Each line of output begins with the name of its
+part. A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has
+failed; one that passes then is named in the table, since a test that needs a second run is a fault to mend.
+The status is 1 where a part failed.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ PARTS = (
         needs="engine-env",
     ),
 )
-"""After the fast one the longest first, so that two that run at a time end together; the second needs nothing that has to be built."""
+"""After the fast one the longest first, so that two that run at a time end together;
+the second needs nothing that has to be built."""
 
 
 @dataclass(slots=True)
@@ -127,7 +131,8 @@ def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
 def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
     report = _FOLDER / f"{part.name}-{run}.xml"
     report.unlink(missing_ok=True)
-    # The older family of reports may hold the properties that some tests record; in the newer one that is a warning.
+    # The older family of reports may hold the properties that some tests record;
+    # in the newer one that is a warning.
     written = (f"--junit-xml={report}", "-o", "junit_family=xunit1")
     kept = (
         "-o",
@@ -138,7 +143,8 @@ def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
 
 
 def _run(command: Sequence[str], *, name: str) -> int:
-    """Run a command to its end, its output printed line by line as it comes, with a name before each. Its status."""
+    """Run a command to its end, its output printed line by line as it comes, with a name before each.
+    Its status."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -165,7 +171,8 @@ def read_report(path: Path) -> Report:
 
 
 def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
-    """One line for each part, one for the whole run of `seconds`, and below them every test that failed once or twice, and what took long."""
+    """One line for each part, one for the whole run of `seconds`,
+    and below them every test that failed once or twice, and what took long."""
     lines = [f"{'part':<12} {'tests':>6} {'skipped':>8} {'minutes':>8}  result"]
     for o in outcomes:
         result = "passed" if not o.status else "FAILED"
@@ -198,7 +205,8 @@ def main() -> int:
 
 def run_all(parts: Sequence[Part]) -> list[Outcome]:
     at_once = min(_AT_ONCE, os.cpu_count() or 1)
-    # One build at a time, and beside the tests of parts that need none: on a new machine the control plane compiles for minutes.
+    # One build at a time, and beside the tests of parts that need none:
+    # on a new machine the control plane compiles for minutes.
     with ThreadPoolExecutor(max_workers=1) as builder, ThreadPoolExecutor(max_workers=at_once) as runner:
         builds = {part.name: builder.submit(_make, part.needs) for part in parts if part.needs}
         first = [run_part(part, built=builds.get(part.name)) for part in parts if part.alone]

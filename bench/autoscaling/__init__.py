@@ -1,1 +1,2 @@
-"""How many model servers: an autoscaler on the picker's own signal, in the simulated fleet (docs/autoscaling.md)."""
+"""How many model servers: an autoscaler on the picker's own signal,
+in the simulated fleet (docs/autoscaling.md)."""

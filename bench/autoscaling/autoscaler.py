@@ -1,8 +1,9 @@
 """Kubernetes's HorizontalPodAutoscaler as arithmetic: from one value of a metric to a count of servers. Pure.
 
 As the controller does it (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in
-`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for `metricType: Value`;
-`stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in `horizontal.go` for `behavior`.
+`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for
+`metricType: Value`; `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in
+`horizontal.go` for `behavior`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """How fast the count changes; the defaults are those of the chart model-server. Of several paces the fastest counts."""
+    """How fast the count changes; the defaults are those of the chart model-server.
+    Of several paces the fastest counts."""
 
     up_window_s: float = 0.0
     up: Sequence[Pace] = (
@@ -51,7 +53,8 @@ class Autoscaler:
     _removed: list[tuple[float, int]] = field(default_factory=list)
 
     def servers(self, value: float | None, *, now_there: int, ready: int, now: float) -> int:
-        """How many there should be. now_there: those that were asked for; ready: those of them that serve; value: None is unknown."""
+        """How many there should be. now_there: those that were asked for; ready: those of them that serve;
+        value: None is unknown."""
         if value is None:
             return now_there
         wanted = self._steady(self._advice(value, now_there, ready), now_there, now)
@@ -66,7 +69,8 @@ class Autoscaler:
         return min(self.most, max(self.least, count))
 
     def _steady(self, advice: int, now_there: int, now: float) -> int:
-        """Up to the least that was advised within one window, down to the most that was advised within the other."""
+        """Up to the least that was advised within one window,
+        down to the most that was advised within the other."""
         behaviour = self.behaviour
         if not self._advised:
             self._advised.append((now, now_there))

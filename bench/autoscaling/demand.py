@@ -14,7 +14,8 @@ _STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Requests a second from this time on, until the next; between two of them the rate goes in a straight line."""
+    """Requests a second from this time on, until the next;
+    between two of them the rate goes in a straight line."""
 
     at_s: float
     per_s: float

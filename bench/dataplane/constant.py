@@ -1,8 +1,10 @@
-"""The floor of our own transport: `epp.http2` on its event loop, answering ext_proc's messages with constants.
+"""The floor of our own transport: `epp.http2` on its event loop,
+answering ext_proc's messages with constants.
 
     python -m bench.dataplane.constant unix:/PATH ADDRESS...
 
-It reads no header and no body, and books nothing. What a request waits behind it is the machine's, Envoy's and the transport's doing.
+It reads no header and no body, and books nothing.
+What a request waits behind it is the machine's, Envoy's and the transport's doing.
 """
 
 from __future__ import annotations

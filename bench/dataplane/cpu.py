@@ -1,6 +1,8 @@
-"""CPU time of another process, all its threads, the ended ones too: what utime + stime of /proc/PID/stat say, in nanoseconds.
+"""CPU time of another process, all its threads, the ended ones too:
+what utime + stime of /proc/PID/stat say, in nanoseconds.
 
-/proc counts in ticks of 10 ms, which is several requests; the kernel's CPU clock of a process counts the same time exactly.
+/proc counts in ticks of 10 ms, which is several requests;
+the kernel's CPU clock of a process counts the same time exactly.
 """
 
 from __future__ import annotations

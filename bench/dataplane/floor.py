@@ -2,12 +2,14 @@
 
     python -m bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
 
-What any picker in Python on grpc.aio must cost: the same loop (uvloop), the same messages in the same order, on streams that
-are held until the HTTP request ends. It rotates through ADDRESS... as an answer. Bodies of FULL_DUPLEX_STREAMED are
-echoed as they came: the bytes inside a body message are the same in both directions, only what surrounds them differs.
+What any picker in Python on grpc.aio must cost: the same loop (uvloop), the same messages in the same order,
+on streams that are held until the HTTP request ends. It rotates through ADDRESS... as an answer. Bodies of
+FULL_DUPLEX_STREAMED are echoed as they came: the bytes inside a body message are the same in both directions,
+only what surrounds them differs.
 
-It runs on the defaults of gRPC, allocator and collector. `--tuned`: on the picker's own settings of the last two; those of gRPC
-are in the environment, which whoever starts it sets. The distance between the two is what the settings are worth alone.
+It runs on the defaults of gRPC, allocator and collector. `--tuned`: on the picker's own settings of the last
+two; those of gRPC are in the environment, which whoever starts it sets. The distance between the two is what
+the settings are worth alone.
 """
 
 from __future__ import annotations

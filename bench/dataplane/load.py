@@ -1,6 +1,8 @@
-"""The client: raw HTTP/1.1 on kept connections, a fixed number of requests in flight, and prompts made beforehand.
+"""The client: raw HTTP/1.1 on kept connections, a fixed number of requests in flight,
+and prompts made beforehand.
 
-It measures the time from writing a request to the first byte of its answer's body, and fails on any answer but 200.
+It measures the time from writing a request to the first byte of its answer's body,
+and fails on any answer but 200.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class BadAnswerError(Exception):
 
 
 class Prompts:
-    """Chat requests whose bodies are `size_bytes` long; `cold`: all differ from their first bytes on; `warm`: at the end."""
+    """Chat requests whose bodies are `size_bytes` long; `cold`: all differ from their first bytes on;
+    `warm`: at the end."""
 
     def __init__(self, *, size_bytes: int, chunks: int, kind: PromptKind, seed: int) -> None:
         rng = random.Random(seed)
@@ -61,7 +64,8 @@ class Prompts:
 
 
 def _text(size_bytes: int, rng: random.Random) -> bytes:
-    """Words as they stand in a JSON string: some line ends and quotes, which are escaped, and letters beyond ASCII."""
+    """Words as they stand in a JSON string:
+    some line ends and quotes, which are escaped, and letters beyond ASCII."""
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
     words += ["naïve", "Zürich", '\\"so\\"', "end.\\n"] * 30
     parts, have = [], 0
@@ -162,7 +166,8 @@ class Client:
     async def burst(
         self, prompts: Prompts, *, in_flight: int, seconds: float, spread_s: float = 0.0
     ) -> Burst:
-        """`in_flight` requests at any time, the first ones over `spread_s`; none begins after `seconds`. At least one each."""
+        """`in_flight` requests at any time, the first ones over `spread_s`; none begins after `seconds`.
+        At least one each."""
         await self._connect(in_flight)
         result = Burst()
         started = time.perf_counter()

@@ -1,7 +1,7 @@
 """Takes turns: in each round every variant serves the same load for a moment, in an order drawn anew.
 
-A cell is one size of prompt and of answer. What a process uses with no request at all (scrapes, health checks) is
-measured first and taken off, so that a slow cell does not look dear.
+A cell is one size of prompt and of answer. What a process uses with no request at all (scrapes,
+health checks) is measured first and taken off, so that a slow cell does not look dear.
 """
 
 from __future__ import annotations

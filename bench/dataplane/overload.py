@@ -1,12 +1,14 @@
-"""A picker with too much to do, behind a real Envoy: how long requests wait for it, and how many it still reads.
+"""A picker with too much to do, behind a real Envoy:
+how long requests wait for it, and how many it still reads.
 
-    python -m bench.dataplane.overload [--load 2] [--seconds 8] [--core 0.25] [--slow evenly,quota] [--of constant,http2,grpcio]
+    python -m bench.dataplane.overload [--load 2] [--seconds 8] [--core 0.25] [--slow evenly,quota] [--of
+    constant,http2,grpcio]
 
-The picker is held to a part of a core (bench/dataplane/slowing.py), which takes root. First its capacity is found: requests a
-second with as many in flight as keep it busy, all of them read. Then `load` times as many come at an even rate, whether
-answered or not. Times are those to
-the first byte of the answer, with Envoy and the model server in them. `constant` is the floor: a server in the picker's place that answers with
-constants. Last come as many requests as the picker can carry, to see that it is back.
+The picker is held to a part of a core (bench/dataplane/slowing.py), which takes root. First its capacity is
+found: requests a second with as many in flight as keep it busy, all of them read. Then `load` times as many
+come at an even rate, whether answered or not. Times are those to the first byte of the answer, with Envoy and
+the model server in them. `constant` is the floor: a server in the picker's place that answers with constants.
+Last come as many requests as the picker can carry, to see that it is back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns what was measured into tables for people and a document for programs.
 
-Every figure is the median over rounds, ratios are those of the same round, and what stands behind ± is half the distance
-between the quartiles. Pure functions of the results.
+Every figure is the median over rounds, ratios are those of the same round,
+and what stands behind ± is half the distance between the quartiles. Pure functions of the results.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from bench.dataplane.measure import CellResult, Results, Turn
 from bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
 
 TARGETS: Final = {(1, 1): 0.75, (1, 100): 0.7, (1, 1000): 0.7, (400, 1): 1.0}
-"""Most that our picker may cost, as a multiple of the floor, by size of prompt in KB and chunks of the answer."""
+"""Most that our picker may cost, as a multiple of the floor,
+by size of prompt in KB and chunks of the answer."""
 
 TARGET_CHUNK_US: Final = 25.0
 """Most that a chunk may cost it in full duplex."""
 
 TARGET_ADDED_MS: Final = 1.0
-"""Most time to the first byte that the way through Envoy and our picker adds at 1 KB, one request at a time."""
+"""Most time to the first byte that the way through Envoy and our picker adds at 1 KB,
+one request at a time."""
 
 _HEADER: Final = (
     "prompt", "chunks", "way", "picker ms", "x floor", "Envoy ms", "messages", "TTFT p50", "p99", "added p50", "p99",

@@ -1,4 +1,5 @@
-"""Starts what is measured: model servers, pickers, the floor, and one Envoy with a listener for each way through it.
+"""Starts what is measured: model servers, pickers, the floor,
+and one Envoy with a listener for each way through it.
 
 One Envoy process for all variants: the same binary, settings and memory, so that only the filter differs.
 """
@@ -127,7 +128,8 @@ class Rig:
 async def running_rig(
     directory: Path, *, endpoints: int, other: Path | None = None, profile: Path | None = None
 ) -> AsyncIterator[Rig]:
-    """`other`: a second checkout whose picker takes part as a variant; `profile`: cProfile of ours goes to this file."""
+    """`other`: a second checkout whose picker takes part as a variant; `profile`:
+    cProfile of ours goes to this file."""
     ports = free_ports(MAX_ENDPOINTS)
     addresses = [Address("127.0.0.1", port) for port in ports]
     async with AsyncExitStack() as stack:

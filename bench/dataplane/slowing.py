@@ -1,9 +1,10 @@
 """Two ways to make a process slow, both for root.
 
-`evenly`: a competitor of higher priority on the same core takes all but a share of each millisecond, so that the process runs as on a
-slower machine. `by_quota`: a cgroup's quota, as a pod's CPU limit. The kernel looks at quotas at its timer ticks: with 250 of them a second,
-an eighth of a core in periods of 10 ms comes as 4 ms of running and up to 44 ms of standing still. Nothing in the process can
-answer meanwhile, so a quota shows the kernel's pauses beside the process's own.
+`evenly`: a competitor of higher priority on the same core takes all but a share of each millisecond, so that
+the process runs as on a slower machine. `by_quota`: a cgroup's quota, as a pod's CPU limit. The kernel looks
+at quotas at its timer ticks: with 250 of them a second, an eighth of a core in periods of 10 ms comes as 4 ms
+of running and up to 44 ms of standing still. Nothing in the process can answer meanwhile, so a quota shows
+the kernel's pauses beside the process's own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _FIRST_NICE: Final = -20
 
 
 def apart() -> None:
-    """Run this process, and all that it starts, ahead of others and off the last core: a busy machine then changes little."""
+    """Run this process, and all that it starts, ahead of others and off the last core:
+    a busy machine then changes little."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus - {max(cpus)})
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -31,10 +33,12 @@ def apart() -> None:
 
 @contextlib.contextmanager
 def evenly(core: float, pid: int) -> Iterator[None]:
-    """Pin a process to the last core, and leave it this share of each millisecond there, ahead of nearly all else.
+    """Pin a process to the last core, and leave it this share of each millisecond there,
+    ahead of nearly all else.
 
-    It stays so until it ends. It is no real-time process: the kernel takes 50 ms of each second from a core's real-time processes
-    (`kernel.sched_rt_runtime_us`) where they would use all of it, in one piece. The competitor alone stays below that.
+    It stays so until it ends. It is no real-time process: the kernel takes 50 ms of each second from a core's
+    real-time processes (`kernel.sched_rt_runtime_us`) where they would use all of it, in one piece. The
+    competitor alone stays below that.
     """
     cpu = (os.cpu_count() or 1) - 1
     _run(pid, cpu, os.SCHED_OTHER, priority=0)
@@ -87,7 +91,8 @@ def _run(pid: int, cpu: int, policy: int, *, priority: int) -> None:
 
 
 def _ahead(pid: int) -> None:
-    """Before all that are not real-time. The kernel may compare sessions first, then the processes in each."""
+    """Before all that are not real-time.
+    The kernel may compare sessions first, then the processes in each."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, int(thread.name), _FIRST_NICE)

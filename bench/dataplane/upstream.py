@@ -1,9 +1,11 @@
-"""Model servers that cost almost nothing: canned answers on many ports, from one process that computes nothing.
+"""Model servers that cost almost nothing:
+canned answers on many ports, from one process that computes nothing.
 
     python -m bench.dataplane.upstream PORT...
 
-`x-chunks: N` in the request asks for an answer of N server-sent events, one each tick of `TICK_S`, the first at once with
-the headers; without it, or with 1, the answer is one JSON object. `GET /metrics` gives a small page of vLLM's names.
+`x-chunks: N` in the request asks for an answer of N server-sent events, one each tick of `TICK_S`, the first
+at once with the headers; without it, or with 1, the answer is one JSON object. `GET /metrics` gives a small
+page of vLLM's names.
 """
 
 from __future__ import annotations

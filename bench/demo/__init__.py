@@ -1,1 +1,2 @@
-"""The demonstration that `make run` starts: one workload through the real gateway, by one rule and then by another."""
+"""The demonstration that `make run` starts:
+one workload through the real gateway, by one rule and then by another."""

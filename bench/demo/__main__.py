@@ -93,7 +93,8 @@ def _rules(text: str) -> Sequence[RuleName]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after the table or a Ctrl-C, 1 when something of the demo failed, 2 for a mistake in the options.
+    """Exit status: 0 after the table or a Ctrl-C, 1 when something of the demo failed,
+    2 for a mistake in the options.
 
     With --once a signal before the table gives 128 and its number.
     """

@@ -1,4 +1,5 @@
-"""Where a demo that is up can be found: a file in the checkout for as long as it stays up. `make load` reads it.
+"""Where a demo that is up can be found: a file in the checkout for as long as it stays up.
+`make load` reads it.
 
 One file for each demo, named by its process; a demo that was killed leaves its file, which is passed over.
 """

@@ -1,4 +1,5 @@
-"""What the parties say of themselves: the servers' own counters, and the picker's CPU time from the kernel."""
+"""What the parties say of themselves: the servers' own counters,
+and the picker's CPU time from the kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class ServerCounters:
 
 
 def read_counters(page: str) -> ServerCounters:
-    """From a metrics page. ValueError when a counter is missing: a zero nobody counted would be a wrong figure."""
+    """From a metrics page. ValueError when a counter is missing:
+    a zero nobody counted would be a wrong figure."""
     return ServerCounters(
         queried_tokens=_total(page, "vllm:prefix_cache_queries_total"),
         hit_tokens=_total(page, "vllm:prefix_cache_hits_total"),
@@ -58,9 +60,11 @@ async def scrape(session: aiohttp.ClientSession, urls: Sequence[str]) -> list[Se
 
 
 class CpuMeter:
-    """CPU time of one process from a moment on, all threads together, in nanosecond steps (its `stat` has 10 ms steps).
+    """CPU time of one process from a moment on, all threads together,
+    in nanosecond steps (its `stat` has 10 ms steps).
 
-    What a thread did that ended since is lost; the picker's threads stay. Where the kernel does not tell: nan.
+    What a thread did that ended since is lost; the picker's threads stay.
+    Where the kernel does not tell: nan.
     """
 
     def __init__(self, pid: int) -> None:

@@ -1,4 +1,5 @@
-"""The demo from start to end: fleet up, one run of the workload for each rule, the table, then open for visitors."""
+"""The demo from start to end: fleet up, one run of the workload for each rule, the table,
+then open for visitors."""
 
 from __future__ import annotations
 
@@ -116,8 +117,8 @@ async def _measure(
 ) -> tuple[RuleFigures, Run]:
     """One run from cold caches.
 
-    The nonce begins every prompt: what the picker's table holds of the last run fits none of these. What it has learned of
-    the servers' speed stays, as it does when an operator changes the policy.
+    The nonce begins every prompt: what the picker's table holds of the last run fits none of these.
+    What it has learned of the servers' speed stays, as it does when an operator changes the policy.
     """
     await fleet.use_rule(rule)
     await fleet.forget_prefixes()

@@ -1,7 +1,8 @@
-"""Everything the demo runs on: model servers, the picker and Envoy, as processes on free ports, and how they are told things.
+"""Everything the demo runs on: model servers, the picker and Envoy, as processes on free ports,
+and how they are told things.
 
-Every process is tethered: it dies with the demo, whatever ends that. Its output goes to files in the demo's directory,
-and the end of it into the error when it does not come up or dies on the way.
+Every process is tethered: it dies with the demo, whatever ends that. Its output goes to files in the demo's
+directory, and the end of it into the error when it does not come up or dies on the way.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Fleet:
         return self.picker.admin_urls[0]
 
     async def use_rule(self, rule: str) -> None:
-        """Rewrite the policy file, as an operator would, and wait until the picker says that it routes by it."""
+        """Rewrite the policy file, as an operator would,
+        and wait until the picker says that it routes by it."""
         write_policy(self.config, {"rule": rule}, name=f"demo-{rule}")
 
         async def in_use() -> bool:

@@ -1,7 +1,8 @@
 """Sends a workload to the gateway as its users would, and times the answers.
 
-A closed loop: each user waits for the answer, thinks, and asks again. One connection a request in flight, streamed
-answers read as raw pieces and decoded once at the end: the client shares two cores with everything it measures.
+A closed loop: each user waits for the answer, thinks, and asks again. One connection a request in flight,
+streamed answers read as raw pieces and decoded once at the end: the client shares two cores with everything
+it measures.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Answer:
     """One finished request."""
 
     ttft_s: float
-    """From sending to the first piece of the body, which carries the first token: headers come long before."""
+    """From sending to the first piece of the body, which carries the first token:
+    headers come long before."""
     text: str
     request_id: str
     failure: str = ""

@@ -20,7 +20,8 @@ class RuleFigures:
     duration_s: float
     queried_tokens: int
     hit_tokens: int
-    """Prompt tokens looked up in the servers' prefix caches, and found there, by the servers' own counters."""
+    """Prompt tokens looked up in the servers' prefix caches, and found there,
+    by the servers' own counters."""
     ttfts_s: tuple[float, ...]
     """After warm-up."""
     requests_by_server: tuple[int, ...]

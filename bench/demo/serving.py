@@ -1,7 +1,8 @@
-"""What the demo's model servers are: this repository's without a model, or with a small real one, as processes to start.
+"""What the demo's model servers are: this repository's without a model, or with a small real one,
+as processes to start.
 
-The made-up one is a cost model of an 8B model on a GPU, and fits any laptop. A real one computes on the CPU: fewer servers,
-shorter prompts, one thread each, so that a run ends within some minutes on two cores.
+The made-up one is a cost model of an 8B model on a GPU, and fits any laptop. A real one computes on the CPU:
+fewer servers, shorter prompts, one thread each, so that a run ends within some minutes on two cores.
 """
 
 from __future__ import annotations

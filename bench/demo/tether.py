@@ -2,8 +2,8 @@
 
     python -I -S tether.py PARENT_PID COMMAND [ARGUMENT...]
 
-Run as a file, with nothing but the standard library, so that it costs some 20 ms. The kernel keeps the wish (Linux's
-PR_SET_PDEATHSIG) over exec, so the command has this process's id and needs to know nothing.
+Run as a file, with nothing but the standard library, so that it costs some 20 ms. The kernel keeps the wish
+(Linux's PR_SET_PDEATHSIG) over exec, so the command has this process's id and needs to know nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def tethered(command: list[str]) -> list[str]:
 def main(argv: list[str]) -> int:
     """Become the command. 126: the parent is gone already."""
     parent, command = int(argv[0]), argv[1:]
-    # Elsewhere than on Linux there is no such call; the demo then ends its children itself unless it is SIGKILLed.
+    # Elsewhere than on Linux there is no such call;
+    # the demo then ends its children itself unless it is SIGKILLed.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the wish was heard

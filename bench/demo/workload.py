@@ -1,17 +1,22 @@
-"""What the demo asks: users of several tenants, each in conversations of several turns. Pure; the same seed, the same words.
+"""What the demo asks: users of several tenants, each in conversations of several turns.
+Pure; the same seed, the same words.
 
-A tenant is a company's assistant: a long system prompt of its own, and a `cache_salt` of its own, so that nothing cached
-for one tenant serves another. A user belongs to one tenant, talks for a few turns, starts over, and thinks between
-turns. The first message of a conversation brings a document along; later ones are short. Every turn sends the whole
-conversation so far, as chat clients do.
+A tenant is a company's assistant: a long system prompt of its own, and a `cache_salt` of its own, so that
+nothing cached for one tenant serves another. A user belongs to one tenant, talks for a few turns, starts
+over, and thinks between turns. The first message of a conversation brings a document along; later ones are
+short. Every turn sends the whole conversation so far, as chat clients do.
 
-Every user has a fixed number of requests, and every answer a fixed length, so each rule gets exactly the same work.
+Every user has a fixed number of requests, and every answer a fixed length,
+so each rule gets exactly the same work.
 
-The sizes (see `Shape`) are those of ordinary chat over documents against the model server's default costs, an 8B model
-on one data-centre GPU, with a cache cut to what is left beside the weights on a small card. They were chosen so that
-- the prefixes in use at one time (system prompts, documents, conversations) are well above what one server's cache holds and
-  well under what four hold together: routed blindly, each server keeps throwing away what it needs next;
-- by round robin the servers are busy but not overrun: a queue that only grows would make any comparison look good.
+The sizes (see `Shape`) are those of ordinary chat over documents against the model server's default costs, an
+8B model on one data-centre GPU, with a cache cut to what is left beside the weights on a small card. They
+were chosen so that
+- the prefixes in use at one time (system prompts, documents, conversations) are well above what one server's
+  cache holds and well under what four hold together: routed blindly, each server keeps throwing away what it
+  needs next;
+- by round robin the servers are busy but not overrun:
+  a queue that only grows would make any comparison look good.
 """
 
 from __future__ import annotations
@@ -69,7 +74,8 @@ class Shape:
 
     @classmethod
     def for_real_model(cls, *, servers: int, requests: int) -> Shape:
-        """The like for servers that compute some hundred tokens a second: a tenth of the words, and a few users."""
+        """The like for servers that compute some hundred tokens a second:
+        a tenth of the words, and a few users."""
         users = max(1, min(4 * servers, requests // 3))
         return cls(
             users=users,
@@ -111,7 +117,8 @@ class Workload:
     users: Sequence[User]
 
     def body(self, user: User, said: Sequence[tuple[str, str]], turn: Turn, *, nonce: str) -> dict[str, Any]:
-        """The chat request of `turn` after `said` (messages and answers so far). `nonce` parts one run from another."""
+        """The chat request of `turn` after `said` (messages and answers so far).
+        `nonce` parts one run from another."""
         system = f"Run {nonce}. {self.systems[user.tenant]}"
         messages = [{"role": "system", "content": system}]
         for message, answer in said:
@@ -136,7 +143,8 @@ class Workload:
         return chars // _CHARS_PER_TOKEN // 1000 * 1000
 
     def reusable_share(self) -> float:
-        """About the share of all prompt text that one cache would hold already if it never forgot anything."""
+        """About the share of all prompt text that one cache would hold already if it never forgot
+        anything."""
         total = reusable = 0
         tenants_seen: set[int] = set()
         for user in self.users:

@@ -1,10 +1,12 @@
-"""The documents' rows that need an accelerator, one after the other: `make bench-gpu`, planned for ten minutes on one data-centre GPU.
+"""The documents' rows that need an accelerator, one after the other:
+`make bench-gpu`, planned for ten minutes on one data-centre GPU.
 
-Each step is a process of its own. What it measured and printed is kept in a folder (build/bench-gpu), so that a run that was cut off, or had a
-step that failed, goes on there: steps that are done on this device are not run again (`--again` runs all). page.md in that folder tells every step:
-done, failed, out of time, not run, or not possible here and why. A run ends within `--limit-s`: the step that is running then is stopped, and the next
-run begins with it. The exit status is 0 only where all steps are done or not possible.
-`--tiny` runs the same steps on the CPU at sizes that say nothing but that they run.
+Each step is a process of its own. What it measured and printed is kept in a folder (build/bench-gpu), so that
+a run that was cut off, or had a step that failed, goes on there: steps that are done on this device are not
+run again (`--again` runs all). page.md in that folder tells every step: done, failed, out of time, not run,
+or not possible here and why. A run ends within `--limit-s`: the step that is running then is stopped, and the
+next run begins with it. The exit status is 0 only where all steps are done or not possible. `--tiny` runs the
+same steps on the CPU at sizes that say nothing but that they run.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def _gpu(device: str) -> str:
 
 
 def run_all(wanted: Sequence[Step], *, folder: Path, device: str, limit_s: float, run: Run) -> list[Outcome]:
-    """Every step has an outcome. The page and the file are written after each, so that a run may be cut off at any time."""
+    """Every step has an outcome.
+    The page and the file are written after each, so that a run may be cut off at any time."""
     state = folder / "state.json"
     kept = {one["name"]: Outcome(**one) for one in json.loads(state.read_text())} if state.exists() else {}
     found = {

@@ -1,9 +1,11 @@
-"""Two real vLLM servers behind the gateway, by two rules: `python -m bench.gpu.gateway`, a step of `make bench-gpu`.
+"""Two real vLLM servers behind the gateway, by two rules:
+`python -m bench.gpu.gateway`, a step of `make bench-gpu`.
 
-On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which vLLM makes itself, and 64 users hold
-conversations whose turns are four times as long as those of `bench-live`. `--device cpu` runs the same on the tiny model of the tests, small.
-The table is that of `make bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. Needs Envoy and this project's packages
-beside vLLM, in one Python.
+On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which
+vLLM makes itself, and 64 users hold conversations whose turns are four times as long as those of
+`bench-live`. `--device cpu` runs the same on the tiny model of the tests, small. The table is that of
+`make bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. Needs Envoy and this
+project's packages beside vLLM, in one Python.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
 
 
 def large_model(folder: Path) -> Path:
-    """A Llama of 8 billion parameters without its weights: a configuration, and the tests' tokenizer. Returns `folder`."""
+    """A Llama of 8 billion parameters without its weights: a configuration, and the tests' tokenizer.
+    Returns `folder`."""
     tiny_model.write_config(_made(folder))
     tiny_model.write_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())

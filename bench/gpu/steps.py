@@ -1,4 +1,5 @@
-"""What `make bench-gpu` runs: each step a command of another bench, with what it has to leave behind. Caller: the command."""
+"""What `make bench-gpu` runs: each step a command of another bench, with what it has to leave behind.
+Caller: the command."""
 
 from __future__ import annotations
 

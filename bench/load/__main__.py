@@ -94,7 +94,8 @@ def _positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 when requests failed, 2 for a mistake in the options, 3 when the load could not run."""
+    """Exit status: 0, 1 when requests failed, 2 for a mistake in the options,
+    3 when the load could not run."""
     parser = _parser()
     args, further = parser.parse_known_args(argv)
     for option in _FURTHER:

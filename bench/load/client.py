@@ -1,7 +1,8 @@
-"""The client of the load: one streamed POST at a time on a kept connection, its pieces with the moments they came.
+"""The client of the load: one streamed POST at a time on a kept connection,
+its pieces with the moments they came.
 
-On gevent, for locust's users. HTTP is parsed by geventhttpclient's C parser; nothing else happens between two pieces.
-Every way in which an answer can fail has its class (docs/load-tests.md lists them).
+On gevent, for locust's users. HTTP is parsed by geventhttpclient's C parser; nothing else happens between two
+pieces. Every way in which an answer can fail has its class (docs/load-tests.md lists them).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Client:
         self._head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
 
     def post(self, body: bytes, *, headers: str = "") -> list[Piece]:
-        """The pieces of a whole answer with status 200. AnswerError otherwise. headers: further ones, each with its line's end."""
+        """The pieces of a whole answer with status 200.
+        AnswerError otherwise. headers: further ones, each with its line's end."""
         sock = self._connect()
         reader = _Reader()
         try:

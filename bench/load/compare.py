@@ -1,8 +1,9 @@
-"""The same locust run by one routing rule and then by another, on one gateway that stays up: what an operator would do.
+"""The same locust run by one routing rule and then by another, on one gateway that stays up:
+what an operator would do.
 
-The rule is changed in the picker's policy file, as it is in use; everything else in the file stays, and afterwards the file
-is what it was. Each run starts from cold caches: it has a `cache_salt` of its own, and the model servers are told to
-forget where their addresses are known (vLLM does so in its development mode).
+The rule is changed in the picker's policy file, as it is in use; everything else in the file stays, and
+afterwards the file is what it was. Each run starts from cold caches: it has a `cache_salt` of its own, and
+the model servers are told to forget where their addresses are known (vLLM does so in its development mode).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Gateway:
 
 
 def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRecord]:
-    """`plan` by each rule, in this order, and one report in its directory. LoadError when a rule does not come into use."""
+    """`plan` by each rule, in this order, and one report in its directory.
+    LoadError when a rule does not come into use."""
     records = []
     with _policy(gateway.policy_file) as document:
         for rule in rules:

@@ -1,4 +1,5 @@
-"""What one run came to: counts, failures by class, and a histogram of each measure. Plain data that adds up over processes."""
+"""What one run came to: counts, failures by class, and a histogram of each measure.
+Plain data that adds up over processes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _EXAMPLES: Final = 3
 
 @dataclass(slots=True)
 class Figures:
-    """Of one scenario in one run. Times of closed loops count from the sending, of open loops from the due moment."""
+    """Of one scenario in one run.
+    Times of closed loops count from the sending, of open loops from the due moment."""
 
     asked: int = 0
     answered: int = 0
@@ -31,7 +33,8 @@ class Figures:
     """Answers without usage: their tokens are events."""
     first_at: float = math.inf
     last_at: float = -math.inf
-    """Of the first sending and of the last end, by the machine's monotonic clock, which its processes share."""
+    """Of the first sending and of the last end, by the machine's monotonic clock,
+    which its processes share."""
     measures: dict[str, Samples] = field(default_factory=lambda: {name: Samples() for name in MEASURES})
     health: Health = field(default_factory=Health)
 

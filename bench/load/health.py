@@ -1,8 +1,10 @@
-"""Whether the generator itself was the bottleneck. Pure: it is told CPU times, late wake-ups and late requests, and judges.
+"""Whether the generator itself was the bottleneck.
+Pure: it is told CPU times, late wake-ups and late requests, and judges.
 
-A time in a load test's report is the server's only as far as the generator was there to see it. Three things say that it was
-not: its process had no CPU time left (one core is all that a Python process has), its event loop woke up late, and, where
-requests have due moments, they went out late. `recorder` tells it; the report and the console show `verdict`.
+A time in a load test's report is the server's only as far as the generator was there to see it. Three things
+say that it was not: its process had no CPU time left (one core is all that a Python process has), its event
+loop woke up late, and, where requests have due moments, they went out late. `recorder` tells it; the report
+and the console show `verdict`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Health:
         self.wall_s += wall_s
 
     def note_wake(self, *, late_s: float) -> None:
-        """A look that came so late. While the loop stood still the looks it missed would have been late too: they count."""
+        """A look that came so late.
+        While the loop stood still the looks it missed would have been late too: they count."""
         while late_s > 0:
             self.lag_s.add(late_s)
             late_s -= LOOK_S

@@ -1,7 +1,8 @@
-"""One run in one process of locust: options, the client, when it is over, and what it leaves. The locust files import this.
+"""One run in one process of locust: options, the client, when it is over, and what it leaves.
+The locust files import this.
 
-Of several processes each worker keeps figures of its own and sends them, whole, with each of locust's reports; the master
-adds up the last ones.
+Of several processes each worker keeps figures of its own and sends them, whole,
+with each of locust's reports; the master adds up the last ones.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class LoadRun:
             gevent.spawn(runner.quit)
 
     def finish(self) -> None:
-        """At the end of the process: the figures into their file, and what the generator thinks of itself to the console."""
+        """At the end of the process: the figures into their file,
+        and what the generator thinks of itself to the console."""
         if isinstance(self.environment.runner, WorkerRunner):
             return
         figures = self.figures
@@ -169,7 +171,8 @@ class LoadRun:
             }
             RunRecord(self.options.label, settings, figures).write(Path(self.options.figures))
         if self.options.csv_prefix:
-            # locust's own writer stops up to a second before the last answers, and closes its files after this event.
+            # locust's own writer stops up to a second before the last answers,
+            # and closes its files after this event.
             atexit.register(_write_csv, self.environment, Path(self.options.csv_prefix))
         print("\n".join(generator_lines(figures)), flush=True)
 
@@ -215,7 +218,8 @@ def _write_csv(environment: Environment, prefix: Path) -> None:
 
 
 def _spent() -> tuple[float, float, float]:
-    """This moment; CPU time of this process; time that it was ready and had no core (0 where the kernel does not tell)."""
+    """This moment; CPU time of this process;
+    time that it was ready and had no core (0 where the kernel does not tell)."""
     try:
         waited_s = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

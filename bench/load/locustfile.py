@@ -1,4 +1,5 @@
-"""Closed-loop users: each waits for its answer, thinks, and asks again. `python -m bench.load SCENARIO` runs one of them.
+"""Closed-loop users: each waits for its answer, thinks, and asks again.
+`python -m bench.load SCENARIO` runs one of them.
 
     chat           every prompt is new: nothing to share
     shared         one of some long beginnings, a few of them far more often, and a question of its own
@@ -6,7 +7,8 @@
     overload       new prompts of two priorities and three tenants, one of which has eight tenths of the users
     lora           adapters by a power law, each with a beginning of its own
 
-By hand: `locust -f bench/load/locustfile.py ConversationUser --host http://127.0.0.1:8080`, from the repository's root.
+By hand: `locust -f bench/load/locustfile.py ConversationUser --host http://127.0.0.1:8080`,
+from the repository's root.
 """
 
 from __future__ import annotations
@@ -133,7 +135,8 @@ class ConversationUser(_ClosedLoop):
 
 
 class LoraUser(_ClosedLoop):
-    """Where no adapter is served it asks for the base model: `python -m bench.load lora` refuses that first."""
+    """Where no adapter is served it asks for the base model:
+    `python -m bench.load lora` refuses that first."""
 
     scenario = "lora"
 

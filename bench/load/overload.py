@@ -1,9 +1,11 @@
-"""Overload of a real gateway with flow control on: Envoy, the picker, two model servers, users of two priorities and three tenants.
+"""Overload of a real gateway with flow control on:
+Envoy, the picker, two model servers, users of two priorities and three tenants.
 
     python -m bench.load.overload --seconds 300
 
-Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own figures, and with the
-shares of the tenants: prompt tokens at priority 0, from the picker's recording, as long as every tenant had requests there.
+Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own
+figures, and with the shares of the tenants: prompt tokens at priority 0, from the picker's recording, as long
+as every tenant had requests there.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
 
 
 def _shares(recording: bytes) -> str:
-    """Tenants stand there as hashes. What goes after a tenant's last request is left out: nobody else asked by then."""
+    """Tenants stand there as hashes.
+    What goes after a tenant's last request is left out: nobody else asked by then."""
     lines = [decode(line) for line in recording.splitlines()]
     asked = [line for line in lines if isinstance(line, Asked) and line.tenant and not line.priority]
     last: dict[str, float] = {}

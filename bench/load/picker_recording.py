@@ -1,7 +1,8 @@
-"""Has the picker record what a run sends: asks its admin address for the lines, as `epp record` does, and writes them to a file.
+"""Has the picker record what a run sends:
+asks its admin address for the lines, as `epp record` does, and writes them to a file.
 
-The lines are written as they come, so the generator needs nothing of the picker installed. A picker that cannot be recorded
-does not stop the run: the command says why there is no recording.
+The lines are written as they come, so the generator needs nothing of the picker installed.
+A picker that cannot be recorded does not stop the run: the command says why there is no recording.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class PickerRecording:
         """Why the recording ended before the run, or never began."""
 
     def fetch(self, *, last: bool = False) -> None:
-        """Write the requests that ended since the last call; last: the picker stops. A fault is kept, and ends the recording."""
+        """Write the requests that ended since the last call; last: the picker stops.
+        A fault is kept, and ends the recording."""
         if self.fault:
             return
         try:
@@ -80,7 +82,8 @@ class PickerRecording:
 
 @contextmanager
 def recorded(admin: str, path: Path) -> Iterator[None]:
-    """What the picker routes meanwhile goes to `path`, and the end says what came of it. No admin address: nothing is recorded."""
+    """What the picker routes meanwhile goes to `path`, and the end says what came of it.
+    No admin address: nothing is recorded."""
     if not admin:
         yield
         return

@@ -1,4 +1,5 @@
-"""What a gateway serves, asked before any load: the model and its adapters. Says what to do where nothing answers."""
+"""What a gateway serves, asked before any load: the model and its adapters.
+Says what to do where nothing answers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Served:
 
 
 def probe(host: str, *, model: str) -> Served:
-    """`model`: the one to ask for; empty: the first that is served. LoadError when there is none, or nobody answers."""
+    """`model`: the one to ask for; empty: the first that is served.
+    LoadError when there is none, or nobody answers."""
     if not host.startswith(("http://", "https://")):
         raise LoadError(f"{host!r} is no address of a gateway: --host wants http://NAME:PORT")
     url = f"{host.rstrip('/')}/v1/models"

@@ -1,7 +1,8 @@
 """Turns answers into rows of locust's statistics and into figures. One for each process of the generator.
 
-Requests are events of locust's own (`ANSWER` rows), so its totals count answers. The other measures are rows beside them and
-stay out of the totals: a time to first token added to a number of tokens a second would be neither.
+Requests are events of locust's own (`ANSWER` rows), so its totals count answers. The other measures are rows
+beside them and stay out of the totals: a time to first token added to a number of tokens a second would be
+neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Writes what was sent as a trace in Mooncake's format, for `epp replay`. One file for each process of the generator.
+"""Writes what was sent as a trace in Mooncake's format, for `epp replay`.
+One file for each process of the generator.
 
-A token is taken for four bytes of the messages' text. Blocks of 512 tokens are named by a chained hash, so no text is written.
-Called by `locust_run` for each answer.
+A token is taken for four bytes of the messages' text. Blocks of 512 tokens are named by a chained hash,
+so no text is written. Called by `locust_run` for each answer.
 """
 
 from __future__ import annotations

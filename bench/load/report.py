@@ -1,4 +1,5 @@
-"""What runs came to, for people: lines for a terminal, and one HTML page with the same table and the distributions as curves.
+"""What runs came to, for people: lines for a terminal,
+and one HTML page with the same table and the distributions as curves.
 
 One run or several side by side; of several, ratios are to the first.
 """
@@ -72,7 +73,8 @@ LINES: Final[Sequence[Line]] = (
 
 
 def cells(runs: Sequence[RunRecord]) -> list[list[str]]:
-    """The table: a heading, then a row for each line; with two runs and more a ratio for each but the first."""
+    """The table: a heading, then a row for each line;
+    with two runs and more a ratio for each but the first."""
     rows = [["", *(run.label for run in runs), *(f"{run.label} / {runs[0].label}" for run in runs[1:])]]
     for line in LINES:
         values = [float(line.value(run.figures)) for run in runs]
@@ -126,7 +128,7 @@ def generator_lines(figures: Figures) -> list[str]:
     return [f"The generator kept up: {figures.health.summary()}."]
 
 
-# -- the page -------------------------------------------------------------------------------------------------------
+# -- the page ------------------------------------------------------------------------------------------------
 
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1f2328;max-width:1000px;margin:2rem auto;padding:0 1rem}
@@ -251,7 +253,8 @@ def _grid(x: Callable[[float], float], y: Callable[[float], float], low: float, 
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Round numbers between the two: 1, 2, 5 of each power of ten, or even steps where that would be too few."""
+    """Round numbers between the two: 1, 2, 5 of each power of ten,
+    or even steps where that would be too few."""
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     wide = most / least > 300
     found = [mark * 10.0**power for power in powers for mark in ((1,) if wide else (1, 2, 5))]

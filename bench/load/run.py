@@ -1,7 +1,7 @@
 """Starts locust as a process of its own for one run, and makes the report of what it left.
 
-A run leaves in its directory: `report.html` (ours), `locust.html`, `locust_*.csv`, `locust.log`, `figures.json`, `trace.jsonl`, and
-`recording.jsonl` where the picker's admin address is known.
+A run leaves in its directory: `report.html` (ours), `locust.html`, `locust_*.csv`, `locust.log`,
+`figures.json`, `trace.jsonl`, and `recording.jsonl` where the picker's admin address is known.
 """
 
 from __future__ import annotations

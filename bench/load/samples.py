@@ -1,7 +1,8 @@
-"""A histogram of positive numbers that keeps every quantile within half a percent, and adds up over processes.
+"""A histogram of positive numbers that keeps every quantile within half a percent,
+and adds up over processes.
 
-Called for each answer by `recorder`, for each look at the event loop by `health`. Zero and less count as the least
-value that it tells apart, a millionth.
+Called for each answer by `recorder`, for each look at the event loop by `health`.
+Zero and less count as the least value that it tells apart, a millionth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """When the requests of an open loop are due. Pure: told the time, it says what to send and how long to wait.
 
-A due moment never moves, whatever the server or the generator does: what is late goes out at once, all of it, and is timed
-from its due moment. So a server that stops for a second is seen by every request that was due meanwhile, not by one.
+A due moment never moves, whatever the server or the generator does: what is late goes out at once, all of it,
+and is timed from its due moment. So a server that stops for a second is seen by every request that was due
+meanwhile, not by one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What a streamed answer of the OpenAI API was worth, from its pieces and when they came. Pure: no clock, no socket.
+"""What a streamed answer of the OpenAI API was worth, from its pieces and when they came.
+Pure: no clock, no socket.
 
-Pieces are kept as they come and read once the answer is whole, so that reading costs nothing between two of them. A
-token's moment is the arrival of the piece that holds the last byte of its event. The client and the unit tests call this.
+Pieces are kept as they come and read once the answer is whole, so that reading costs nothing between two of
+them. A token's moment is the arrival of the piece that holds the last byte of its event. The client and the
+unit tests call this.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ _EVENT: Final = msgspec.json.Decoder(_Event)
 
 
 class AnswerError(Exception):
-    """An answer that does not count. `kind` is its class in the statistics: few values, so that failures add up."""
+    """An answer that does not count.
+    `kind` is its class in the statistics: few values, so that failures add up."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
@@ -78,7 +81,8 @@ class Answer:
     """The longest silence between two pieces with tokens; 0 of one."""
     output_tokens: int
     tokens_counted: bool
-    """By the server. False: no usage came, and `output_tokens` is the number of events, at most that of the tokens."""
+    """By the server. False: no usage came, and `output_tokens` is the number of events,
+    at most that of the tokens."""
     prompt_tokens: int
     cached_tokens: int
     text: str
@@ -92,7 +96,8 @@ class Answer:
 
 
 def read_answer(pieces: Sequence[tuple[float, bytes]]) -> Answer:
-    """`pieces`: (arrived at, bytes) in order, of a body that ended well by HTTP. AnswerError when it is not a whole answer."""
+    """`pieces`: (arrived at, bytes) in order, of a body that ended well by HTTP.
+    AnswerError when it is not a whole answer."""
     body = b"".join(piece for _, piece in pieces)
     ends = list(accumulate(len(piece) for _, piece in pieces))
     moments: list[float] = []

@@ -1,10 +1,11 @@
-"""Traces: who asks when, for how much, and which beginnings they share. Read from files, or made up from a seed. Pure but for `read`.
+"""Traces: who asks when, for how much, and which beginnings they share.
+Read from files, or made up from a seed. Pure but for `read`.
 
 Formats, plain or gzip, told apart by their content:
-- JSON lines of Mooncake's kind: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`, one for each 512
-  tokens of the prompt: equal ids are equal text, together with all before.
-- CSV of Azure's kind: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`. It says nothing of shared beginnings: every
-  prompt is new.
+- JSON lines of Mooncake's kind: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`,
+  one for each 512 tokens of the prompt: equal ids are equal text, together with all before.
+- CSV of Azure's kind: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
+  It says nothing of shared beginnings: every prompt is new.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def _finite(value: float) -> float:
 
 
 def prepared(calls: Sequence[Call], *, most: int, speed: float, scale: float) -> list[Call]:
-    """The first `most` (0: all), their gaps divided by `speed`, their sizes times `scale`; equal beginnings stay equal."""
+    """The first `most` (0: all), their gaps divided by `speed`, their sizes times `scale`;
+    equal beginnings stay equal."""
     return [
         replace(
             call,
@@ -128,7 +130,8 @@ def prepared(calls: Sequence[Call], *, most: int, speed: float, scale: float) ->
 
 
 def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
-    """A trace of our own: conversations that begin by chance and in bursts, with eight shared beginnings and think time.
+    """A trace of our own: conversations that begin by chance and in bursts,
+    with eight shared beginnings and think time.
 
     About `rate_per_s` requests a second. The same for the same arguments.
     """
@@ -142,8 +145,8 @@ def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
     pending: list[tuple[float, int, Call]] = []
     number = 0
     while len(made) < count:
-        # Calls that no later conversation can come before are final; those of the first minute are left out: there
-        # all conversations are young.
+        # Calls that no later conversation can come before are final; those of the first minute are left out:
+        # there all conversations are young.
         while pending and pending[0][0] <= now and len(made) < count:
             call = heapq.heappop(pending)[2]
             if call.at_s >= _WARM_UP_S:

@@ -1,8 +1,9 @@
-"""How well a calibrated cost model foretells the server that it was fitted to, on requests that were not in the fit.
+"""How well a calibrated cost model foretells the server that it was fitted to,
+on requests that were not in the fit.
 
-Give it the running server (`--url`) and the file that `model-server calibrate` made of it (`--cost`): it starts a server of the
-cost model with that file and puts the same requests to both, in turns. Prompts are random tokens, so nothing is found in a
-cache. Lengths, batches and arrivals are none that a calibration asks.
+Give it the running server (`--url`) and the file that `model-server calibrate` made of it (`--cost`): it
+starts a server of the cost model with that file and puts the same requests to both, in turns. Prompts are
+random tokens, so nothing is found in a cache. Lengths, batches and arrivals are none that a calibration asks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Row 001-4: what leaving the middle of the free queue costs, in its three forms, by hit rate and pool size.
 
-Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, a minute or two. A request is 64 blocks;
-with the probability of the hit rate all of them are found in the free queue, otherwise all are new; 8 requests live at
-a time and each request ends a step. `request` is CPU time of the engine's thread for one request (hold or take, cache,
-release, and the wait for the sweeping thread); `process` is that of all threads; `longest` is wall time. The three
-forms take turns in each round and the table has medians of the rounds.
+Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, a minute or two. A request is 64
+blocks; with the probability of the hit rate all of them are found in the free queue, otherwise all are new; 8
+requests live at a time and each request ends a step. `request` is CPU time of the engine's thread for one
+request (hold or take, cache, release, and the wait for the sweeping thread); `process` is that of all
+threads; `longest` is wall time. The three forms take turns in each round and the table has medians of the
+rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Measured:
 
 
 class Served:
-    """A pool kept as a busy server keeps it: everything free has content, and half of it is asked for again."""
+    """A pool kept as a busy server keeps it:
+    everything free has content, and half of it is asked for again."""
 
     def __init__(self, queue: QueueName, *, num_blocks: int, hit_rate: float) -> None:
         self._pool = BlockPool(num_blocks, order=make_order("lru", queue=queue))

@@ -1,4 +1,5 @@
-"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, of its bound K, and of three policies.
+"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, of its bound K,
+and of three policies.
 
 Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, two minutes. Counts, not times.
 """
@@ -82,7 +83,8 @@ def family(
 
 
 def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
-    """Tokens of an answer, on the average, with which 8.14 % of all tokens are those of a prompt seen before, and the rate seen there.
+    """Tokens of an answer, on the average, with which 8.14 % of all tokens are those of a prompt seen before,
+    and the rate seen there.
 
     A prompt is found 999 of 1,000 times: rate = 0.999 n / (n + answer).
     """

@@ -1,8 +1,9 @@
 """What finding a partial block costs, by the number of cached blocks that could be meant.
 
-Run with `python -m bench.model_server.bench_partial [--json FILE]`, some seconds. Prompts of 15 tokens and blocks of 16, as in the
-hash table report, all cached; either all prompts begin with the same token, as with a BOS token or a chat template, or no two of them do.
-CPU microseconds of one look-up, and of one decoded token (its block is listed anew); medians of rounds.
+Run with `python -m bench.model_server.bench_partial [--json FILE]`, some seconds. Prompts of 15 tokens and
+blocks of 16, as in the hash table report, all cached; either all prompts begin with the same token, as with a
+BOS token or a chat template, or no two of them do. CPU microseconds of one look-up, and of one decoded token
+(its block is listed anew); medians of rounds.
 """
 
 from __future__ import annotations

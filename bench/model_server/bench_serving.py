@@ -1,8 +1,10 @@
-"""Row 001-7: a serving load with a shared start, and row 001-8's other half, with the block cache and without; simulated.
+"""Row 001-7: a serving load with a shared start, and row 001-8's other half,
+with the block cache and without; simulated.
 
-500 requests of 336 shared and 560 own tokens (the document's 330 and 550, in whole blocks of 16), 150 answered, Poisson arrivals at
-several rates, one server of the cost model's sizes: an 8B model on one data-centre GPU, or, with `--cost`, what `model-server calibrate` found of a real
-one. Without the cache means that every request's start is its own. Times are the model's, not measured ones; hits are exact.
+500 requests of 336 shared and 560 own tokens (the document's 330 and 550, in whole blocks of 16), 150
+answered, Poisson arrivals at several rates, one server of the cost model's sizes: an 8B model on one
+data-centre GPU, or, with `--cost`, what `model-server calibrate` found of a real one. Without the cache means
+that every request's start is its own. Times are the model's, not measured ones; hits are exact.
 `python -m bench.model_server.bench_serving`, seconds.
 """
 

@@ -1,9 +1,11 @@
-"""Row 001-8, the part without a model: CPU that the engine's core takes for a step, with the block cache on and off.
+"""Row 001-8, the part without a model: CPU that the engine's core takes for a step,
+with the block cache on and off.
 
-Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, under a minute. Unique prompts, so no hit
-pays anything back; 64 requests at a time of 512 tokens and 64 answered; the runner computes nothing and answers at
-once. The same requests are served with and without the cache in turns; medians. The share is of a step of 20 ms, the
-decode step of the cost model's default (an 8B model on one data-centre GPU): modelled, not measured here.
+Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, under a minute. Unique prompts, so no
+hit pays anything back; 64 requests at a time of 512 tokens and 64 answered; the runner computes nothing and
+answers at once. The same requests are served with and without the cache in turns; medians. The share is of a
+step of 20 ms, the decode step of the cost model's default (an 8B model on one data-centre GPU): modelled, not
+measured here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pictures of docs/bench-caching.md, from what the benchmarks wrote with --json.
 
-`python -m bench.model_server.plots --hit-rates FILE --engine FILE --peers FILE` writes those whose file is given to
-bench/model_server/figures.
+`python -m bench.model_server.plots --hit-rates FILE --engine FILE --peers FILE` writes those whose file is
+given to bench/model_server/figures.
 """
 
 from __future__ import annotations

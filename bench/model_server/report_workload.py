@@ -1,7 +1,9 @@
-"""The hash table report's experiment on the block cache alone: its prompt generator, and what of the prompts is found.
+"""The hash table report's experiment on the block cache alone:
+its prompt generator, and what of the prompts is found.
 
-Hits are exact here, not timed: requests come one after the other, each finds what it can, computes the rest, grows by
-its answer, and is freed. Answers are random, as with sampling, so equal prompts part ways after the prompt.
+Hits are exact here, not timed: requests come one after the other, each finds what it can, computes the rest,
+grows by its answer, and is freed. Answers are random, as with sampling, so equal prompts part ways after the
+prompt.
 """
 
 from __future__ import annotations
@@ -61,10 +63,11 @@ def prompts(p: float, *, seed: int, num_requests: int = NUM_REQUESTS) -> Iterato
 
 
 def mixed_trace(*, seed: int, num_requests: int, drift_every: int | None = None) -> Iterator[list[int]]:
-    """Longer prompts: one of 60 beginnings, few of them frequent, and an own end; a third are used by nobody again.
+    """Longer prompts: one of 60 beginnings, few of them frequent, and an own end;
+    a third are used by nobody again.
 
-    A burst of strangers comes now and then, as a crawler or a batch job would. With `drift_every` so many requests,
-    the six most frequent beginnings are given up for new ones.
+    A burst of strangers comes now and then, as a crawler or a batch job would.
+    With `drift_every` so many requests, the six most frequent beginnings are given up for new ones.
     """
     rng = random.Random(seed)
     beginnings = [_random_tokens(rng, rng.randrange(64, 320)) for _ in range(60)]
@@ -122,8 +125,9 @@ def run(
 def expected_rate(p: float, *, bound: int, answer_tokens: tuple[int, int]) -> float:
     """What share of the report's prompts should be found where `bound` unused blocks keep their content.
 
-    A frequent sequence comes again with the chance p/20 of each request, and every request leaves its blocks behind. So it is found if it
-    comes within bound / (blocks of a request) requests; the first time of each sequence finds nothing.
+    A frequent sequence comes again with the chance p/20 of each request, and every request leaves its blocks
+    behind. So it is found if it comes within bound / (blocks of a request) requests; the first time of each
+    sequence finds nothing.
     """
     shortest, longest = answer_tokens
     lengths = [PROMPT_TOKENS + answer for answer in range(shortest, longest + 1)]

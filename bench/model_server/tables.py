@@ -1,4 +1,5 @@
-"""How the benchmarks of the model server show what they measured: a table, bars, and JSON for other programs."""
+"""How the benchmarks of the model server show what they measured:
+a table, bars, and JSON for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The caching benchmarks' own parts: what is asked of the peers, what is made of their turns, and the pictures."""
+"""The caching benchmarks' own parts: what is asked of the peers, what is made of their turns,
+and the pictures."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_a_row_repeats_as_many_prompt_tokens_as_its_document_says(row: str, hit_
 
 
 def serve_twice(*, cache: bool) -> tuple[float, float]:
-    """001-6 by an engine over the cost model: modelled seconds of the whole run, and hits of all prompt tokens."""
+    """001-6 by an engine over the cost model:
+    modelled seconds of the whole run, and hits of all prompt tokens."""
     runner = CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7))
     config = EngineConfig(
         num_blocks=4096, block_size_tokens=16, enable_prefix_caching=cache, eos_token_id=NO_TOKEN
@@ -184,7 +186,8 @@ def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
 
 
 def test_the_gain_of_identical_prompts_falls_with_their_answers_as_the_costs_say() -> None:
-    """A first token of 10 ms with the cache and 40 without, 5 ms for each further one: 1.1 times while 30 >= 0.1 (10 + 5 (a - 1))."""
+    """A first token of 10 ms with the cache and 40 without, 5 ms for each further one:
+    1.1 times while 30 >= 0.1 (10 + 5 (a - 1))."""
     points = [(a, 0.010 + 0.005 * (a - 1), 0.040 + 0.005 * (a - 1)) for a in (2, 16, 64)]
     costs = answer_costs.fit(points)
     assert costs.gain(1) == pytest.approx(4.0)

@@ -1,7 +1,7 @@
 """Where adapters are: for each, its share of the load and how many servers hold it, on the LoRA mix.
 
-What servers hold is read off the simulated engines each time a request ends, after the warm-up and until the last arrival.
-A table and JSON; `python -m bench.routing.adapters --help`.
+What servers hold is read off the simulated engines each time a request ends,
+after the warm-up and until the last arrival. A table and JSON; `python -m bench.routing.adapters --help`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Mapping[float, Sequence[Sequence[Copies]]]) -> str:
-    """A line for each group of adapters: their share of the load each, and for each load the servers that hold one: mean, most."""
+    """A line for each group of adapters:
+    their share of the load each, and for each load the servers that hold one: mean, most."""
     header = " | ".join(f"load {load:g}: servers, mean and most" for load in found)
     lines = [
         f"| adapters by popularity | share of the load, each | {header} |",

@@ -1,4 +1,5 @@
-"""Plans and runs: what the fleet looks like, how much it can do, and one run after another in parallel processes."""
+"""Plans and runs: what the fleet looks like, how much it can do,
+and one run after another in parallel processes."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Setting:
     """Of the number of requests."""
     replicas: int = 1
     share_delay_s: float | None = None
-    """Until the other replicas of our picker hear what one did. None: they share nothing. Other rules never share."""
+    """Until the other replicas of our picker hear what one did. None: they share nothing.
+    Other rules never share."""
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
     slow: float = 1.0
@@ -150,7 +152,8 @@ def fleet_of(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedL
 
 
 def saturation(workload: str, setting: Setting) -> tuple[float, float]:
-    """The most that the fleet can do: the best of `calibrate`'s rates with 16 to 128 requests always in flight at each server.
+    """The most that the fleet can do: the best of `calibrate`'s rates with 16 to 128 requests always in
+    flight at each server.
 
     Where prompts are what costs, 16 fill a server; where answers are, batches of 128 do twice as much.
     """
@@ -161,11 +164,12 @@ def saturation(workload: str, setting: Setting) -> tuple[float, float]:
 def calibrate(
     workload: str, setting: Setting, *, in_flight: int = IN_FLIGHT_AT_CAPACITY
 ) -> tuple[float, float]:
-    """What the fleet can do with so many requests in flight at each server: (requests a second, mean seconds of an unloaded turn).
+    """What the fleet can do with so many requests in flight at each server:
+    (requests a second, mean seconds of an unloaded turn).
 
-    The rate at which requests end between a fifth and four fifths of the run, with so many always in flight, routed by a cost
-    rule with exact knowledge. Rules that find more in the caches can do more than that, others less; all run
-    at the same offered rates.
+    The rate at which requests end between a fifth and four fifths of the run, with so many always in flight,
+    routed by a cost rule with exact knowledge. Rules that find more in the caches can do more than that,
+    others less; all run at the same offered rates.
     """
     spec = spec_of(workload)
     rng = random.Random(f"{spec.name} calibration")

@@ -1,7 +1,7 @@
 """Servers that do not say how large their cache is, and a picker that starts with a wrong belief of it.
 
-What follows from the belief shows in the mean TTFT after the first minutes, against that of the right size in the same run of
-the same workload and seed. A table and JSON; `python -m bench.routing.cache_size --help`.
+What follows from the belief shows in the mean TTFT after the first minutes, against that of the right size in
+the same run of the same workload and seed. A table and JSON; `python -m bench.routing.cache_size --help`.
 """
 
 from __future__ import annotations

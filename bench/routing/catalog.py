@@ -1,7 +1,8 @@
 """Every rule that is compared: its documented default first, then the settings of a small sweep.
 
-A line is one configuration. Names with a plus are settings of the sweep; `ours` are run by the real picker, all others by
-`peer.PeerRouter`. Sources: the projects' own documentation, in our words in docs/bench-routing.md.
+A line is one configuration. Names with a plus are settings of the sweep; `ours` are run by the real picker,
+all others by `peer.PeerRouter`. Sources: the projects' own documentation, in our words in
+docs/bench-routing.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Config:
     unsaid: tuple[str, ...] = ()
     """What the servers' pages leave out, so that the picker cannot learn from it."""
     pages_every_s: float | None = None
-    """How often it reads the servers' pages, where its project does that oftener than the others; None: as all others do."""
+    """How often it reads the servers' pages, where its project does that oftener than the others; None:
+    as all others do."""
     default: bool = True
     """As documented; else a setting of the sweep."""
 

@@ -1,7 +1,9 @@
-"""Prefill and decode apart against the same servers doing both, on long prompts: `python -m bench.routing.disaggregation`.
+"""Prefill and decode apart against the same servers doing both, on long prompts:
+`python -m bench.routing.disaggregation`.
 
-The picker's own code decides; the servers are simulated, and the transfer takes as long as the policy says. A prefill server computes
-a prompt and one token; then its blocks go to the decode server, which computes what is left of the last block. Prints a table.
+The picker's own code decides; the servers are simulated, and the transfer takes as long as the policy says. A
+prefill server computes a prompt and one token; then its blocks go to the decode server, which computes what
+is left of the last block. Prints a table.
 """
 
 from __future__ import annotations

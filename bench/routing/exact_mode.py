@@ -1,9 +1,11 @@
-"""What exact mode gains over the approximate table: the simulated fleet with its servers' own block events fed to the picker.
+"""What exact mode gains over the approximate table:
+the simulated fleet with its servers' own block events fed to the picker.
 
-The real knowledge of `epp.kvevents` gets every block that a simulated server stores or drops, and every routed prompt, a tenth of a
-second late; names of blocks are the simulator's, since it has no tokens. Each place is run twice with the same requests. Places:
-servers that state the size of their caches, servers that do not and a wrong first belief, caches of a quarter of the size
-(eviction pressure), and a picker that restarts half-way and must find out anew. A table and JSON; `--help`.
+The real knowledge of `epp.kvevents` gets every block that a simulated server stores or drops, and every
+routed prompt, a tenth of a second late; names of blocks are the simulator's, since it has no tokens. Each
+place is run twice with the same requests. Places: servers that state the size of their caches, servers that
+do not and a wrong first belief, caches of a quarter of the size (eviction pressure), and a picker that
+restarts half-way and must find out anew. A table and JSON; `--help`.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ class _TellingFleet(Fleet):
 
 
 class ExactRouter(PickerRouter):
-    """The picker with what its servers tell; without `knowledge` it only keeps the books of its predictions."""
+    """The picker with what its servers tell;
+    without `knowledge` it only keeps the books of its predictions."""
 
     def __init__(self, trial: Trial, *, policy: Policy, block_tokens: int) -> None:
         super().__init__(policy, seed=trial.seed)
@@ -156,7 +159,8 @@ class ExactRouter(PickerRouter):
         )
 
     def _restart(self, now: float) -> None:
-        """A new picker in the old one's place. Its exact mode gets the servers' replays, and has seen no prompt."""
+        """A new picker in the old one's place.
+        Its exact mode gets the servers' replays, and has seen no prompt."""
         old = self.pickers[0]
         new = Picker(self._policy, rng=random.Random(self._trial.seed + 7))
         new.set_endpoints(old.endpoints(), now=now)
@@ -297,7 +301,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Sequence[Found]) -> str:
-    """A line for each workload, load and place: means over the seeds, approximate and exact; ratios seed by seed, their median."""
+    """A line for each workload, load and place: means over the seeds, approximate and exact;
+    ratios seed by seed, their median."""
     by_cell: dict[tuple[str, float, str], dict[bool, list[Found]]] = {}
     for one in found:
         t = one.trial

@@ -1,14 +1,16 @@
-"""Flow control in the simulated fleet: the same requests with it off and on, in several settings. A table; `--help`.
+"""Flow control in the simulated fleet: the same requests with it off and on, in several settings.
+A table; `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
-    python -m bench.routing.flow --page --workloads conversation,none --settings off,queue,refuse,demote --seeds 2
-    python -m bench.routing.flow --burst --workloads conversation
-    python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
+    python -m bench.routing.flow --page --workloads conversation,none --settings off,queue,refuse,demote
+    --seeds 2 python -m bench.routing.flow --burst --workloads conversation python -m bench.routing.flow --mix
+    interactive --workloads conversation --loads 0.5,2.0
 
-`good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; refused ones are not. Times are of those
-that were answered. `by length` is the same share for each quarter of the requests by prompt length, shortest first: who
-refuses what would be late refuses long prompts first, and that should be seen.
+`good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; refused ones are
+not. Times are of those that were answered. `by length` is the same share for each quarter of the requests by
+prompt length, shortest first: who refuses what would be late refuses long prompts first, and that should be
+seen.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _AS_GOOD = 1.02
 """Times as long is as good."""
 _CLOSED_S = 300.0
 _DRAIN_S = 600.0
-"""After the last arrival the run goes on for so long: with nothing refused, the last answers are late ones."""
+"""After the last arrival the run goes on for so long:
+with nothing refused, the last answers are late ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +123,8 @@ def main() -> int:
 
 
 def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> int:
-    """The table of docs/bench-flow.md, a line for each workload and load, and what all lines come to; from several processes."""
+    """The table of docs/bench-flow.md, a line for each workload and load, and what all lines come to;
+    from several processes."""
     arms, loads = args.settings.split(","), [*map(float, args.loads.split(","))]
     seeds = range(1, 1 + args.seeds)
     with ProcessPoolExecutor(args.processes) as pool:
@@ -166,7 +170,8 @@ def _print_ratios(
     rows: Mapping[tuple[str, float, str, int], Row],
     seeds: Sequence[int],
 ) -> None:
-    """For each setting and load: times over those of the first setting, and at how many workloads both stay within 1.02."""
+    """For each setting and load: times over those of the first setting,
+    and at how many workloads both stay within 1.02."""
     print("\n| flow | load | mean TTFT, times that of the first | p90 | both within 1.02 at |")
     print("| --- " * 5 + "|")
     for arm in arms[1:]:

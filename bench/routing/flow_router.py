@@ -1,6 +1,8 @@
-"""Pickers with flow control in front, as a simulated fleet's router: requests wait in them, as they would at the gateway.
+"""Pickers with flow control in front, as a simulated fleet's router:
+requests wait in them, as they would at the gateway.
 
-Each request comes to one of them by chance, as from a data plane with several pickers; each has a queue of its own.
+Each request comes to one of them by chance, as from a data plane with several pickers;
+each has a queue of its own.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ DOCUMENTS = 2000
 
 
 def retrieval(rng: random.Random, count: int) -> list[Timed]:
-    """A shared system prompt of 1,000 tokens, five of 2,000 documents by Zipf in any order, a short question."""
+    """A shared system prompt of 1,000 tokens, five of 2,000 documents by Zipf in any order,
+    a short question."""
     weights = list(itertools.accumulate(1 / (rank + 1) ** 1.05 for rank in range(DOCUMENTS)))
     sizes = [length(rng, mean=800, sigma=0.5, least=100, most=3000) for _ in range(DOCUMENTS)]
     made = []
@@ -86,7 +87,8 @@ def reasoning(rng: random.Random, count: int) -> list[Timed]:
 
 
 def diurnal(rng: random.Random, count: int) -> list[Timed]:
-    """A day: six in ten requests are of people, whose number rises and falls by 80 %; the others are long ones of batch jobs."""
+    """A day: six in ten requests are of people, whose number rises and falls by 80 %;
+    the others are long ones of batch jobs."""
     people, batch, swing = 0.6, 0.4, 0.8
     most = people * (1 + swing) + batch
     made: list[Timed] = []
@@ -118,7 +120,8 @@ def diurnal(rng: random.Random, count: int) -> list[Timed]:
 
 
 def classification(rng: random.Random, count: int) -> list[Timed]:
-    """Short answers: one of 12 instructions of 600 tokens, a text of 300 on average, an answer of 1 to 8 tokens."""
+    """Short answers: one of 12 instructions of 600 tokens, a text of 300 on average,
+    an answer of 1 to 8 tokens."""
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(12)))
     return [
         Timed(
@@ -135,7 +138,8 @@ def classification(rng: random.Random, count: int) -> list[Timed]:
 
 
 def documents(rng: random.Random, count: int) -> list[Timed]:
-    """Long documents: 10,000 to 120,000 tokens, each asked about three to six times, seconds to minutes apart."""
+    """Long documents: 10,000 to 120,000 tokens, each asked about three to six times,
+    seconds to minutes apart."""
     made: list[tuple[float, SimRequest]] = []
     arrived = 0.0
     while len(made) < count:
@@ -203,7 +207,7 @@ MORE: Mapping[str, Spec] = {
 }
 
 
-# -- mixtures ------------------------------------------------------------------------------------------------------
+# -- mixtures ------------------------------------------------------------------------------------------------
 
 
 def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float = 0.2) -> list[Timed]:

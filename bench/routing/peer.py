@@ -1,8 +1,9 @@
-"""What every comparison rule stands on: its view of the servers, a prefix index, and the router that keeps both.
+"""What every comparison rule stands on:
+its view of the servers, a prefix index, and the router that keeps both.
 
-A rule sees what a proxy of its own would see, exactly and at once: its requests in flight, the prompt tokens it sent that are
-not at their first token yet, and the servers' pages by scrape. That is more than the real picker knows (no first tokens
-pass it), so the comparison leans towards the rules.
+A rule sees what a proxy of its own would see, exactly and at once: its requests in flight, the prompt tokens
+it sent that are not at their first token yet, and the servers' pages by scrape. That is more than the real
+picker knows (no first tokens pass it), so the comparison leans towards the rules.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def _head(request: SimRequest, first: int, num_chars: int) -> int:
 
 
 class Index:
-    """Which prompt blocks each pod is assumed to hold: an LRU by pod, tails first. capacity None: never evicts."""
+    """Which prompt blocks each pod is assumed to hold: an LRU by pod, tails first. capacity None:
+    never evicts."""
 
     def __init__(self, capacity_blocks: int | None) -> None:
         self._capacity = capacity_blocks

@@ -84,7 +84,8 @@ def report(cells: Cells) -> str:
 
 
 def summary(cells: Cells) -> str:
-    """Each rule against the best at each place; geometric means, because places differ by orders of magnitude."""
+    """Each rule against the best at each place;
+    geometric means, because places differ by orders of magnitude."""
     rules = sorted({cell.rule for row in cells.values() for cell in row})
     lines = [
         "| rule | mean TTFT, times the best | worst place | p90 TTFT, times the best | TPOT p90, times the best | good |",
@@ -101,7 +102,8 @@ def summary(cells: Cells) -> str:
 
 
 def _best(row: Sequence[Cell], figure: str) -> float:
-    """The least of a figure. Times per token count only for rules that answered about as much as any: who answers few, does it fast."""
+    """The least of a figure. Times per token count only for rules that answered about as much as any:
+    who answers few, does it fast."""
     most = max(cell.mean.completed for cell in row)
     fair = [cell for cell in row if figure != "tpot_p90_s" or cell.mean.completed >= 0.9 * most]
     return min(float(getattr(cell.mean, figure)) for cell in fair)
@@ -198,7 +200,7 @@ def ablation(cells: Cells) -> str:
     return "\n".join(lines)
 
 
-# -- picture -------------------------------------------------------------------------------------------------------
+# -- picture -------------------------------------------------------------------------------------------------
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 150, 110, 52, 20
 _RIGHT = 80
@@ -206,7 +208,8 @@ _RIGHT = 80
 
 
 def svg(cells: Cells) -> str:
-    """A field for each rule and place: its mean TTFT as a multiple of the best there; green is 1, red 10 and more."""
+    """A field for each rule and place: its mean TTFT as a multiple of the best there;
+    green is 1, red 10 and more."""
     places = list(cells)
     worth = {
         rule: _against_best(cells, rule, "ttft_mean_s")[0]

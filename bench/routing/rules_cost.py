@@ -36,7 +36,8 @@ class Dynamo(SimpleRule):
     """Prefill blocks less the overlap, and distinct active blocks, this request's included."""
 
     def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
-        """scale: its `prefill_load_scale`, the lever that its documents name; a credit above 1 is refused there."""
+        """scale: its `prefill_load_scale`, the lever that its documents name;
+        a credit above 1 is refused there."""
         super().__init__(world)
         self._scale, self._load_weight = scale, load_weight
 
@@ -129,7 +130,8 @@ class Conductor(SimpleRule):
 
 
 class Mooncake(SimpleRule):
-    """Least predicted TTFT: queue and own prefill by a fitted model of prefill time; no transfers between servers."""
+    """Least predicted TTFT: queue and own prefill by a fitted model of prefill time;
+    no transfers between servers."""
 
     def __init__(self, world: World, *, rate: float = 8000.0, knee_tokens: float = 32768.0) -> None:
         super().__init__(world)
@@ -146,7 +148,8 @@ class Mooncake(SimpleRule):
 
 
 class ExactCost(SimpleRule):
-    """Our score with exact knowledge, in tokens: B + U (w + k L) + c L. What the real picker could reach with better signals.
+    """Our score with exact knowledge, in tokens: B + U (w + k L) + c L.
+    What the real picker could reach with better signals.
 
     Of scores within `near_tie` of the best the most cached wins.
     """

@@ -36,7 +36,8 @@ class KvAware(SimpleRule):
 
 
 class RadixTree(SimpleRule):
-    """Out of balance: least load. Else the one server written on the deepest matching node, if enough matches; else least load."""
+    """Out of balance: least load.
+    Else the one server written on the deepest matching node, if enough matches; else least load."""
 
     index_capacity: float | None = 0.0
 
@@ -72,7 +73,8 @@ class RadixTree(SimpleRule):
 
 
 class RayPrefix(SimpleRule):
-    """Queues out of balance: two by chance. Too little match: where the least text is recorded. Else the deepest, by queue."""
+    """Queues out of balance: two by chance. Too little match: where the least text is recorded.
+    Else the deepest, by queue."""
 
     def __init__(self, world: World, *, imbalance: int = 10, threshold: float = 0.1) -> None:
         super().__init__(world)
@@ -97,10 +99,12 @@ class RayPrefix(SimpleRule):
 
 
 class Aibrix(SimpleRule):
-    """By match, then load; the first that is not too far above the mean load. Out of balance: only the least loaded may match."""
+    """By match, then load; the first that is not too far above the mean load.
+    Out of balance: only the least loaded may match."""
 
     def __init__(self, world: World, *, gap: int = 8, factor: float = 2.0, deviations: float = 1.0) -> None:
-        """Out of balance: the most loaded has over `factor` (mean + 1) requests and at least `gap` more than the least."""
+        """Out of balance: the most loaded has over `factor` (mean + 1) requests and at least `gap` more than
+        the least."""
         super().__init__(world)
         self._gap, self._factor, self._deviations = gap, factor, deviations
 
@@ -117,7 +121,8 @@ class Aibrix(SimpleRule):
 
 
 class AibrixPreble(SimpleRule):
-    """More than half matches: of the deepest holders the least loaded of late; else the least windowed cost."""
+    """More than half matches: of the deepest holders the least loaded of late;
+    else the least windowed cost."""
 
     def __init__(self, world: World, *, threshold: float = 0.5, window_s: float = 180.0) -> None:
         super().__init__(world)
@@ -136,7 +141,8 @@ class AibrixPreble(SimpleRule):
 
 
 class DeepestHolder(SimpleRule):
-    """The least loaded of the servers that hold most of the prompt. Where no server holds any of it: the least loaded of all."""
+    """The least loaded of the servers that hold most of the prompt.
+    Where no server holds any of it: the least loaded of all."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         deepest = max(depths.values())
@@ -145,7 +151,8 @@ class DeepestHolder(SimpleRule):
 
 
 class LlmdAffinity(SimpleRule):
-    """Servers that hold most of the prompt, unless their backlog is far behind the others'; of these the least work.
+    """Servers that hold most of the prompt, unless their backlog is far behind the others';
+    of these the least work.
 
     Work: tokens in flight and this request's uncached tokens there.
     """

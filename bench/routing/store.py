@@ -1,7 +1,9 @@
-"""A file of results that grows: a long comparison can be stopped and gone on with, and rules that did not change are not run again.
+"""A file of results that grows: a long comparison can be stopped and gone on with,
+and rules that did not change are not run again.
 
-One JSON object in a line, of one run: what was run, then its row. The last line of a run counts. A run is the same when rule,
-workload, load, seed, fleet and measured capacity are; whoever changes a comparison rule or the simulator begins a new file.
+One JSON object in a line, of one run: what was run, then its row. The last line of a run counts. A run is the
+same when rule, workload, load, seed, fleet and measured capacity are; whoever changes a comparison rule or
+the simulator begins a new file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Public request traces as workloads. The files are the user's own (`--trace PATH`); formats by their columns.
+"""Public request traces as workloads.
+The files are the user's own (`--trace PATH`); formats by their columns.
 
-- Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: one id for each 512 tokens.
-- Azure CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, without prefixes: they are made up, half of the requests take one
-  of 200 shared starts by Zipf, as long as up to two thirds of the prompt.
+- Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`:
+  one id for each 512 tokens.
+- Azure CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, without prefixes: they are made up,
+  half of the requests take one of 200 shared starts by Zipf, as long as up to two thirds of the prompt.
 
 Plain or gzip.
 """
@@ -29,7 +31,8 @@ _MOST_TOKENS = 120_000
 
 @functools.cache
 def trace_spec(path: Path) -> Spec:
-    """The trace as a workload: its first so many requests, their gaps scaled to a mean of one. Read once by each process."""
+    """The trace as a workload: its first so many requests, their gaps scaled to a mean of one.
+    Read once by each process."""
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     name = path.name.split(".")[0]

@@ -1,7 +1,7 @@
 """The workloads: made-up requests with a seed, or a trace's, at a rate that is given from outside.
 
-Open loops are lists of requests in order with gaps of mean 1, which the rate scales; closed loops are users who think. The
-same seed gives the same requests. Sizes are tokens.
+Open loops are lists of requests in order with gaps of mean 1, which the rate scales;
+closed loops are users who think. The same seed gives the same requests. Sizes are tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of a session: what the user adds, how long the answer is, and how long the user thinks before it."""
+    """One step of a session: what the user adds, how long the answer is,
+    and how long the user thinks before it."""
 
     added_tokens: int
     answer_tokens: int
@@ -83,7 +84,7 @@ def made_request(
     )
 
 
-# -- open loops ----------------------------------------------------------------------------------------------------
+# -- open loops ----------------------------------------------------------------------------------------------
 
 
 def no_sharing(rng: random.Random, count: int) -> list[Timed]:
@@ -103,7 +104,8 @@ def no_sharing(rng: random.Random, count: int) -> list[Timed]:
 
 
 def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) -> list[Timed]:
-    """150 groups of a 6,000-token system prompt and five 1,200-token questions each, 1,000 tokens of answer."""
+    """150 groups of a 6,000-token system prompt and five 1,200-token questions each,
+    1,000 tokens of answer."""
     made = []
     for n in range(count):
         group, question = rng.randrange(groups), rng.randrange(5)
@@ -120,7 +122,8 @@ def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) 
 
 
 def hot_prefixes(rng: random.Random, count: int, *, prefixes: int = 64) -> list[Timed]:
-    """64 prefixes of 8,192 tokens by Zipf 1.1 with the top one at 5 %; from half-way on it is half of the traffic."""
+    """64 prefixes of 8,192 tokens by Zipf 1.1 with the top one at 5 %;
+    from half-way on it is half of the traffic."""
     weights = [1 / (rank + 1) ** 1.1 for rank in range(1, prefixes)]
     scale = 0.95 / sum(weights)
     calm = [0.05, *(w * scale for w in weights)]
@@ -153,7 +156,8 @@ def adapters(rng: random.Random, count: int, *, kinds: int = 32) -> list[Timed]:
 
 
 def conversations(rng: random.Random, count: int) -> list[Timed]:
-    """Open-loop stand-in for a conversation trace: all share a first block, long prompts, turns that come back."""
+    """Open-loop stand-in for a conversation trace:
+    all share a first block, long prompts, turns that come back."""
     first = Segment(SYSTEM_IDS, 512)
     grown: list[tuple[Segment, ...]] = []
     made = []
@@ -175,11 +179,12 @@ def conversations(rng: random.Random, count: int) -> list[Timed]:
     return made
 
 
-# -- closed loops --------------------------------------------------------------------------------------------------
+# -- closed loops --------------------------------------------------------------------------------------------
 
 
 def chat_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """People who chat: a shared system prompt of 1,000 tokens, short turns, now and then a long paste, think time."""
+    """People who chat: a shared system prompt of 1,000 tokens, short turns, now and then a long paste,
+    think time."""
     while True:
         turns = []
         for index in range(1 + min(14, int(rng.expovariate(1 / 5)))):
@@ -231,7 +236,7 @@ SPECS: Mapping[str, Spec] = {
 }
 
 
-# -- as the fleet wants them ---------------------------------------------------------------------------------------
+# -- as the fleet wants them ---------------------------------------------------------------------------------
 
 
 class OpenLoop:
@@ -279,7 +284,8 @@ class _User:
 
 
 class ClosedLoop:
-    """Users with think time: each has one session after another until the time is up. A failed turn ends its session."""
+    """Users with think time: each has one session after another until the time is up.
+    A failed turn ends its session."""
 
     def __init__(
         self,

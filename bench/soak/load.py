@@ -1,4 +1,5 @@
-"""What clients do to the gateway in a soak run: usual requests, answers left in the middle, and bodies of ill will."""
+"""What clients do to the gateway in a soak run:
+usual requests, answers left in the middle, and bodies of ill will."""
 
 from __future__ import annotations
 

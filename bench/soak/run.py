@@ -1,6 +1,8 @@
-"""One soak run: a real Envoy, two workers, a real Redis, three backends; faults by the clock; a line of figures every so often.
+"""One soak run: a real Envoy, two workers, a real Redis, three backends; faults by the clock;
+a line of figures every so often.
 
-A run is good when no request failed that should not, and when at the end memory and descriptors are flat and nothing is booked.
+A run is good when no request failed that should not, and when at the end memory and descriptors are flat and
+nothing is booked.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _WORKERS: Final = 2
 _MIB: Final = 2**20
 _GROWTH_SHARE: Final = 0.10
 _GROWTH_MIB: Final = 24.0
-"""By which a worker's memory may grow over the second half of its life, with the share of it: its table fills meanwhile."""
+"""By which a worker's memory may grow over the second half of its life, with the share of it:
+its table fills meanwhile."""
 _MORE_FILES: Final = 40
 _MORE_TASKS: Final = 40
 
@@ -54,7 +57,8 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def grown_mib(self) -> dict[int, tuple[float, float]]:
-        """Of each worker: memory in the middle of its life, and at the end. Workers that lived for a few samples are left out."""
+        """Of each worker: memory in the middle of its life, and at the end.
+        Workers that lived for a few samples are left out."""
         found = {}
         for pid in {sample.pid for sample in self.samples}:
             life = [sample.rss_mib for sample in self.samples if sample.pid == pid]

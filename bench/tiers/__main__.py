@@ -1,12 +1,15 @@
-"""Rows 002-3, 002-5 and 002-6: reads, bytes and time to the first token for prefixes on disk, on OPT's shapes.
+"""Rows 002-3, 002-5 and 002-6: reads, bytes and time to the first token for prefixes on disk,
+on OPT's shapes.
 
-`make bench-tiers`. What is real and what is given: `systems.py` and `shapes.py`; docs/tiers.md has the tables. Systems take turns
-request by request, so that other load hits all alike.
+`make bench-tiers`. What is real and what is given: `systems.py` and `shapes.py`;
+docs/tiers.md has the tables. Systems take turns request by request, so that other load hits all alike.
 
 --disk direct   this machine's disk, O_DIRECT, no page cache of this system
-       limited  reads through the page cache, held back to a rate; in slow motion, with the accelerator slowed down alike, so that
+       limited  reads through the page cache, held back to a rate;
+       in slow motion, with the accelerator slowed down alike, so that
                 this machine's own overhead weighs little beside either
-       counted  no time is measured: records are one number wide a head instead of 128, and bytes are multiplied
+       counted  no time is measured: records are one number wide a head instead of 128,
+       and bytes are multiplied
 --device cpu    compute is imposed: the time a stated accelerator needs at the least
          cuda   compute is real, with random weights of the shape; the first tier is the GPU's memory
 """
@@ -123,7 +126,8 @@ def _ask_all(
         )
         for system in (COUNTED if args.disk == "counted" else SYSTEMS)
     ]
-    # Warm-up fills the tiers; where its bytes come from does not matter, and nobody waits for an accelerator that is not there.
+    # Warm-up fills the tiers; where its bytes come from does not matter,
+    # and nobody waits for an accelerator that is not there.
     stores.disk.now = Disk()
     without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
     warm_up = list(traffic.asked(args.warm_up))

@@ -1,9 +1,10 @@
 """Row 002-7 and 002-1: what selective attention changes in the answers of a real model.
 
-For each sample a prefix is computed exactly, then the tokens after it once with all of the prefix and once with each choice of
-its tokens. Compared with the exact run: the same next token, KL divergence, negative log-likelihood of the text itself.
-`few chunks`, the server's default, chooses after eight other requests, which went on with later passages, have decided how tokens are
-packed (row 002-3); `not packed` does so of a prefix that nobody has used yet. The other choices know of no chunks.
+For each sample a prefix is computed exactly, then the tokens after it once with all of the prefix and once
+with each choice of its tokens. Compared with the exact run: the same next token, KL divergence, negative
+log-likelihood of the text itself. `few chunks`, the server's default, chooses after eight other requests,
+which went on with later passages, have decided how tokens are packed (row 002-3); `not packed` does so of a
+prefix that nobody has used yet. The other choices know of no chunks.
 `python -m tests.engine_env run bench.tiers.bench_accuracy`
 """
 
@@ -95,7 +96,8 @@ def choosers(
         return Choice(torch.tensor([*range(first), *range(total - count + first, total)]))
 
     def union(seen: Seen) -> Choice:
-        """Half of what may be kept is sinks and window, the rest the probe's best of what is left: equal in size."""
+        """Half of what may be kept is sinks and window, the rest the probe's best of what is left:
+        equal in size."""
         weights = head_weights(seen, num_heads=settings.probe_heads, group=group).mean(0).clone()
         recent = kept_of(seen) // 2 - _NUM_SINKS
         weights[:_NUM_SINKS] = weights[-recent:] = torch.inf
@@ -127,7 +129,8 @@ def measure(
 ) -> dict[tuple[float, str], Measured]:
     """A sample is a prefix, the tokens after it, and what other requests go on with, `new_tokens` each.
 
-    `widths`: further shares that sinks and window are given, to find where they answer as well as a choice of fewer tokens.
+    `widths`: further shares that sinks and window are given,
+    to find where they answer as well as a choice of fewer tokens.
     """
     config = module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -194,7 +197,8 @@ def _packed(
 def equal_windows(
     found: Mapping[tuple[float, str], Measured], ours: str
 ) -> list[tuple[float, float | None, float | None]]:
-    """For each share that `ours` keeps, the least that sinks + window need for as many same tokens, and for as low a KL; None: more than measured."""
+    """For each share that `ours` keeps, the least that sinks + window need for as many same tokens,
+    and for as low a KL; None: more than measured."""
     windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
     told = []
     for (ratio, name), cell in sorted(found.items(), key=lambda item: item[0][0]):

@@ -1,7 +1,9 @@
-"""Time to the first token of a prompt that a running server computes, loads from its KV store, or still has in its blocks.
+"""Time to the first token of a prompt that a running server computes, loads from its KV store,
+or still has in its blocks.
 
-SmolLM2 over HTTP, one prompt at a time, all cases of a prompt one after the other. Between cases the prefix cache is reset; before
-a load from disk the system is asked to drop the files from its page cache. `--json` keeps every time.
+SmolLM2 over HTTP, one prompt at a time, all cases of a prompt one after the other. Between cases the prefix
+cache is reset; before a load from disk the system is asked to drop the files from its page cache. `--json`
+keeps every time.
 
     python -m tests.engine_env run bench.tiers.bench_serving --json FILE
 """

@@ -1,4 +1,5 @@
-"""What was measured, as work for the cost model: runs of the same cells put together, and one line for each cell and system. Caller: the command.
+"""What was measured, as work for the cost model:
+runs of the same cells put together, and one line for each cell and system. Caller: the command.
 
 The lines that tests check the model against (tests/unit/model_server/tiers/real_disk_cells.json) are made by
 `python -m bench.tiers --merge FILE ... --cells FILE`.

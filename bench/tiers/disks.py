@@ -1,7 +1,7 @@
 """Disks to measure on: the machine's own without its page cache, and one that is switched between runs.
 
-`DirectDisk` reads with O_DIRECT: what it gives has come from the block device (of a virtual machine: from its host, whose own
-cache is out of reach). Callers: the benchmark on large shapes.
+`DirectDisk` reads with O_DIRECT: what it gives has come from the block device (of a virtual machine:
+from its host, whose own cache is out of reach). Callers: the benchmark on large shapes.
 """
 
 from __future__ import annotations

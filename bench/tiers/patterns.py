@@ -1,11 +1,13 @@
 """What requests of one prefix look at, recorded from SmolLM2 on text that every Python brings.
 
-Two kinds of prompts. `few-shot`: the prefix is worked examples of one task (a function's signature, then what it is for), and each
-request asks about another function, as the document's data sets do. `passages`: the prefix is the beginning of a manual page, and each
-request goes on with another passage of it. Attention is exact while it is recorded: no layer is given a choice.
+Two kinds of prompts. `few-shot`: the prefix is worked examples of one task (a function's signature, then what
+it is for), and each request asks about another function, as the document's data sets do. `passages`: the
+prefix is the beginning of a manual page, and each request goes on with another passage of it. Attention is
+exact while it is recorded: no layer is given a choice.
 
-Callers: the study of how alike requests choose, and the benchmark on shapes whose models are not at hand, which is given
-these patterns. A recording is kept in the cache folder: the same question is not computed twice.
+Callers: the study of how alike requests choose, and the benchmark on shapes whose models are not at hand,
+which is given these patterns. A recording is kept in the cache folder: the same question is not computed
+twice.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patterns:
-    """Mean weight that a request's queries put on each token of its prefix, times the tokens: 1 is what chance gives."""
+    """Mean weight that a request's queries put on each token of its prefix, times the tokens:
+    1 is what chance gives."""
 
     heads: torch.Tensor
     """(prefix, request, layer, first heads, token), float16"""

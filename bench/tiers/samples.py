@@ -1,4 +1,5 @@
-"""What the benchmarks of the tiers compute on: text that every Python brings, and a model run without an engine."""
+"""What the benchmarks of the tiers compute on:
+text that every Python brings, and a model run without an engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Models of which only the shape is at hand: sizes of their KV and weights, and what one layer of them takes to compute.
+"""Models of which only the shape is at hand:
+sizes of their KV and weights, and what one layer of them takes to compute.
 
-`RealCompute` multiplies random weights of the shape, on a GPU or, for small shapes, anywhere. `ImposedCompute` waits as
-long as a stated accelerator would need at the least: where there is none, its time is imposed, and reports say so.
+`RealCompute` multiplies random weights of the shape, on a GPU or, for small shapes, anywhere.
+`ImposedCompute` waits as long as a stated accelerator would need at the least: where there is none, its time
+is imposed, and reports say so.
 """
 
 from __future__ import annotations

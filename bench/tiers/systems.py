@@ -1,8 +1,10 @@
-"""Ways to serve a stored prefix, over stores of one shape's KV, with the choices that recorded patterns lead to.
+"""Ways to serve a stored prefix, over stores of one shape's KV,
+with the choices that recorded patterns lead to.
 
-Real: segments on disk with records of the shape's size, the tiers, every read and its bytes, the choice from the weights. Given:
-the weights, which SmolLM2 had (`patterns.py`), its layers spread over the shape's and its first three heads for the shape's; and
-the content of the KV, which is random. So nothing is said of answers here: `bench_accuracy.py` does that, on the real model.
+Real: segments on disk with records of the shape's size, the tiers, every read and its bytes, the choice from
+the weights. Given: the weights, which SmolLM2 had (`patterns.py`), its layers spread over the shape's and its
+first three heads for the shape's; and the content of the KV, which is random. So nothing is said of answers
+here: `bench_accuracy.py` does that, on the real model.
 
 Callers: the benchmark on large shapes.
 """
@@ -39,7 +41,8 @@ CHUNK_SHARE = 0.98
 class System:
     name: str
     looks: str
-    """At keys of three heads (`probe`) or of `all heads`; or at none: `window`, `nothing` (all is loaded), `recompute`."""
+    """At keys of three heads (`probe`) or of `all heads`; or at none:
+    `window`, `nothing` (all is loaded), `recompute`."""
     packed: bool = False
     score: Score = by_uses
     forgetful: bool = False
@@ -69,7 +72,8 @@ FORGETFUL = tuple(
     replace(system, name=system.name.replace(" + LFU", "") + ", forgetful", forgetful=True)
     for system in (TOP_K, PROBED, PACKED)
 )
-"""With the LFU that most caches have: it counts uses of what it holds alone. The others' counts what disk holds."""
+"""With the LFU that most caches have: it counts uses of what it holds alone.
+The others' counts what disk holds."""
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
 STEPS = ((TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS), (*FORGETFUL, OURS, FEW_CHUNKS))
 """The document's three techniques one after the other, from its strongest rival on; then ours."""
@@ -84,7 +88,8 @@ class Ask:
 
 
 class Traffic:
-    """Requests choose a prefix by a Zipf law. Half of a prefix's recorded requests teach importance; the others are asked."""
+    """Requests choose a prefix by a Zipf law.
+    Half of a prefix's recorded requests teach importance; the others are asked."""
 
     def __init__(self, patterns: Patterns, *, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -154,7 +159,8 @@ def name_of(prefix: int, num_tokens: int) -> list[BlockHash]:
 
 
 class Stores:
-    """One store for each way in which the KV of the same prefixes lies on disk. Built once, read by all cells."""
+    """One store for each way in which the KV of the same prefixes lies on disk.
+    Built once, read by all cells."""
 
     def __init__(
         self, folder: Path, shape: KvShape, weights: Weights, traffic: Traffic, disk: SwitchedDisk

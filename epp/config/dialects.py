@@ -1,6 +1,8 @@
-"""What each gateway reads and does, as far as the picker has to know it: one profile for each name of `dialect`.
+"""What each gateway reads and does, as far as the picker has to know it:
+one profile for each name of `dialect`.
 
-Pure. `settings` holds the name; the composition root and `epp check` ask for the profile. docs/protocol.md has the same table for people.
+Pure. `settings` holds the name; the composition root and `epp check` ask for the profile. docs/protocol.md
+has the same table for people.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ DialectName = Literal["auto", "envoy", "envoy-gateway", "istio", "ai-gateway", "
 Timeouts = Literal["extendable", "fixed", "none", "unknown"]
 """How long a gateway waits for a pick.
 
-`extendable`: the picker asks for more time, up to `envoy.maxMessageTimeoutSeconds`. `fixed`: `envoy.messageTimeoutSeconds`, and no more.
-`none`: as long as it takes, since bodies come in full duplex. `unknown`: as for buffered bodies, with a time-out that the picker does not know.
+`extendable`: the picker asks for more time, up to `envoy.maxMessageTimeoutSeconds`. `fixed`:
+`envoy.messageTimeoutSeconds`, and no more. `none`: as long as it takes, since bodies come in full duplex.
+`unknown`: as for buffered bodies, with a time-out that the picker does not know.
 """
 
 WAIT_SHARE: Final = 0.9
@@ -30,7 +33,8 @@ class Dialect(Struct, frozen=True):
     """What one gateway does with the answers of the picker."""
 
     reads_list: bool
-    """A comma list of destinations is an ordered fallback. False: the gateway takes the value for one address, and a list fails."""
+    """A comma list of destinations is an ordered fallback.
+    False: the gateway takes the value for one address, and a list fails."""
     fails_closed: bool = False
     """A dead picker cuts every answer whose stream it holds."""
     shows_path: bool = True
@@ -63,7 +67,9 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(name: DialectName, *, own_envoy: bool) -> Dialect:
-    """The profile of a name. own_envoy: the picker writes the endpoints file of an Envoy, which `auto` takes for our own."""
+    """The profile of a name. own_envoy:
+    the picker writes the endpoints file of an Envoy, which `auto` takes for our own.
+    """
     if name == "auto":
         return DIALECTS["envoy"] if own_envoy else UNKNOWN
     return DIALECTS[name]

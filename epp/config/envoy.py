@@ -13,7 +13,9 @@ _OWN_MAX_MESSAGE_TIMEOUT_S: Final = 60.0
 
 
 class EnvoyTracing(Strict, frozen=True):
-    """Spans of Envoy itself, sent to a collector of OpenTelemetry. The spans of the picker are then their children."""
+    """Spans of Envoy itself, sent to a collector of OpenTelemetry.
+    The spans of the picker are then their children.
+    """
 
     collector: Annotated[
         str,
@@ -43,7 +45,9 @@ class EnvoyTracing(Strict, frozen=True):
 
 
 class Envoy(Strict, frozen=True):
-    """Settings that `epp envoy-config` writes into the bootstrap of Envoy, and the file with the endpoints."""
+    """Settings that `epp envoy-config` writes into the bootstrap of Envoy,
+    and the file with the endpoints.
+    """
 
     listen: Annotated[str, Meta(description="`ip:port` for clients of the gateway.")] = "0.0.0.0:8080"
     admin: Annotated[str, Meta(description="`ip:port` of the admin page of Envoy.")] = "127.0.0.1:9901"

@@ -55,7 +55,9 @@ _Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class ExactMode(Strict, frozen=True):
-    """Follow the KV events of the servers, so that the prefix table shows what they really hold. See docs/exact-mode.md."""
+    """Follow the KV events of the servers, so that the prefix table shows what they really hold.
+    See docs/exact-mode.md.
+    """
 
     models: Annotated[tuple[ExactModel, ...], Meta(min_length=1, max_length=256)]
     events_port: Annotated[

@@ -1,4 +1,6 @@
-"""The `flow` part of the policy: who goes first, who waits and who is refused. Part of `epp.config.policy`."""
+"""The `flow` part of the policy: who goes first, who waits and who is refused.
+Part of `epp.config.policy`.
+"""
 
 from __future__ import annotations
 

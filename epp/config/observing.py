@@ -1,4 +1,6 @@
-"""The sections of a policy that say what the picker reads of the servers: metrics pages and sampled answers."""
+"""The sections of a policy that say what the picker reads of the servers:
+metrics pages and sampled answers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The routing policy: the `spec` of a PrefixRoutingPolicy object, from a file or from Kubernetes.
 
-Owns every default of routing. The structs are frozen; a changed policy is a new object, and whoever holds the old
-one finishes with it. Units are in the names. The reference page and the Kubernetes schema are generated from here.
+Owns every default of routing. The structs are frozen; a changed policy is a new object, and whoever holds the
+old one finishes with it. Units are in the names. The reference page and the Kubernetes schema are generated
+from here.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _TAKEN_HEADERS: Final = frozenset(
         "x-request-id",
     }
 )
-"""The same on every request, or different on each, or written by the gateway: none of them names a session or asks for a decision."""
+"""The same on every request, or different on each, or written by the gateway:
+none of them names a session or asks for a decision."""
 
 
 class TargetRef(Strict, frozen=True):

@@ -1,4 +1,6 @@
-"""The `chunks`, `tiers` and `table` parts of the policy: how prompts are cut and what is remembered of them. Part of `epp.config.policy`."""
+"""The `chunks`, `tiers` and `table` parts of the policy: how prompts are cut and what is remembered of them.
+Part of `epp.config.policy`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from epp.config.strict import Ratio, Strict
 
 
 class Chunks(Strict, frozen=True):
-    """How a prompt is cut into chunks before hashing. A change empties the prefix table, because old hashes no longer match."""
+    """How a prompt is cut into chunks before hashing.
+    A change empties the prefix table, because old hashes no longer match.
+    """
 
     size_bytes: Annotated[
         int, Meta(ge=16, le=65536, description="Size of a chunk at the start of a prompt, in bytes of UTF-8.")
@@ -32,7 +36,9 @@ class Chunks(Strict, frozen=True):
 
 
 class Tiers(Strict, frozen=True):
-    """Value of a prefix that lies in a slower tier of a server. Only exact mode knows tiers: docs/exact-mode.md."""
+    """Value of a prefix that lies in a slower tier of a server.
+    Only exact mode knows tiers: docs/exact-mode.md.
+    """
 
     cpu_share: Annotated[
         Ratio, Meta(description="A token in CPU memory counts as this share of a token on the GPU.")

@@ -132,7 +132,9 @@ class Lora(Strict, frozen=True):
 
 
 class Cost(Strict, frozen=True):
-    """Weights of the least-cost rule. The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V."""
+    """Weights of the least-cost rule.
+    The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V.
+    """
 
     uncached_token_weight: Annotated[
         float,

@@ -1,7 +1,8 @@
-"""The program's own configuration: one YAML file into frozen structs, with the defaults here and nowhere else.
+"""The program's own configuration: one YAML file into frozen structs,
+with the defaults here and nowhere else.
 
-What may change while it runs is not here: the policy and the endpoints have files (or Kubernetes objects) of their own.
-Called by `cli` and `app`; every other module gets the struct it needs through its constructor.
+What may change while it runs is not here: the policy and the endpoints have files (or Kubernetes objects) of
+their own. Called by `cli` and `app`; every other module gets the struct it needs through its constructor.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ class AssumedModes(Strict, frozen=True):
 
 
 class Streams(Strict, frozen=True):
-    """How request bodies are held, and settings for data planes other than the Envoy of `epp envoy-config`."""
+    """How request bodies are held, and settings for data planes other than the Envoy of
+    `epp envoy-config`.
+    """
 
     max_held_body_bytes: Annotated[
         int,
@@ -181,7 +184,9 @@ class Log(Strict, frozen=True):
 
 
 class Recording(Strict, frozen=True):
-    """Write a line for each request to a file, for `epp replay`: sizes, times and hashes, and never any text (docs/replay.md)."""
+    """Write a line for each request to a file, for `epp replay`:
+    sizes, times and hashes, and never any text (docs/replay.md).
+    """
 
     file: Annotated[
         str,
@@ -298,14 +303,18 @@ class Config(Strict, frozen=True):
 
     @property
     def asks_for_s(self) -> float:
-        """The time that the picker may ask its gateway for, while a request with a buffered body waits. 0: it does not ask."""
+        """The time that the picker may ask its gateway for, while a request with a buffered body waits.
+        0: it does not ask.
+        """
         if self.caller.timeouts == "extendable":
             return self.envoy.own_max_message_timeout_s
         return self.envoy.max_message_timeout_seconds or 0.0
 
     @property
     def gives_s(self) -> float:
-        """The time that the gateway waits for the pick of a buffered body without being asked, as far as this is known."""
+        """The time that the gateway waits for the pick of a buffered body without being asked,
+        as far as this is known.
+        """
         return self.envoy.message_timeout_seconds if self.caller.timeouts == "fixed" else 0.0
 
     @property

@@ -1,7 +1,8 @@
 """The `sharing` section of the configuration, and what a Redis URL says.
 
-Part of `epp.config.settings`, which reads the file; a module of its own because that one is long enough. Addresses stand in the
-URL, secrets in files: the configuration is shown by `epp check` and on the admin pages.
+Part of `epp.config.settings`, which reads the file; a module of its own because that one is long enough.
+Addresses stand in the URL, secrets in files: the configuration is shown by `epp check` and on the admin
+pages.
 """
 
 from __future__ import annotations

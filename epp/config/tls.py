@@ -10,7 +10,9 @@ from epp.config.strict import Strict
 
 
 class Tls(Strict, frozen=True):
-    """Certificates as PEM files, read at start and again when they change. Replace them by rename: Envoy sees no other change."""
+    """Certificates as PEM files, read at start and again when they change.
+    Replace them by rename: Envoy sees no other change.
+    """
 
     cert_file: Annotated[str, Meta(description="The certificate, with the intermediate ones after it.")]
     key_file: Annotated[str, Meta(description="The private key of the certificate.")]

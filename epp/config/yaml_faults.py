@@ -1,6 +1,8 @@
-"""YAML files into their structs; and what is wrong with one that does not fit, in one line for the person who wrote it.
+"""YAML files into their structs; and what is wrong with one that does not fit,
+in one line for the person who wrote it.
 
-Called by the readers of the configuration, the policy and the endpoints file, which put the file's name before it.
+Called by the readers of the configuration, the policy and the endpoints file,
+which put the file's name before it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
 
 
 def _check_shape(text: str | bytes) -> None:
-    """Refuse what PyYAML would overflow its stack on, or blow up without end: deep nesting, aliases within what has an anchor."""
+    """Refuse what PyYAML would overflow its stack on, or blow up without end:
+    deep nesting, aliases within what has an anchor.
+    """
     anchored: list[bool] = []
     aliases = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
@@ -58,7 +62,9 @@ def _check_shape(text: str | bytes) -> None:
 
 
 def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
-    """One line: the field at fault, what is wrong with it and, where that is a misspelt name, what was probably meant."""
+    """One line: the field at fault, what is wrong with it and, where that is a misspelt name,
+    what was probably meant.
+    """
     text = str(error)
     if unknown := _UNKNOWN.match(text):
         return _unknown_field(unknown["name"], path=unknown["path"] or "", of=of)

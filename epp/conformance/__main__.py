@@ -1,4 +1,5 @@
-"""`python -m epp.conformance --picker IP:PORT --endpoints A,B --dialect NAME`: exit status 0 where every check passed, 1 where one failed.
+"""`python -m epp.conformance --picker IP:PORT --endpoints A,B --dialect NAME`:
+exit status 0 where every check passed, 1 where one failed.
 
 The endpoints are never contacted: only the picker is, as the gateway of that name would.
 """

@@ -1,7 +1,9 @@
-"""A data plane's half of ext_proc v3: sends one HTTP request as each body mode has it, and does what the picker answers.
+"""A data plane's half of ext_proc v3: sends one HTTP request as each body mode has it,
+and does what the picker answers.
 
-Written from the protocol alone, so that it drives any picker. An `Exchange` is one HTTP request on one gRPC stream; it
-fails (AssertionError) on an answer that no data plane could use. Values of headers are text, a character a byte.
+Written from the protocol alone, so that it drives any picker. An `Exchange` is one HTTP request on one gRPC
+stream; it fails (AssertionError) on an answer that no data plane could use. Values of headers are text, a
+character a byte.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Mode:
     silent: bool = False
     """The data plane does not say its modes, as older ones do not."""
     bare: bool = False
-    """As NGINX Gateway Fabric: no pseudo-headers, one body, half-close, and the answer to the headers is all that is read."""
+    """As NGINX Gateway Fabric: no pseudo-headers, one body, half-close,
+    and the answer to the headers is all that is read."""
 
     @property
     def duplex(self) -> bool:
@@ -86,7 +89,8 @@ class Half:
     headers: list[tuple[str, str]]
     """Lower-case names, the picker's mutations applied."""
     pieces: list[bytes] = field(default_factory=list)
-    """Of the body as the picker sent it back: in full duplex always, in the other modes where it puts another in its place."""
+    """Of the body as the picker sent it back:
+    in full duplex always, in the other modes where it puts another in its place."""
     ends: list[bool] = field(default_factory=list)
     """The end-of-stream flag of each piece."""
     order: list[str] = field(default_factory=list)
@@ -119,7 +123,7 @@ class Exchange:
             response_deserializer=wire.ProcessingResponse.FromString,
         )()
 
-    # -- what tests read -----------------------------------------------------------------------------------------
+    # -- what tests read -------------------------------------------------------------------------------------
 
     @property
     def destination(self) -> str:
@@ -144,7 +148,7 @@ class Exchange:
         assert self.immediate is not None, f"routed to {self.request.values(DESTINATION)}"
         return self.immediate
 
-    # -- the request ---------------------------------------------------------------------------------------------
+    # -- the request -----------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -159,7 +163,8 @@ class Exchange:
     ) -> Exchange:
         """The whole request, by the rules of the mode, and every answer to it.
 
-        `body`: None has no body at all; a sequence is how the network cut it. `subset`: the hint's value, a list or text.
+        `body`: None has no body at all; a sequence is how the network cut it.
+        `subset`: the hint's value, a list or text.
         """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         pseudo = ((":method", method), (":path", path), (":scheme", "http"), (":authority", "models.test"))
@@ -228,7 +233,7 @@ class Exchange:
             return len(half.order) == sent
         return "trailers" in half.order if trailers else any(half.ends)
 
-    # -- the response --------------------------------------------------------------------------------------------
+    # -- the response ----------------------------------------------------------------------------------------
 
     async def respond(
         self,
@@ -240,7 +245,9 @@ class Exchange:
         served: str = "",
         attribute: bool = False,
     ) -> Exchange:
-        """The server's answer. `served`: who it was, in the metadata, or as `attribute` (Envoy's `upstream.address`)."""
+        """The server's answer.
+        `served`: who it was, in the metadata, or as `attribute` (Envoy's `upstream.address`).
+        """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
         sent = [(":status", str(status)), *headers]
@@ -276,7 +283,7 @@ class Exchange:
         """The stream's gRPC status, once the picker ends it."""
         return await asyncio.wait_for(self.call.code(), _PATIENCE_S)
 
-    # -- messages ------------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     async def _write_all(self, messages: Iterable[Any]) -> None:
         for message in messages:
@@ -360,7 +367,9 @@ def _immediate(message: Any) -> Immediate:
 
 
 def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, str]]:
-    """Headers after a mutation: removals first, then additions, which overwrite unless `append` says otherwise."""
+    """Headers after a mutation: removals first, then additions,
+    which overwrite unless `append` says otherwise.
+    """
     gone = {name.lower() for name in mutation.remove_headers}
     result = [(key, value) for key, value in headers if key not in gone]
     for option in mutation.set_headers:

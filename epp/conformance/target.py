@@ -53,7 +53,9 @@ class Target:
         return DIALECTS[self.dialect].reads_list
 
     async def route(self, body: Any, *, answered: bool = True, **request: Any) -> Exchange:
-        """One request from start to end, answered with 200 by whoever was picked. AssertionError: no gateway could use it."""
+        """One request from start to end, answered with 200 by whoever was picked.
+        AssertionError: no gateway could use it.
+        """
         async with dataplane.exchange(self.channel, mode=self.mode) as exchange:
             await exchange.send(body, **request)
             if exchange.immediate is None and answered and not self.mode.bare:

@@ -1,19 +1,21 @@
 """Undone prefill work at one server, in prompt tokens: the B of the least-cost rule.
 
-Each pick books the tokens that the server will have to compute. The server computes in order of arrival, so what is done
-is taken from the oldest booking first. Between scrapes the backlog drains at the server's prefill rate, as an estimate;
-a scrape's counters then confirm what was really done, and the estimate keeps only what cannot have been counted
-yet: servers count a prompt when its prefill has finished, so at most the oldest booking is half done and uncounted.
-A part of that one is undone at a scrape that does not count it, whatever the estimate says, and drains from then on: a long prompt
-takes longer than its tokens foretell, and a server that wrongly seems idle gets the next one on top.
+Each pick books the tokens that the server will have to compute. The server computes in order of arrival, so
+what is done is taken from the oldest booking first. Between scrapes the backlog drains at the server's
+prefill rate, as an estimate; a scrape's counters then confirm what was really done, and the estimate keeps
+only what cannot have been counted yet: servers count a prompt when its prefill has finished, so at most the
+oldest booking is half done and uncounted. A part of that one is undone at a scrape that does not count it,
+whatever the estimate says, and drains from then on: a long prompt takes longer than its tokens foretell, and
+a server that wrongly seems idle gets the next one on top.
 
-Best counted are first tokens (`begun`): each ends one booking, however much of it was found in the cache against expectation
-and however wrong its size was guessed. A server that counts only tokens has them taken off (`confirm`); one that counts
-nothing is believed to be as fast as estimated (`settle`).
-A request that was computed and released between two scrapes is in the later scrape's counters too; it is
-remembered until then, or it would be counted a second time, against requests that still wait.
+Best counted are first tokens (`begun`): each ends one booking, however much of it was found in the cache
+against expectation and however wrong its size was guessed. A server that counts only tokens has them taken
+off (`confirm`); one that counts nothing is believed to be as fast as estimated (`settle`). A request that was
+computed and released between two scrapes is in the later scrape's counters too; it is remembered until then,
+or it would be counted a second time, against requests that still wait.
 
-Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`; 0 <= `_uncounted`, `_unbegun`.
+Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`;
+0 <= `_uncounted`, `_unbegun`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Backlog:
 
     @property
     def undone(self) -> tuple[float, float]:
-        """Estimate of the tokens still to compute, and when it was made; they drain at the prefill rate from then on."""
+        """Estimate of the tokens still to compute, and when it was made;
+        they drain at the prefill rate from then on.
+        """
         return self._total - self._drained, self._at
 
     def undone_tokens(self, *, now: float, rate: float) -> float:
@@ -132,7 +136,9 @@ class Backlog:
             self._at = now
 
     def _take(self, tokens: float) -> None:
-        """Off the oldest ones. Those that hold nothing go, too: a request of unknown size is one, and would stay for ever."""
+        """Off the oldest ones.
+        Those that hold nothing go, too: a request of unknown size is one, and would stay for ever.
+        """
         left = int(tokens)
         while self._bookings:
             oldest = next(iter(self._bookings))

@@ -1,18 +1,21 @@
-"""How much the prefix caches of a model's servers really keep, as a share of what is assumed: learned from their hits.
+"""How much the prefix caches of a model's servers really keep, as a share of what is assumed:
+learned from their hits.
 
-The mirror of a cache that is larger than the cache believes in prefixes that are gone; one that is smaller forgets what is
-there. Either shows in the predictions that rest on the prefixes longest unused, since those go first. So predictions are told
-apart by how long their prefix had not been used, into the stalest tenth and the rest, and what the servers' own counters say was
-hit is explained as
+The mirror of a cache that is larger than the cache believes in prefixes that are gone; one that is smaller
+forgets what is there. Either shows in the predictions that rest on the prefixes longest unused, since those
+go first. So predictions are told apart by how long their prefix had not been used, into the stalest tenth and
+the rest, and what the servers' own counters say was hit is explained as
 
-    hits = a * tokens predicted from fresher prefixes + b * tokens predicted from the stalest + c * tokens not predicted
+    hits = a * tokens predicted from fresher prefixes + b * tokens predicted from the stalest + c * tokens not
+    predicted
 
-by weighted least squares over all servers of a model. `b` beside `a` is how true the stalest predictions are; whatever is wrong with
-all predictions alike (an estimate of tokens that is off, chunks cut otherwise than blocks) is in both and cancels, and what
-was hit without being foreseen is in `c`. While the stalest hold, the caches are at least as large as assumed and the assumption
-grows; where they fail it shrinks.
+by weighted least squares over all servers of a model. `b` beside `a` is how true the stalest predictions are;
+whatever is wrong with all predictions alike (an estimate of tokens that is off, chunks cut otherwise than
+blocks) is in both and cancels, and what was hit without being foreseen is in `c`. While the stalest hold, the
+caches are at least as large as assumed and the assumption grows; where they fail it shrinks.
 
-Pure arithmetic; times are monotonic seconds. Callers: the picker, with predictions at picks and counters at scrapes.
+Pure arithmetic; times are monotonic seconds.
+Callers: the picker, with predictions at picks and counters at scrapes.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class CacheSize:
         self._fit = ThreeTerms()
 
     def predicted(self, window: HitWindow, *, tokens: int, others: int, unused_s: float) -> None:
-        """A request was sent where so many of its tokens are believed cached, in a prefix unused for so long, and others not."""
+        """A request was sent where so many of its tokens are believed cached,
+        in a prefix unused for so long, and others not.
+        """
         window.requests += 1
         window.other_tokens += others
         if not tokens:
@@ -95,7 +100,9 @@ class CacheSize:
         span: float,
         now: float,
     ) -> None:
-        """A scrape of one server. bounded: its mirror is full, so that a larger one would hold more; span: of the factor."""
+        """A scrape of one server. bounded: its mirror is full, so that a larger one would hold more; span:
+        of the factor.
+        """
         if window.opened_at is None or hits < window.hits_before:
             _open(window, hits, now)
             return

@@ -1,8 +1,10 @@
-"""The fleet's numbers as columns: one array for each kind of number, one slot for each endpoint, in the fleet's order.
+"""The fleet's numbers as columns: one array for each kind of number, one slot for each endpoint,
+in the fleet's order.
 
-A pick does arithmetic on these arrays in place of a walk over objects, so that a thousand endpoints cost little more than four.
-An `EndpointState` stays the owner of what is known of its endpoint: when it changes it notes its slot in `changed`, and the next
-reader copies the rows of those slots. Unknown is NaN here, as it is None in the state. Owned by `Fleet`, its only caller.
+A pick does arithmetic on these arrays in place of a walk over objects, so that a thousand endpoints cost
+little more than four. An `EndpointState` stays the owner of what is known of its endpoint: when it changes it
+notes its slot in `changed`, and the next reader copies the rows of those slots. Unknown is NaN here, as it is
+None in the state. Owned by `Fleet`, its only caller.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Columns:
         self.changed: set[int] = set(range(n))
         """Slots whose states have changed since their rows were copied."""
         self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
-        """Tokens of a KV block; 1 where the server does not say. The last is for servers that have no slot."""
+        """Tokens of a KV block; 1 where the server does not say.
+        The last is for servers that have no slot."""
         self._undone_tokens: Floats = np.zeros(n)
         self._undone_at: Floats = np.zeros(n)
         """When `_undone_tokens` was true; the tokens drain at the prefill rate from then on."""
@@ -66,7 +69,7 @@ class Columns:
         for slot, state in enumerate(states):
             state.slot, state.changed = slot, self.changed
 
-    # -- following the states ------------------------------------------------------------------------------------
+    # -- following the states --------------------------------------------------------------------------------
 
     def follow(self) -> None:
         """Copy the rows of all states that have changed."""
@@ -120,7 +123,7 @@ class Columns:
         self._loaded[slot] = loaded
         self._adapters[slot] = len(loaded)
 
-    # -- reading; the caller has called `follow` -----------------------------------------------------------------
+    # -- reading; the caller has called `follow` -------------------------------------------------------------
 
     def holders(self, adapter: str) -> AbstractSet[int]:
         """Slots that hold the adapter, as far as we know."""
@@ -141,7 +144,9 @@ class Columns:
         stale_after_s: float,
         now: float,
     ) -> Snapshot:
-        """Of some slots; nothing changes in it later. adapter_slots: adapters that a server can hold where it does not say."""
+        """Of some slots; nothing changes in it later. adapter_slots:
+        adapters that a server can hold where it does not say.
+        """
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
             load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
@@ -175,7 +180,9 @@ class Columns:
         return mask
 
     def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
-        """Whether all metrics are there and fresh. Looks at the column only when the oldest it knew has become stale."""
+        """Whether all metrics are there and fresh.
+        Looks at the column only when the oldest it knew has become stale.
+        """
         if now - self._oldest_scrape <= stale_after_s:
             return True
         self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))

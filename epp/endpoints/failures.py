@@ -1,15 +1,17 @@
 """Which servers fail, compared with the others: what their answers say, and answers that do not come.
 
-A server that answers 500 at once, or hangs while its metrics look fine, has room at all times, so every rule by load or cost would send
-it more. Here each answer moves its server's failure share, an average of the last answers. A share raises the server's price;
-from `shareToLeaveOut` on the server is left out, as long as it fails more than the others do and not too many are left out already.
-A server that is left out gets a trial request now and then, and comes back with its first good answers. A 404 counts only for
-the model that it was about, and only where another server has answered for this model.
+A server that answers 500 at once, or hangs while its metrics look fine, has room at all times, so every rule
+by load or cost would send it more. Here each answer moves its server's failure share, an average of the last
+answers. A share raises the server's price; from `shareToLeaveOut` on the server is left out, as long as it
+fails more than the others do and not too many are left out already. A server that is left out gets a trial
+request now and then, and comes back with its first good answers. A 404 counts only for the model that it was
+about, and only where another server has answered for this model.
 
-A server hangs if requests wait there for their first byte longer than others took, while other servers have answered requests
-since. That is looked at when a request is overdue, so it costs nothing while answers come.
+A server hangs if requests wait there for their first byte longer than others took, while other servers have
+answered requests since. That is looked at when a request is overdue, so it costs nothing while answers come.
 
-Pure: times are monotonic seconds. Owned by `Fleet`; told by the picker and, of what other pickers saw, by `sharing`.
+Pure: times are monotonic seconds.
+Owned by `Fleet`; told by the picker and, of what other pickers saw, by `sharing`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
 _TYPICAL_STEP: Final = 0.05
 _LONGEST_FORETOLD_S: Final = 600.0
-"""Each request is remembered until its first byte is overdue: that must not be as late as a server's figures may say."""
+"""Each request is remembered until its first byte is overdue:
+that must not be as late as a server's figures may say."""
 _TIMES_TYPICAL: Final = 3.0
 """A first byte that takes so many times as long as others' is overdue."""
 _OTHERS: Final = 3
@@ -108,7 +111,7 @@ class Failures:
         """Requests whose first byte may become overdue."""
         return len(self._waits)
 
-    # -- what happens --------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def sent(
         self, state: EndpointState, *, streams: bool, foretold_s: float, settings: Settings, now: float
@@ -187,7 +190,9 @@ class Failures:
                 mark.tried_at, mark.tried_picks = now, self._picks
 
     def look(self, *, now: float) -> Sequence[EndpointState]:
-        """Find requests whose first byte is overdue; forget shares that have come down to nothing. Servers that hang since now."""
+        """Find requests whose first byte is overdue; forget shares that have come down to nothing.
+        Servers that hang since now.
+        """
         found = []
         while self._waits and self._waits[0][0] <= now:
             wait = heapq.heappop(self._waits)[2]
@@ -222,7 +227,7 @@ class Failures:
         mark.out = True
         mark.tried_at, mark.tried_picks = now, self._picks
 
-    # -- what a pick and people are told -------------------------------------------------------------------------
+    # -- what a pick and people are told ---------------------------------------------------------------------
 
     def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
         """The snapshot with what is known of the candidates' failures for a request for `model`."""

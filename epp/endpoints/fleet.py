@@ -37,7 +37,9 @@ class Fleet:
     """States by name. Names and addresses are unique; the source checks that."""
 
     def __init__(self, *, refuses_unknown_models: bool = True) -> None:
-        """refuses_unknown_models: where every server's list is known, a model in none of them is an error of the client."""
+        """refuses_unknown_models: where every server's list is known,
+        a model in none of them is an error of the client.
+        """
         self._refuses = refuses_unknown_models
         self.unknown_asked = 0
         """Requests so far for a model that no server lists: it may have been loaded since."""
@@ -93,7 +95,9 @@ class Fleet:
         now: float,
         pools: AbstractSet[str] = frozenset(),
     ) -> FleetChange:
-        """Follow the source's new list; states of endpoints that stay are kept. pools: those that exist, with or without endpoints."""
+        """Follow the source's new list; states of endpoints that stay are kept. pools:
+        those that exist, with or without endpoints.
+        """
         wanted = {e.name: e for e in endpoints}
         removed = tuple(name for name in self._states if name not in wanted)
         added: list[EndpointName] = []
@@ -187,7 +191,8 @@ class Fleet:
         self._unions.clear()
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """What the servers list, all together, as JSON; subset: those at these addresses. None: none of them has said.
+        """What the servers list, all together, as JSON; subset: those at these addresses.
+        None: none of them has said.
 
         Made once until the lists change, since a client may ask as often as it likes.
         """
@@ -222,7 +227,7 @@ class Fleet:
             rate = self._model_rates[model] = ModelRate(start=spec.cost.prefill_tokens_per_second)
         return rate
 
-    # -- for a pick ----------------------------------------------------------------------------------------------
+    # -- for a pick ------------------------------------------------------------------------------------------
 
     def candidates(
         self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
@@ -274,7 +279,9 @@ class Fleet:
     def snapshot(
         self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
     ) -> Snapshot:
-        """What rules may know of some slots for a request for `model`; `adapter`: the same if it is one, else empty."""
+        """What rules may know of some slots for a request for `model`; `adapter`:
+        the same if it is one, else empty.
+        """
         snapshot = self._followed().snapshot(
             slots,
             adapter=adapter,
@@ -295,7 +302,8 @@ class Fleet:
     def healthy(self, slots: Sequence[int], *, failures_to_eject: int) -> Sequence[int]:
         """Those of `slots` that may be picked.
 
-        When every endpoint's scrapes fail, the scrapes are the likelier fault: all stay, and Envoy's retries sort them.
+        When every endpoint's scrapes fail, the scrapes are the likelier fault:
+        all stay, and Envoy's retries sort them.
         """
         failing = self._followed().failing(times=failures_to_eject)
         if not failing or len(failing) == len(self._states):
@@ -308,7 +316,9 @@ class Fleet:
         return {self._in_slots[slot] for slot in self.healthy(everyone, failures_to_eject=failures_to_eject)}
 
     def adapter(self, model: str) -> str:
-        """`model` if it is an adapter that some endpoint declares or was seen to hold, else the empty string."""
+        """`model` if it is an adapter that some endpoint declares or was seen to hold,
+        else the empty string.
+        """
         if self._serving.declares(model):
             return model
         holders = self._followed().holders(model)
@@ -318,7 +328,8 @@ class Fleet:
         return model if any(models[slot] != model for slot in holders) else ""
 
     def serving(self, model: str) -> Sequence[int]:
-        """Slots of those that can serve `model`, ready or not. UnknownModelError: every server says that it does not.
+        """Slots of those that can serve `model`, ready or not.
+        UnknownModelError: every server says that it does not.
 
         NoEndpointError: so they do, but servers of a pool that still exists had it.
         """

@@ -1,4 +1,6 @@
-"""What is learned of a model from all of its servers together: the size of its tokens and how far its caches reach."""
+"""What is learned of a model from all of its servers together:
+the size of its tokens and how far its caches reach.
+"""
 
 from __future__ import annotations
 

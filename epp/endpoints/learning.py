@@ -1,9 +1,11 @@
-"""Tokens of a prompt from what can be seen of it without a tokenizer, learned from sampled answers and from the servers' counters.
+"""Tokens of a prompt from what can be seen of it without a tokenizer,
+learned from sampled answers and from the servers' counters.
 
     tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * pictures and the like
 
-by weighted least squares with sums that forget, so that a single odd sample cannot move it far; it starts from the policy's bytes per
-token. Beside it stands the mean of bytes per token over all traffic, which turns a cache's size in tokens into bytes of prompts.
+by weighted least squares with sums that forget, so that a single odd sample cannot move it far; it starts
+from the policy's bytes per token. Beside it stands the mean of bytes per token over all traffic, which turns
+a cache's size in tokens into bytes of prompts.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class TokenEstimate:
         return int(max(told, size.text_bytes / _MOST_BYTES_PER_TOKEN))
 
     def learn(self, size: PromptSize, tokens: float) -> None:
-        """A prompt, or several added up, and the tokens that a server counted of it. What cannot be is left out: all servers share this."""
+        """A prompt, or several added up, and the tokens that a server counted of it.
+        What cannot be is left out: all servers share this.
+        """
         most = _MOST_TOKENS_PER_BYTE * size.text_bytes + _MOST_TOKENS_PER_OPAQUE * size.opaque
         if size.text_bytes <= 0 or not max(1.0, size.text_bytes / _MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
@@ -75,8 +79,8 @@ class TokenEstimate:
 class CounterWindow:
     """Pairs our own finished requests with one server's counters, to learn from without sampling.
 
-    A sample counts only if the server finished as many requests as we sent there: other clients or replicas would
-    otherwise be taken for ours.
+    A sample counts only if the server finished as many requests as we sent there:
+    other clients or replicas would otherwise be taken for ours.
     """
 
     __slots__ = ("_own", "_size", "_start")

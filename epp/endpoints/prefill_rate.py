@@ -1,19 +1,23 @@
 """V: prompt tokens that a server computes in a second, learned from the servers' own counters.
 
-A prefill's time has a part that does not depend on its length (a step must be waited for, others share it), so tokens over time
-says too little wherever much of a prompt was cached. Hence a line is fitted, over all servers of a model together:
+A prefill's time has a part that does not depend on its length (a step must be waited for, others share it),
+so tokens over time says too little wherever much of a prompt was cached. Hence a line is fitted, over all
+servers of a model together:
 
     prefill seconds = a * requests + tokens / V + T * adapters loaded
 
-by weighted least squares on what each scrape added: servers alike but differently loaded would otherwise seem to differ,
-and a server that seems fast gets more than its share. What remains of a server's own deviation, a smaller GPU or a noisy
-neighbour, is one factor for each: seconds taken over seconds foretold, pulled towards 1 and forgotten within minutes.
+by weighted least squares on what each scrape added: servers alike but differently loaded would otherwise seem
+to differ, and a server that seems fast gets more than its share. What remains of a server's own deviation, a
+smaller GPU or a noisy neighbour, is one factor for each: seconds taken over seconds foretold, pulled towards
+1 and forgotten within minutes.
 
-No server alone moves the line far: what it says is left out while it is more than `_MOST_SLOWNESS` times off and most others are not. Where
-most are off to one side, the line is wrong: they alone teach it, and what it was taught before counts less and less.
+No server alone moves the line far: what it says is left out while it is more than `_MOST_SLOWNESS` times off
+and most others are not. Where most are off to one side, the line is wrong: they alone teach it, and what it
+was taught before counts less and less.
 
 Pairs that belong together come from histograms that the server fills when a request ends
-(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM). A server without them keeps its model's rate.
+(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM).
+A server without them keeps its model's rate.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ from epp.types import EndpointMetrics
 _PRIOR_TOKENS = 500.0
 """The policy's rate counts as one prefill of so many tokens: soon outweighed."""
 _PRIOR_REQUESTS = 20.0
-"""The constant part starts as nothing, with the weight of so many requests: where prompts are all of one length and the two
-cannot be told apart, it is the rate that explains their time."""
+"""The constant part starts as nothing, with the weight of so many requests: where prompts are all of one
+length and the two cannot be told apart, it is the rate that explains their time."""
 _PRIOR_LOADS = 1.0
 """Loads take no time, with the weight of one."""
 _NAILED = 1e12
@@ -53,7 +57,8 @@ class ModelRate:
     def __init__(self, *, start: float) -> None:
         self._fit = ThreeTerms()
         self._said: dict[PrefillRate, int] = {}
-        """By server, of its last observation: it took far longer than foretold (1), far shorter (-1), or neither (0)."""
+        """By server, of its last observation:
+        it took far longer than foretold (1), far shorter (-1), or neither (0)."""
         self._counts = {-1: 0, 0: 0, 1: 0}
         """Servers by what they said last."""
         self._requests = 0.0
@@ -96,7 +101,9 @@ class ModelRate:
             self._counts[self._said.pop(server)] -= 1
 
     def _heeds(self, says: int) -> bool:
-        """Whether most servers say the same, or none agrees with the line and they do not agree with one another."""
+        """Whether most servers say the same, or none agrees with the line and they do not agree with one
+        another.
+        """
         for side in (-1, 1):
             if 2 * self._counts[side] > len(self._said):
                 return says == side
@@ -104,7 +111,8 @@ class ModelRate:
 
     def _solve(self) -> None:
         per_request, per_token, per_load = self._terms(_PRIOR_REQUESTS, _PRIOR_LOADS)
-        # Nothing takes less than no time. And where the constant part seems to explain everything, no slope can be told.
+        # Nothing takes less than no time.
+        # And where the constant part seems to explain everything, no slope can be told.
         if per_load < 0:
             per_load = 0.0
             per_request, per_token, _ = self._terms(_PRIOR_REQUESTS, _NAILED)
@@ -157,7 +165,8 @@ class PrefillRate:
 
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
         model = self.model
-        # The line first: before it has learned anything, the policy's guess would be blamed on whoever is read first.
+        # The line first: before it has learned anything,
+        # the policy's guess would be blamed on whoever is read first.
         model.observe(self, requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
         self._foretold_s += model.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)

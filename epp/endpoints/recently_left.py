@@ -1,7 +1,9 @@
-"""Endpoints that left a moment ago and may come back as they were: a pod that was not Ready for some seconds has a warm cache.
+"""Endpoints that left a moment ago and may come back as they were:
+a pod that was not Ready for some seconds has a warm cache.
 
-Only where the source names the process (`incarnation`): of an endpoint that a file lists again nobody knows whether it was
-restarted meanwhile. Called by `picker`, which keeps the table's share of an absent endpoint as long as it is here.
+Only where the source names the process (`incarnation`): of an endpoint that a file lists again nobody knows
+whether it was restarted meanwhile. Called by `picker`, which keeps the table's share of an absent endpoint as
+long as it is here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which servers can serve which model: what the source declares, and what each server lists at `/v1/models`.
 
-`ModelList` is what one server lists. `Serving` is an index over one list of endpoints; it never changes, and `Fleet` makes another one
-when endpoints come or go, or when a server lists other models. The one place that says who is asked for a model that nobody
-declares: servers whose list is not known yet, since they may have it. Only when every list is known can a model be unknown.
+`ModelList` is what one server lists. `Serving` is an index over one list of endpoints; it never changes, and
+`Fleet` makes another one when endpoints come or go, or when a server lists other models. The one place that
+says who is asked for a model that nobody declares: servers whose list is not known yet, since they may have
+it. Only when every list is known can a model be unknown.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class ModelList:
 
 
 def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
-    """The answer to `GET /v1/models` in OpenAI's shape: every model once, as the first server of it says, by name.
+    """The answer to `GET /v1/models` in OpenAI's shape:
+    every model once, as the first server of it says, by name.
 
     more: models that no server lists. They give way to those that one does.
     """
@@ -75,10 +77,12 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
 
 
 class AwayModels:
-    """Models whose servers have left pools that still exist, as in a rollout or when a pool is scaled to none.
+    """Models whose servers have left pools that still exist,
+    as in a rollout or when a pool is scaled to none.
 
-    A request for such a model is an error of the servers, not of the client. A pool that has no server is waited for as long as it
-    exists, one that has others for `_AWAY_S`: they may serve something else in place of it.
+    A request for such a model is an error of the servers, not of the client. A pool that has no server is
+    waited for as long as it exists, one that has others for `_AWAY_S`: they may serve something else in place
+    of it.
     """
 
     def __init__(self) -> None:
@@ -116,8 +120,9 @@ class AwayModels:
 class Serving:
     """`listed`: by slot, what each server lists; None: not known.
 
-    A server whose list is not known may have what others list, but only what others of its own pool list, and nothing of that until it
-    has been asked once: the answer comes within a second, and a wrong guess is a 404.
+    A server whose list is not known may have what others list, but only what others of its own pool list, and
+    nothing of that until it has been asked once: the answer comes within a second, and a wrong guess is a
+    404.
     """
 
     def __init__(
@@ -128,7 +133,9 @@ class Serving:
         everyone: range,
         unasked: AbstractSet[int] = frozenset(),
     ) -> None:
-        """everyone: all slots; returned as that very object where everyone serves a model. unasked: slots of new servers."""
+        """everyone: all slots; returned as that very object where everyone serves a model. unasked:
+        slots of new servers.
+        """
         self._everyone = everyone
         self._pools = [endpoint.pool for endpoint in endpoints]
         self._declared: set[str] = set()
@@ -175,10 +182,12 @@ class Serving:
     def slots(
         self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
     ) -> Sequence[int]:
-        """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter; bases: base models by slot.
+        """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter; bases:
+        base models by slot.
 
-        An adapter that nobody declares but a server was seen to hold can be on any server of the same pool and base model: having
-        seen it once must not tie it to that server for good. UnknownModelError: no server has it, if `refuses` such models.
+        An adapter that nobody declares but a server was seen to hold can be on any server of the same pool
+        and base model: having seen it once must not tie it to that server for good. UnknownModelError: no
+        server has it, if `refuses` such models.
         """
         able = self._able.get(model)
         if able is not None:
@@ -192,13 +201,17 @@ class Serving:
         return silent if 0 < len(silent) < len(self._everyone) else self._everyone
 
     def none_serves(self, model: str, slots: Iterable[int]) -> bool:
-        """Whether it is known of all these, of which there is at least one, that they do not serve `model`."""
+        """Whether it is known of all these, of which there is at least one,
+        that they do not serve `model`.
+        """
         asked = set(slots)
         return bool(asked) and asked.isdisjoint(self.unlisted) and asked.isdisjoint(self._able.get(model, ()))
 
 
 def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:
-    """Forget what is kept of base models that no server has any more, once they are many: servers name themselves as they like."""
+    """Forget what is kept of base models that no server has any more, once they are many:
+    servers name themselves as they like.
+    """
     gone = by_model.keys() - present
     if len(gone) > _MOST_GONE:
         for model in gone:

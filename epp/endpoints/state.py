@@ -1,8 +1,8 @@
 """One endpoint as the picker knows it: what its source says, what its metrics say, what we sent there.
 
-Load is scraped, then corrected by our own picks and ends since the scrape; without fresh metrics our own bookings are
-all there is, and the type says so (`fresh` returns None). Mutated only by `Fleet`, the picker and what
-other pickers say (`sharing`), on one thread.
+Load is scraped, then corrected by our own picks and ends since the scrape; without fresh metrics our own
+bookings are all there is, and the type says so (`fresh` returns None). Mutated only by `Fleet`, the picker
+and what other pickers say (`sharing`), on one thread.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class EndpointState:
 
     @property
     def model(self) -> str:
-        """The base model: as the source declares it, else as the server itself lists it; empty: neither says."""
+        """The base model: as the source declares it, else as the server itself lists it; empty:
+        neither says.
+        """
         return self.endpoint.model or (self.listed.base if self.listed is not None else "")
 
     def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
@@ -97,7 +99,9 @@ class EndpointState:
         return self.known_load > 0 or self.picks_since_scrape > 0
 
     def load(self, metrics: EndpointMetrics | None) -> int:
-        """Requests in flight there: scraped plus picks less ends since; never under what is known to be open."""
+        """Requests in flight there: scraped plus picks less ends since;
+        never under what is known to be open.
+        """
         known = self.known_load
         inside = metrics.inside if metrics is not None else None
         if inside is None:
@@ -119,7 +123,8 @@ class EndpointState:
         return set(self.adapters) | (self.metrics.known_adapters if self.metrics else frozenset())
 
     def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> bool:
-        """Remember that the server holds `adapter` now; it drops the least recently used one beyond its slots.
+        """Remember that the server holds `adapter` now;
+        it drops the least recently used one beyond its slots.
 
         Whether it has to be loaded for that, as far as we know.
         """
@@ -146,8 +151,8 @@ class EndpointState:
             self.backlog.begun(int(growth(before.ttft_count, after.ttft_count)), now=now, rate=rate)
         else:
             self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
-        # A request can be on its way to the server while the page is written: only what the scrape before this one
-        # could have seen is known to be done.
+        # A request can be on its way to the server while the page is written:
+        # only what the scrape before this one could have seen is known to be done.
         all_begun = self._all_begun(after)
         done_before = before.scraped_at if all_begun and before is not None else now - _LOST_BOOKING_S
         self.backlog.clear_before(done_before, now=now, rate=rate)
@@ -174,8 +179,9 @@ class EndpointState:
     def _all_begun(self, after: EndpointMetrics) -> bool:
         """Whether every request in there has its first token, as far as this page can tell.
 
-        First tokens less ended requests are those that decode, but for a constant: requests that ended without a first
-        token, and what was counted before. So it is the page with the most of them over what is inside that has no prefill.
+        First tokens less ended requests are those that decode, but for a constant: requests that ended
+        without a first token, and what was counted before. So it is the page with the most of them over what
+        is inside that has no prefill.
         """
         inside = after.inside
         if inside is None or after.ttft_count is None or after.finished is None:
@@ -186,7 +192,9 @@ class EndpointState:
         return surplus == self.surplus
 
     def scrape_failed(self, *, now: float) -> None:
-        """No page, or none that could be read. Bookings of streams that were let go must not pile up meanwhile."""
+        """No page, or none that could be read.
+        Bookings of streams that were let go must not pile up meanwhile.
+        """
         self.changed.add(self.slot)
         self.failures += 1
         self.backlog.clear_before(now - _LOST_BOOKING_S, now=now, rate=self.rate.tokens_per_s)
@@ -206,7 +214,9 @@ class EndpointState:
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach(self) -> None:
-        """The stream is let go while the answer runs on: from here on the scrapes count it, and its booking drains."""
+        """The stream is let go while the answer runs on:
+        from here on the scrapes count it, and its booking drains.
+        """
         self.changed.add(self.slot)
         self.in_flight -= 1
 
@@ -238,7 +248,9 @@ class EndpointState:
             self.ends_since_scrape += 1
 
     def _unseen(self, at: float) -> bool:
-        """Whether the last scrape is older: word of others comes late, and the scrape may have counted it already."""
+        """Whether the last scrape is older:
+        word of others comes late, and the scrape may have counted it already.
+        """
         return self.metrics is None or at > self.metrics.scraped_at
 
     def heard_of_restart(self, *, at: float) -> None:

@@ -1,7 +1,7 @@
 """The complete Envoy bootstrap for one configuration, built from typed messages.
 
-Pure: the same configuration gives the same text, keys sorted. Called by the command line, off the request path: the
-message classes take about a second to import.
+Pure: the same configuration gives the same text, keys sorted.
+Called by the command line, off the request path: the message classes take about a second to import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
-    """The bootstrap as text that `envoy --config-path` reads. ConfigError when the configuration lacks what it needs."""
+    """The bootstrap as text that `envoy --config-path` reads.
+    ConfigError when the configuration lacks what it needs.
+    """
     # Snake case, as Envoy's own documentation writes the fields.
     document = _with_extra_filters(message(config).to_dict(casing=Casing.SNAKE), config)
     if output == "json":
@@ -32,7 +34,9 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
 
 
 def _with_extra_filters(document: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The operator's HTTP filters before ours, on every way in. They may be of types that are not known here, so they stay JSON."""
+    """The operator's HTTP filters before ours, on every way in.
+    They may be of types that are not known here, so they stay JSON.
+    """
     extra: list[Any] = list(config.envoy.extra_http_filters)
     if extra:
         chain = document["static_resources"]["listeners"][0]["filter_chains"][0]

@@ -1,7 +1,7 @@
 """The two clusters of the generated bootstrap: the model servers, and the picker's workers.
 
-Pure: from the configuration to typed Envoy messages. Each setting whose default fails in silence is set here, with
-the reason beside it. Called by `bootstrap`.
+Pure: from the configuration to typed Envoy messages.
+Each setting whose default fails in silence is set here, with the reason beside it. Called by `bootstrap`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ if TYPE_CHECKING:
 UPSTREAM_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 UPSTREAM_IDLE: Final = timedelta(seconds=3)
-"""Under the 5 s after which vLLM's server closes an idle connection: a request sent into that close is lost."""
+"""Under the 5 s after which vLLM's server closes an idle connection:
+a request sent into that close is lost."""
 
 
 def envoy_address(text: str) -> EnvoyAddress:
@@ -93,12 +94,14 @@ def model_servers(config: Config) -> Cluster:
             eds_config=ConfigSource(
                 path_config_source=PathConfigSource(
                     path=eds_file,
-                    # The directory, not the file: only a rename is a whole file, and only a directory shows it.
+                    # The directory, not the file:
+                    # only a rename is a whole file, and only a directory shows it.
                     watched_directory=WatchedDirectory(path=str(PurePath(eds_file).parent)),
                 )
             )
         ),
-        # The default is 5 s, which a server that vanished from the network costs before the next one is tried.
+        # The default is 5 s, which a server that vanished from the network costs before the next one is
+        # tried.
         connect_timeout=timedelta(seconds=1),
         load_balancing_policy=_follow_the_pick(),
         circuit_breakers=_wide_breakers(),
@@ -167,7 +170,8 @@ def speaking_http2() -> dict[str, AnyMessage]:
 def _follow_the_pick() -> LoadBalancingPolicy:
     """Go down the picker's list, one address an attempt; round robin when there is none or it is used up.
 
-    From the metadata only: a header could come from a client. An address that Envoy does not hold is passed over.
+    From the metadata only: a header could come from a client.
+    An address that Envoy does not hold is passed over.
     """
     fallback = _policy("envoy.load_balancing_policies.round_robin", AnyMessage.pack(RoundRobin()))
     source = OverrideHostOverrideHostSource(
@@ -185,8 +189,9 @@ def _policy(name: str, config: AnyMessage) -> LoadBalancingPolicy:
 def _wide_breakers() -> CircuitBreakers:
     """Out of the way: admission is the picker's work.
 
-    The defaults are 1,024 of each and 3 retries. Every request holds a stream at the picker until its answer ends, so
-    past 1,024 the rest would bypass it without an error; and of a burst whose first choice died, all but 3 would fail.
+    The defaults are 1,024 of each and 3 retries. Every request holds a stream at the picker until its answer
+    ends, so past 1,024 the rest would bypass it without an error; and of a burst whose first choice died, all
+    but 3 would fail.
     """
     thresholds = CircuitBreakersThresholds(
         max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
@@ -197,8 +202,8 @@ def _wide_breakers() -> CircuitBreakers:
 def _grpc_health_check() -> HealthCheck:
     """Take a dead or hung worker out, and let it back at once.
 
-    Until then its share of the requests bypasses the picker. A TCP check would not see a hung one. A killed worker is
-    out after at most 1.2 s, a hung one after about 3 s.
+    Until then its share of the requests bypasses the picker. A TCP check would not see a hung one.
+    A killed worker is out after at most 1.2 s, a hung one after about 3 s.
     """
     second = timedelta(seconds=1)
     return HealthCheck(

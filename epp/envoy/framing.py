@@ -1,8 +1,9 @@
 """The 400 for a body whose framing breaks, past the picker.
 
-Envoy makes a 400, hands it to its filters, and closes the connection at once. The external processor's filter would hold the 400 until the picker
-has seen it, so the client would get nothing. Envoy answers directly, past all filters, where one of them answers in place of
-a response that has begun. The custom response filter does so here, before the external processor's filter sees the 400. Pure; called by `listener`.
+Envoy makes a 400, hands it to its filters, and closes the connection at once. The external processor's filter
+would hold the 400 until the picker has seen it, so the client would get nothing. Envoy answers directly, past
+all filters, where one of them answers in place of a response that has begun. The custom response filter does
+so here, before the external processor's filter sees the 400. Pure; called by `listener`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _HEADER: Final = "connection"
 _VALUE: Final = "close"
 
 MARK: Final = HeaderValueOption(header=HeaderValue(key=_HEADER, value=_VALUE))
-"""Set on the 400 that Envoy makes, by which it is known from the picker's. Envoy replaces this header field when it writes the answer."""
+"""Set on the 400 that Envoy makes, by which it is known from the picker's.
+Envoy replaces this header field when it writes the answer."""
 
 
 def replies() -> HttpFilter:

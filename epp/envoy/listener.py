@@ -1,7 +1,7 @@
 """The listener of the generated bootstrap: what a client of the gateway meets, up to the route.
 
-Pure: from the configuration to typed Envoy messages. Each setting whose default fails in silence is set here, with
-the reason beside it. Called by `bootstrap`.
+Pure: from the configuration to typed Envoy messages.
+Each setting whose default fails in silence is set here, with the reason beside it. Called by `bootstrap`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ ACCESS_LOG_FIELDS: Final = {
 """An empty `picked` is a request that bypassed the picker."""
 
 MAX_HEADER_FIELDS: Final = 128
-"""Envoy and the picker add up to ten, and one more than this would be an error: 100 of a client's have room."""
+"""Envoy and the picker add up to ten, and one more than this would be an error:
+100 of a client's have room."""
 
 MAX_STREAMS: Final = 100
 """HTTP/2 streams of one connection; a client with more waits or opens another."""
@@ -152,8 +153,8 @@ def routed(name: str, routes: list[Route]) -> RouteConfiguration:
 
 def _connection_manager(config: Config) -> HttpConnectionManager:
     envoy = config.envoy
-    # Off but where a route turns it on: a request that is no valid HTTP has no route. Its error would wait for the picker's
-    # answer, and Envoy closes the connection before it comes.
+    # Off but where a route turns it on: a request that is no valid HTTP has no route.
+    # Its error would wait for the picker's answer, and Envoy closes the connection before it comes.
     ext_proc = HttpFilter(
         name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(envoy)), disabled=True
     )
@@ -165,11 +166,13 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
             if envoy.http2_cleartext or envoy.tls
             else HttpConnectionManagerCodecType.HTTP1
         ),
-        # A model server reads `/x/%2e%2e/metrics` as `/metrics`; so must the routes, or blocked paths would be open.
+        # A model server reads `/x/%2e%2e/metrics` as `/metrics`;
+        # so must the routes, or blocked paths would be open.
         normalize_path=True,
         merge_slashes=True,
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
-        # Before any filter, so also for requests that bypass the picker: no client may name its server, or whom that one calls.
+        # Before any filter, so also for requests that bypass the picker:
+        # no client may name its server, or whom that one calls.
         early_header_mutation_extensions=[_strip()],
         # The gateway is an edge: `x-envoy-*` of outside clients (retries, timeouts) are not obeyed ...
         use_remote_address=True,
@@ -237,12 +240,16 @@ def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
 
 
 def _routes(config: Config) -> list[Route]:
-    """First match wins: what is not for clients, then everything else. The picker is asked only where a route says so."""
+    """First match wins: what is not for clients, then everything else.
+    The picker is asked only where a route says so.
+    """
     return [*(_blocked(path) for path in config.blocked_paths), _to_model_servers(config.envoy)]
 
 
 def _blocked(path: str) -> Route:
-    """404 for what begins with `path`, as from the picker, which may be away. One expression for all is more than Envoy compiles."""
+    """404 for what begins with `path`, as from the picker, which may be away.
+    One expression for all is more than Envoy compiles.
+    """
     return Route(
         match=RouteMatch(prefix=path, case_sensitive=False),
         direct_response=DirectResponseAction(status=BlockedPathError.status),
@@ -252,8 +259,8 @@ def _blocked(path: str) -> Route:
 def _to_model_servers(envoy: EnvoyConfig) -> Route:
     return Route(
         match=RouteMatch(prefix="/"),
-        # A larger body gets 413. Here and not on the listener, whose limit also bounds what a slow reader of an
-        # answer makes Envoy hold.
+        # A larger body gets 413. Here and not on the listener,
+        # whose limit also bounds what a slow reader of an answer makes Envoy hold.
         request_body_buffer_limit=envoy.max_body_bytes,
         typed_per_filter_config={EXT_PROC: AnyMessage.pack(FilterConfig(config=AnyMessage.pack(_asked())))},
         route=RouteAction(
@@ -261,8 +268,8 @@ def _to_model_servers(envoy: EnvoyConfig) -> Route:
             # Default 15 s for the whole answer.
             timeout=timedelta(0),
             retry_policy=RetryPolicy(
-                # `reset` and not `reset-before-request`: a server killed after it took the request counts too.
-                # Nothing is retried once response headers came.
+                # `reset` and not `reset-before-request`: a server killed after it took the request counts
+                # too. Nothing is retried once response headers came.
                 retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
                 retriable_status_codes=[503],
                 # Few, or one request that kills its server would visit all of them.

@@ -1,7 +1,7 @@
 """What Envoy does before its memory or its connections run out: Envoy's overload manager.
 
-Pure. Without it Envoy takes connections and unfinished bodies until the kernel ends it, and every answer with it. Called by
-`bootstrap`.
+Pure. Without it Envoy takes connections and unfinished bodies until the kernel ends it,
+and every answer with it. Called by `bootstrap`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def manager(envoy: Envoy) -> OverloadManager:
             # New requests get 503; answers that have begun run on.
             _action("stop_accepting_requests", ThresholdTrigger(value=0.9)),
         ],
-        # Over HTTP/1.1 Envoy cannot end a stream for its memory. So at the last whoever sends more of a request is cut off.
+        # Over HTTP/1.1 Envoy cannot end a stream for its memory.
+        # So at the last whoever sends more of a request is cut off.
         loadshed_points=[
             LoadShedPoint(
                 name="envoy.load_shed_points.http1_server_abort_dispatch",

@@ -1,8 +1,9 @@
 """Small files beside the endpoints file that tell Envoy where its certificates are (SDS).
 
-Envoy reads certificates that the bootstrap names once, at its start: a renewed picker would then be a stranger to it, and every
-request would go round the picker without a word. Those that such a file names it follows. The files hold names only, no
-key. Called by `tls` for the paths, and by the composition root, which writes them before Envoy starts.
+Envoy reads certificates that the bootstrap names once, at its start: a renewed picker would then be a
+stranger to it, and every request would go round the picker without a word. Those that such a file names it
+follows. The files hold names only, no key. Called by `tls` for the paths, and by the composition root, which
+writes them before Envoy starts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _TYPE_URL: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v
 
 
 def path(config: Config, name: str) -> str:
-    """Where the secret's file is: absolute, since Envoy may be started from another directory than the picker."""
+    """Where the secret's file is: absolute, since Envoy may be started from another directory than the
+    picker.
+    """
     return str(PurePath(_absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
 
 

@@ -1,6 +1,7 @@
 """TLS of the listener and of the connection to the picker, as Envoy transport sockets.
 
-Certificates come through the files of `sds`, so that Envoy follows renewed ones. Called by the listener and the clusters.
+Certificates come through the files of `sds`, so that Envoy follows renewed ones.
+Called by the listener and the clusters.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def downstream(config: Config, *, protocols: list[str]) -> TransportSocket | Non
 def upstream(config: Config) -> TransportSocket | None:
     """TLS towards the picker, if it has any.
 
-    An upstream context with no trust set encrypts and accepts any peer, without a word. Where the picker asks for
-    client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.
+    An upstream context with no trust set encrypts and accepts any peer, without a word. Where the picker asks
+    for client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.
     """
     tls = config.listen.tls
     if tls is None:

@@ -1,7 +1,8 @@
-"""Spans of Envoy: one for each request, one for its call of the picker, one for each attempt at a model server. Pure.
+"""Spans of Envoy: one for each request, one for its call of the picker,
+one for each attempt at a model server. Pure.
 
-The call of the picker carries the trace context in its gRPC metadata, so that the picker's span is a child of it.
-Called by `listener` and `bootstrap`.
+The call of the picker carries the trace context in its gRPC metadata,
+so that the picker's span is a child of it. Called by `listener` and `bootstrap`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""What a stream asks the picker, and how the answer reads: one request from its head and body to its destinations or its refusal.
+"""What a stream asks the picker, and how the answer reads:
+one request from its head and body to its destinations or its refusal.
 
-Owns what the head says, the body with another model's name in it, and the ticket while flow control holds the request. A request waits only
-where the data plane bears it: with full duplex nothing is due until the answer to the headers; with BUFFERED the data plane is
-asked for more time, once, or the request waits within the time-out of the data plane. In the other
-modes no request waits, for the data plane would pass it by, or stop reading.
+Owns what the head says, the body with another model's name in it, and the ticket while flow control holds the
+request. A request waits only where the data plane bears it: with full duplex nothing is due until the answer
+to the headers; with BUFFERED the data plane is asked for more time, once, or the request waits within the
+time-out of the data plane. In the other modes no request waits, for the data plane would pass it by, or stop
+reading.
 
-A data plane that sends no `:path` and does not say its mode asks for a pick and nothing else (NGINX Gateway Fabric): it gets one
-destination in the answer to the headers, no body back, and no wait. Its clean close after the pick says nothing of the HTTP request.
+A data plane that sends no `:path` and does not say its mode asks for a pick and nothing else (NGINX Gateway
+Fabric): it gets one destination in the answer to the headers, no body back, and no wait. Its clean close
+after the pick says nothing of the HTTP request.
 
 Pure; owned by `stream`, which knows when to ask.
 
@@ -65,7 +68,9 @@ class GatePort(Protocol):
 
 
 class Asking:
-    """`read` the head and `ask` once; then `answer` or `refusal`. `leave` at the end of the stream, whatever happened."""
+    """`read` the head and `ask` once; then `answer` or `refusal`.
+    `leave` at the end of the stream, whatever happened.
+    """
 
     __slots__ = (
         "_after", "_changed_body", "_changed_bytes", "_gate", "_head", "_made_id", "_new_id", "_observer", "_picker", "_settings",
@@ -136,7 +141,7 @@ class Asking:
             self._trace = head.trace
         return head
 
-    # -- the question --------------------------------------------------------------------------------------------
+    # -- the question ----------------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -151,7 +156,8 @@ class Asking:
     ) -> Pick | Sequence[Action]:
         """A pick at once; or the request waits, and what the data plane is told of that. PickError: refused.
 
-        instead: what is taken for the body's content without reading it. decided: called with the fate of a request that waited.
+        instead: what is taken for the body's content without reading it. decided:
+        called with the fate of a request that waited.
         """
         request = self._request(body, instead=instead, partial=partial, modes=modes)
         gate, settings = self._gate, self._settings
@@ -235,7 +241,9 @@ class Asking:
         )
 
     def _can_change_body(self, modes: Modes) -> bool:
-        """The picker may send another body on than came. In the other modes the data plane sends its own copy."""
+        """The picker may send another body on than came.
+        In the other modes the data plane sends its own copy.
+        """
         mode = modes.request_body
         return mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED) and not self.asks_only
 
@@ -250,7 +258,7 @@ class Asking:
         self._changed_bytes = len(self._changed_body)
         return msgspec.structs.replace(inference, model=model)
 
-    # -- the answer ----------------------------------------------------------------------------------------------
+    # -- the answer ------------------------------------------------------------------------------------------
 
     def answer(self, slot: Slot, pick: Pick) -> Answer:
         """Where the request goes. What only the pick needed of the head is forgotten."""

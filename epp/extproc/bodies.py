@@ -1,7 +1,8 @@
-"""The body of a request: gathered while it comes in pieces, within a bound that all requests share; read; and sent on.
+"""The body of a request: gathered while it comes in pieces, within a bound that all requests share; read;
+and sent on.
 
-`Body` belongs to one stream, `BodyRoom` to all of a process. Invariant: what a room holds is the sum of what its bodies hold; a
-body that was taken or dropped holds nothing. Pure; used by `stream` and `asking`.
+`Body` belongs to one stream, `BodyRoom` to all of a process. Invariant: what a room holds is the sum of what
+its bodies hold; a body that was taken or dropped holds nothing. Pure; used by `stream` and `asking`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Body:
         """The request has ended: no more of it comes."""
 
     def add(self, piece: bytes | memoryview) -> bool:
-        """Take in the next piece. False: there is no more room for all bodies together; this piece is held all the same."""
+        """Take in the next piece.
+        False: there is no more room for all bodies together; this piece is held all the same.
+        """
         size = len(piece)
         self.pieces += 1
         self.size_bytes += size
@@ -74,7 +77,8 @@ class Body:
         return self._room.held_bytes <= self._room.max_bytes
 
     def looks_whole(self, piece: bytes | memoryview, *, declared_bytes: int = 0) -> bool:
-        """Whatever followed could not matter, by its declared size or by its JSON. Call it with each piece, once, in order.
+        """Whatever followed could not matter, by its declared size or by its JSON.
+        Call it with each piece, once, in order.
 
         Where the data plane keeps trailers to itself, a body before them has no marked end.
         """
@@ -101,7 +105,9 @@ class Body:
 
 
 class JsonEnd:
-    """Finds the end of a JSON object that comes in pieces of any size, with work in proportion to their bytes."""
+    """Finds the end of a JSON object that comes in pieces of any size,
+    with work in proportion to their bytes.
+    """
 
     __slots__ = ("_carry", "_depth", "_in_string", "_started")
 
@@ -147,7 +153,9 @@ def skim_body(path: str, body: bytes | memoryview, *, partial: bool) -> Inferenc
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
-    """The same bytes in order, in pieces that the protocol allows; an end without bytes is one empty piece."""
+    """The same bytes in order, in pieces that the protocol allows;
+    an end without bytes is one empty piece.
+    """
     if len(data) <= MAX_PIECE_BYTES:
         return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
     view, last = memoryview(data), (len(data) - 1) // MAX_PIECE_BYTES * MAX_PIECE_BYTES

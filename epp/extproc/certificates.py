@@ -1,7 +1,8 @@
 """TLS of the ext_proc server: certificates as files, read again when they change.
 
-A look at the files' modification times answers whether they did; each transport looks before a handshake. Files that cannot be
-read or do not fit together (half-way through a renewal, say) leave the certificates that work in place.
+A look at the files' modification times answers whether they did; each transport looks before a handshake.
+Files that cannot be read or do not fit together (half-way through a renewal, say) leave the certificates that
+work in place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _Made = TypeVar("_Made")
 
 
 class Certificates(Generic[_Made]):
-    """What `read` makes of the files, as they were when they last fitted together. `read` may raise OSError and SSLError."""
+    """What `read` makes of the files, as they were when they last fitted together.
+    `read` may raise OSError and SSLError.
+    """
 
     def __init__(self, tls: Tls, read: Callable[[Tls], _Made]) -> None:
         self._tls = tls
@@ -58,7 +61,9 @@ class Certificates(Generic[_Made]):
 
 
 def ssl_context(tls: Tls) -> ssl.SSLContext:
-    """Of a server of HTTP/2. Clients must show a certificate where a client CA is configured. OSError, ssl.SSLError."""
+    """Of a server of HTTP/2. Clients must show a certificate where a client CA is configured.
+    OSError, ssl.SSLError.
+    """
     for path in (tls.cert_file, tls.key_file, tls.client_ca_file):
         if path:
             Path(path).read_bytes()  # ssl's own error does not name the file

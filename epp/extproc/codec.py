@@ -1,9 +1,10 @@
 """ext_proc's protobuf messages to events, and actions to messages: the one module that knows the wire.
 
-Only what routing reads is looked at. Body messages are cut out of the wire by hand, since their bytes would otherwise be
-copied twice (once into protobuf's arena, once out of it); header messages are read off it by `header_decoding`, and what stands around
-their headers repeats, so that its meaning is kept. Whatever has an unusual shape goes the ordinary way. Answers repeat
-(a fleet has few fallback lists), so their bytes are kept. Header values travel as latin-1 text inside the picker.
+Only what routing reads is looked at. Body messages are cut out of the wire by hand, since their bytes would
+otherwise be copied twice (once into protobuf's arena, once out of it); header messages are read off it by
+`header_decoding`, and what stands around their headers repeats, so that its meaning is kept. Whatever has an
+unusual shape goes the ordinary way. Answers repeat (a fleet has few fallback lists), so their bytes are kept.
+Header values travel as latin-1 text inside the picker.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ _KEPT_BYTES: Final = 512
 
 
 def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool) -> Event:
-    """One ProcessingRequest. Only headers in `names` and `response_names` are taken; `first`: the message may tell the modes."""
+    """One ProcessingRequest. Only headers in `names` and `response_names` are taken; `first`:
+    the message may tell the modes.
+    """
     event = _by_hand(data, names=names, response_names=response_names, first=first) if data else None
     return event or _by_protobuf(data, names=names, response_names=response_names)
 
@@ -105,7 +108,9 @@ def _by_protobuf(data: bytes, *, names: frozenset[str], response_names: frozense
 
 
 def echo_of(data: bytes) -> bytes | None:
-    """The answer to a piece of a response's body that goes on as it came, without an object for either. None: decode the message."""
+    """The answer to a piece of a response's body that goes on as it came, without an object for either.
+    None: decode the message.
+    """
     if not data or data[0] != _RESPONSE_BODY_TAG:
         return None
     found = _body_in(data)
@@ -128,7 +133,9 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
 
 
 def _body_in(data: bytes) -> tuple[int, int, bool] | None:
-    """A body message in its usual shape: where the body's bytes are, and the end-of-stream flag. None: not that shape."""
+    """A body message in its usual shape: where the body's bytes are, and the end-of-stream flag.
+    None: not that shape.
+    """
     if len(data) < _LEAST_BYTES:
         return None
     size, start = data[1], 2
@@ -323,9 +330,11 @@ def encode(action: Action) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _around_echo(slot: Slot, size: int, end_of_stream: bool, /) -> tuple[bytes, bytes]:  # noqa: FBT001 - a key
-    """What stands before and after the bytes of a body that goes on as it came: no object is made for a chunk.
+    """What stands before and after the bytes of a body that goes on as it came:
+    no object is made for a chunk.
 
-    The message is response > body_mutation > streamed_response > body, each with the length of what is inside.
+    The message is response > body_mutation > streamed_response > body,
+    each with the length of what is inside.
     """
     tail = b"\x10\x01" if end_of_stream else b""
     head = _BODY_TAG.to_bytes() + _length(size) if size else b""
@@ -345,7 +354,9 @@ def _length(size: int) -> bytes:
 
 
 def _repeats(answer: Answer) -> bool:
-    """It names servers at most. Scores, costs, ids and explanations hardly come twice, and clients can ask for them."""
+    """It names servers at most.
+    Scores, costs, ids and explanations hardly come twice, and clients can ask for them.
+    """
     headers = answer.set_headers
     if (
         answer.scores

@@ -1,7 +1,9 @@
-"""ext_proc streams between a transport and the state machine: one message's bytes in, the bytes of its answers out.
+"""ext_proc streams between a transport and the state machine:
+one message's bytes in, the bytes of its answers out.
 
-Owns the streams in flight, whichever transport carries them, and the drain's part that concerns them. Synchronous: between
-two messages the picker is called without a pause, so requests never interleave inside it.
+Owns the streams in flight, whichever transport carries them, and the drain's part that concerns them.
+Synchronous: between two messages the picker is called without a pause, so requests never interleave inside
+it.
 
 Invariant: however a stream ends, its `HttpStream` is closed, so that no booking outlives it.
 """
@@ -64,7 +66,9 @@ class Streams:
         return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
     def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
-        """The answer to the first message of a stream that there is no time for; the stream ends with it. None: it must be opened."""
+        """The answer to the first message of a stream that there is no time for; the stream ends with it.
+        None: it must be opened.
+        """
         return self._unread.answer(data, names=self.wanted(), settings=self.settings, now=now)
 
     def open(
@@ -77,10 +81,11 @@ class Streams:
     ) -> Conversation:
         """A stream began.
 
-        trace: the `traceparent` of the call itself, which a data plane sends that traces. unread: the picker has too much to do to read it.
+        trace: the `traceparent` of the call itself, which a data plane sends that traces. unread:
+        the picker has too much to do to read it.
 
-        let_go: called when a drain ended it, so that the transport ends it with OK. deliver: called with answers that come later than
-        the message they belong to.
+        let_go: called when a drain ended it, so that the transport ends it with OK. deliver:
+        called with answers that come later than the message they belong to.
         """
         traced = bounded_trace(trace) if self.settings.traced else ""
         conversation = Conversation(self, let_go, deliver, trace=traced, unread=unread)
@@ -128,7 +133,8 @@ class Streams:
 
 
 class Conversation:
-    """One stream. `receive` each message; when `may_end`, `detach` and end it with OK; `close` at the end, whatever happened.
+    """One stream. `receive` each message; when `may_end`, `detach` and end it with OK;
+    `close` at the end, whatever happened.
 
     `half_close` is the end that the data plane makes in good order.
     """

@@ -1,8 +1,9 @@
-"""What the data plane tells about one HTTP request, and what is told back: plain values, no gRPC and no protobuf.
+"""What the data plane tells about one HTTP request, and what is told back:
+plain values, no gRPC and no protobuf.
 
-The border between a transport (`codec`, `server`) and the state machine (`stream`): another transport needs only to make
-these events and carry out these actions. Header names may come in any case and more than once; values are text, one
-character a byte (latin-1), so that no header is ever undecodable.
+The border between a transport (`codec`, `server`) and the state machine (`stream`): another transport needs
+only to make these events and carry out these actions. Header names may come in any case and more than once;
+values are text, one character a byte (latin-1), so that no header is ever undecodable.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ from msgspec import Struct
 
 
 class BodyMode(enum.IntEnum):
-    """How the data plane hands over a body, and when the pick is made; the numbers are those of ext_proc's ProcessingMode.BodySendMode."""
+    """How the data plane hands over a body, and when the pick is made;
+    the numbers are those of ext_proc's ProcessingMode.BodySendMode.
+    """
 
     NONE = 0
     """Routed by load, from the headers. So are requests without a body."""
     STREAMED = 1
-    """With early body (`send_body_without_waiting_for_header_response`), the header answer waits for the body, but only for
-    `streamed_hold_bytes`: the data plane stops reading at its own buffer limit, and waiting beyond it ended in a 504 (seen
-    on Envoy 1.40). A longer body is routed by load. The body's end is where Content-Length or its JSON says, for an end in
-    trailers may never be told. Without early body, the data plane sends no body before the headers are answered, and chooses the
-    server as soon as they are. A prefix cannot be known then: routed by load. Later chunks are answered unread."""
+    """With early body (`send_body_without_waiting_for_header_response`), the header answer waits for the
+    body, but only for `streamed_hold_bytes`: the data plane stops reading at its own buffer limit, and
+    waiting beyond it ended in a 504 (seen on Envoy 1.40). A longer body is routed by load. The body's end is
+    where Content-Length or its JSON says, for an end in trailers may never be told. Without early body, the
+    data plane sends no body before the headers are answered, and chooses the server as soon as they are. A
+    prefix cannot be known then: routed by load. Later chunks are answered unread."""
     BUFFERED = 2
     """Headers are answered at once, the one body message with the pick. Bodies that end in trailers too."""
     BUFFERED_PARTIAL = 3
     """The same; a body cut at the data plane's limit is routed by load, since half a JSON says nothing."""
     FULL_DUPLEX_STREAMED = 4
-    """The answer to the headers waits for the whole body, then come header answer, body pieces and trailers, in this order."""
+    """The answer to the headers waits for the whole body, then come header answer, body pieces and trailers,
+    in this order."""
     GRPC = 5
     """As full duplex."""
 

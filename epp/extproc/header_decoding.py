@@ -1,9 +1,10 @@
 """Reads header messages off protobuf's wire without protobuf, as far as they have their usual shape.
 
-A request has some fifteen headers and routing reads a few of them; decoding the whole message made an object for each
-and was, with cold caches, a quarter of what a request cost. Each header is stepped over by its length, never searched for,
-so that no value can pass for another header. Whatever is not exactly as data planes send it is left to the ordinary
-decoder: every function here answers None then, and never guesses. Called by `codec` alone.
+A request has some fifteen headers and routing reads a few of them; decoding the whole message made an object
+for each and was, with cold caches, a quarter of what a request cost. Each header is stepped over by its
+length, never searched for, so that no value can pass for another header. Whatever is not exactly as data
+planes send it is left to the ordinary decoder: every function here answers None then, and never guesses.
+Called by `codec` alone.
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ Headers = tuple[list[tuple[str, str]], bool, int]
 
 
 class HeaderReader:
-    """Reads the headers in `names` out of messages. Headers that came before are known by their bytes, so that they are not read anew."""
+    """Reads the headers in `names` out of messages.
+    Headers that came before are known by their bytes, so that they are not read anew.
+    """
 
     __slots__ = ("_known", "_wanted")
 
     def __init__(self, names: Iterable[str]) -> None:
-        """A name that is not lower-case ASCII is passed over: messages that hold such names go by protobuf."""
+        """A name that is not lower-case ASCII is passed over:
+        messages that hold such names go by protobuf.
+        """
         self._wanted = {n.encode(): n for n in names if n.isascii() and n == n.lower()}
         self._known: dict[bytes, tuple[str, str] | tuple[()]] = {}
-        """By a header's bytes on the wire, from its tag on: its name and value, or nothing for one that is not asked for."""
+        """By a header's bytes on the wire, from its tag on:
+        its name and value, or nothing for one that is not asked for."""
 
     @property
     def known(self) -> int:
@@ -65,7 +71,8 @@ class HeaderReader:
         found: list[tuple[str, str]] = []
         known = self._known
         while at < map_end:
-            # A header of 128 bytes or more has a longer length, which no header that is remembered begins with.
+            # A header of 128 bytes or more has a longer length,
+            # which no header that is remembered begins with.
             stop = at + 2 + data[at + 1]
             header = known.get(data[at:stop])
             if header is None:
@@ -102,7 +109,8 @@ class HeaderReader:
         if text:
             header = (text, data[start:end].decode("latin-1"))
         elif not (name.isascii() and name.islower()):
-            # Names in other letters can mean a wanted one: Unicode even has a sign whose lower case is the plain k.
+            # Names in other letters can mean a wanted one:
+            # Unicode even has a sign whose lower case is the plain k.
             return at, None
         if key == at + 2 and end <= len(data) and name not in _VARIES:
             self._remember(data[at:end], header)
@@ -115,7 +123,9 @@ class HeaderReader:
 
 
 def fields(data: bytes, at: int) -> dict[int, bytes] | None:
-    """The rest of a message by tag: each field with tag and length in front. None: a field twice, or one without a length."""
+    """The rest of a message by tag: each field with tag and length in front.
+    None: a field twice, or one without a length.
+    """
     found: dict[int, bytes] = {}
     while at < len(data):
         tag = data[at]

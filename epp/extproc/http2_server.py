@@ -1,6 +1,7 @@
 """Accepts connections for our own HTTP/2, on TCP, unix sockets and TLS, and makes a `Peer` of each.
 
-Owns the listening socket, the connections, and what they share: the services, the limits, the bytes held, and how late we read.
+Owns the listening socket, the connections, and what they share:
+the services, the limits, the bytes held, and how late we read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Http2Server:
         on_fault: Callable[[str], None],
         after_writing: Callable[[], None],
     ) -> None:
-        """`on_fault` hears the reason of everything that a peer did wrong; `after_writing` is called after each turn's write."""
+        """`on_fault` hears the reason of everything that a peer did wrong;
+        `after_writing` is called after each turn's write.
+        """
         self.services = services
         self.limits = limits
         self.held = HeldBytes(max_held_bytes)
@@ -93,7 +96,9 @@ class Http2Server:
                     await asyncio.sleep(0.01)
 
     async def _accept(self, listener: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
-        """One connection after the other, for ever. Too many are refused at once, so that files are left for all else."""
+        """One connection after the other, for ever.
+        Too many are refused at once, so that files are left for all else.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:

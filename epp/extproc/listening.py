@@ -15,7 +15,8 @@ from epp.errors import ConfigError
 
 _MAX_PEERS: Final = 4096
 _RESERVED_FILES: Final = 256
-"""File descriptors that connections leave to everything else: scrapes, pages, the API server, other pickers."""
+"""File descriptors that connections leave to everything else:
+scrapes, pages, the API server, other pickers."""
 _BACKLOG: Final = 1024
 
 
@@ -63,7 +64,8 @@ def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
             if stat.S_ISSOCK(path.stat().st_mode):
                 path.unlink()  # left behind by an earlier process
         sock.bind(str(path))
-        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
+        # Made under the umask, often 0755:
+        # a data plane of another user could not connect, and would pass the picker by.
         path.chmod(mode)
         sock.listen(_BACKLOG)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""The ext_proc service and the health service on grpc.aio: the second transport, where `listen.transport` asks for it.
+"""The ext_proc service and the health service on grpc.aio:
+the second transport, where `listen.transport` asks for it.
 
-Messages reach the handler as raw bytes, so that what is not needed is not decoded. A stream is read and answered in its own
-handler. It costs two to three times the CPU of `over_http2`, and is here to compare with and to fall back on. It has no `overload`:
-calls that wait do so inside gRPC, where their age cannot be seen.
+Messages reach the handler as raw bytes, so that what is not needed is not decoded. A stream is read and
+answered in its own handler. It costs two to three times the CPU of `over_http2`, and is here to compare with
+and to fall back on. It has no `overload`: calls that wait do so inside gRPC, where their age cannot be seen.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class GrpcioTransport:
             # A data plane with keepalives of a second would else be dropped with all its streams.
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
-            # Streams that come in the same moment wait their turn; by default some of over 1,000 are refused by chance.
+            # Streams that come in the same moment wait their turn;
+            # by default some of over 1,000 are refused by chance.
             ("grpc.server.max_pending_requests", 2**31 - 1),
             ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
         ]
@@ -106,7 +108,8 @@ class GrpcioTransport:
             raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
         if not address.startswith("unix:"):
             return port
-        # Made under the umask, often 0755: a data plane of another user could not connect, and would pass the picker by.
+        # Made under the umask, often 0755:
+        # a data plane of another user could not connect, and would pass the picker by.
         try:
             Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
         except OSError as error:
@@ -181,7 +184,9 @@ async def _write(context: grpc.aio.ServicerContext[bytes, bytes], answers: Seque
 
 
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:
-    """The next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes (grpc/grpc#43360)."""
+    """The next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
+    (grpc/grpc#43360).
+    """
     reading = asyncio.ensure_future(context.read())
     try:
         return await asyncio.shield(reading)
@@ -203,7 +208,9 @@ class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """GRPC asks for the configuration at each handshake, on a thread of its own; None means: what is in use stays."""
+    """GRPC asks for the configuration at each handshake, on a thread of its own; None means:
+    what is in use stays.
+    """
     certificates = Certificates(tls, _read_certificates)
     return grpc.dynamic_ssl_server_credentials(
         certificates.latest,

@@ -1,10 +1,11 @@
-"""Which new requests are routed without being read, so that no request waits long for a picker that has too much to do.
+"""Which new requests are routed without being read, so that no request waits long for a picker that has too
+much to do.
 
-Our HTTP/2 says how long the first message of a request has waited for this process. Once `_IN_A_ROW` requests have waited longer than
-`TARGET_S`, without one in between that did not, and for `_PATIENCE_S`, there is an overload: every request that waited longer
-is routed by load, from its headers alone, and every other one is read.
-So the queue stays near the target by itself, and the picker reads as many bodies as it can. No control loop has to settle.
-Pure: time is an argument. Owned by `conversation.Streams`.
+Our HTTP/2 says how long the first message of a request has waited for this process. Once `_IN_A_ROW` requests
+have waited longer than `TARGET_S`, without one in between that did not, and for `_PATIENCE_S`, there is an
+overload: every request that waited longer is routed by load, from its headers alone, and every other one is
+read. So the queue stays near the target by itself, and the picker reads as many bodies as it can. No control
+loop has to settle. Pure: time is an argument. Owned by `conversation.Streams`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from math import exp
 from typing import Final
 
 TARGET_S: Final = 0.012
-"""A request waits with its headers alone: what else comes for it goes before new requests (`epp.http2.beginnings`)."""
+"""A request waits with its headers alone:
+what else comes for it goes before new requests (`epp.http2.beginnings`)."""
 _LATEST_S: Final = 0.024
 """A body that waited so long, since something else held the process, is not read either."""
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16
-"""A queue that is gone sooner was a burst or a hiccup of the machine, and changes nothing; so do a few requests that are late one by one."""
+"""A queue that is gone sooner was a burst or a hiccup of the machine, and changes nothing;
+so do a few requests that are late one by one."""
 _GAP_S: Final = 0.1
-"""With so long between two late requests, there was no queue in between: no pause of the process is that long."""
+"""With so long between two late requests, there was no queue in between:
+no pause of the process is that long."""
 _CALM_S: Final = 0.5
-"""An overload is over when no request has waited longer than the target for so long. Until then nothing is waited for."""
+"""An overload is over when no request has waited longer than the target for so long.
+Until then nothing is waited for."""
 _SHARE_S: Final = 0.5
 """The share is an average over about so long."""
 
@@ -40,7 +45,9 @@ class Overload:
         return self._share if now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
-        """Whether a new request goes by load, unread. waited_s: how long its first message has waited for this process."""
+        """Whether a new request goes by load, unread. waited_s:
+        how long its first message has waited for this process.
+        """
         skipped = self._is_late(now=now) if waited_s > TARGET_S else False
         if skipped:
             self._until = now + _CALM_S

@@ -1,8 +1,10 @@
-"""One connection of a data plane: bytes from asyncio's transport into `epp.http2`, and its events to the calls' handlers.
+"""One connection of a data plane: bytes from asyncio's transport into `epp.http2`,
+and its events to the calls' handlers.
 
-A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers to what one read
-brought are one write. A peer is served for a few milliseconds in one turn of the loop, then others have theirs. A peer that
-does not read what we write is not read from either, and is cut off in the end. `http2_server` accepts the connections.
+A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers
+to what one read brought are one write. A peer is served for a few milliseconds in one turn of the loop, then
+others have theirs. A peer that does not read what we write is not read from either, and is cut off in the
+end. `http2_server` accepts the connections.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _HIGH_WATER_BYTES: Final = 2**20
 
 
 class Handler:
-    """One call, as its service handles it. After `gone`, or after the handler has ended the call, nothing more comes."""
+    """One call, as its service handles it.
+    After `gone`, or after the handler has ended the call, nothing more comes.
+    """
 
     __slots__ = ()
 
@@ -120,7 +124,7 @@ class Peer(asyncio.Protocol):
         self._beginnings = Beginnings()
         self.connection = Connection(server.limits, server.held, now=server.now())
 
-    # -- asyncio's calls -----------------------------------------------------------------------------------------------
+    # -- asyncio's calls -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -162,7 +166,7 @@ class Peer(asyncio.Protocol):
         self._unread_since = None
         self._go_on()
 
-    # -- for the server and for calls ---------------------------------------------------------------------------------
+    # -- for the server and for calls ------------------------------------------------------------------------
 
     def end(self, stream_id: int, status: int, details: str) -> None:
         self._handlers.pop(stream_id, None)
@@ -224,7 +228,9 @@ class Peer(asyncio.Protocol):
             self._say_goodbye(transport)
 
     def _say_goodbye(self, transport: asyncio.Transport) -> None:
-        """End our side. What the peer has sent already is read and thrown away: a socket closed on it loses our last words."""
+        """End our side. What the peer has sent already is read and thrown away:
+        a socket closed on it loses our last words.
+        """
         if not transport.can_write_eof():
             transport.close()
             return
@@ -239,10 +245,12 @@ class Peer(asyncio.Protocol):
         self.connection.check_integrity()
         self._beginnings.check_integrity()
 
-    # -- the turn --------------------------------------------------------------------------------------------------
+    # -- the turn --------------------------------------------------------------------------------------------
 
     def _turn(self, data: bytes) -> None:
-        """First what came for calls that are being served, then new calls, each for as long as a turn may take."""
+        """First what came for calls that are being served, then new calls,
+        each for as long as a turn may take.
+        """
         server, connection = self._server, self.connection
         self.in_turn = True
         self._came_after = self._read_came_after
@@ -274,7 +282,9 @@ class Peer(asyncio.Protocol):
             now = server.now()
 
     def _later(self) -> None:
-        """The rest of what came waits until others have had their turn. Where that is frames or many bytes, nothing more is read until then."""
+        """The rest of what came waits until others have had their turn.
+        Where that is frames or many bytes, nothing more is read until then.
+        """
         if self.connection.pending or self._beginnings.held_bytes > _MOST_WAITING_BYTES:
             self._pause()
         if self._again is None and self._unread_since is None:

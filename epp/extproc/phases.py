@@ -1,6 +1,8 @@
-"""How far the two halves of one HTTP request are, as the data plane shows them here, and what may follow what.
+"""How far the two halves of one HTTP request are, as the data plane shows them here,
+and what may follow what.
 
-`stream` owns the phase of the request, `response` that of the answer. They move apart: an answer may begin before its request has ended.
+`stream` owns the phase of the request, `response` that of the answer.
+They move apart: an answer may begin before its request has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Reads what routing needs out of headers and hints, and turns an error into the client's answer. Pure functions.
+"""Reads what routing needs out of headers and hints, and turns an error into the client's answer.
+Pure functions.
 
-Names are matched in any case; a header that came several times counts as its values joined by commas, as HTTP says.
-What cannot be read is passed over here and decided on by `stream`: nothing in this module raises for a peer's bytes.
+Names are matched in any case; a header that came several times counts as its values joined by commas, as HTTP
+says. What cannot be read is passed over here and decided on by `stream`: nothing in this module raises for a
+peer's bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ _MAX_REQUEST_ID_CHARS: Final = 256
 
 
 def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
-    """The request headers that are read at all; a transport may leave out the others. read: see `Gate.read`."""
+    """The request headers that are read at all; a transport may leave out the others. read:
+    see `Gate.read`.
+    """
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
     flow = _claimed(spec, read)
     if flow is None:
@@ -90,7 +94,9 @@ class RequestHead(Struct, gc=False):
     claim: Claim = NO_CLAIM
 
     def forget(self) -> None:
-        """Let go of what only the pick needs: the stream may stay open for long, and clients choose how much this is."""
+        """Let go of what only the pick needs:
+        the stream may stay open for long, and clients choose how much this is.
+        """
         self.path = self.session = self.prescribed = ""
         self.claim = NO_CLAIM
 
@@ -115,7 +121,9 @@ def read_head(
 
 
 def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Of the reserved headers that a client sent, those that the picker does not overwrite: they have to be removed."""
+    """Of the reserved headers that a client sent, those that the picker does not overwrite:
+    they have to be removed.
+    """
     return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
 
 
@@ -207,7 +215,9 @@ _ANTHROPIC_TYPES: Final = {
 
 
 def refusal(error: PickError, head: RequestHead) -> Refuse:
-    """The error as the clients of the request's API read it: Anthropic's under /v1/messages, else OpenAI's."""
+    """The error as the clients of the request's API read it:
+    Anthropic's under /v1/messages, else OpenAI's.
+    """
     body: dict[str, object]
     told: dict[str, object]
     if is_messages(head.path):

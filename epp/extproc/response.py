@@ -1,7 +1,8 @@
 """The second half of one HTTP request: its response, as far as the data plane shows it.
 
-Owns what is known of the response (its phase, its status, whether its body comes here) and the reading of a sampled
-answer. `stream` decides what goes back to the data plane and when the stream ends; this part tells the picker what came.
+Owns what is known of the response (its phase, its status, whether its body comes here) and the reading of a
+sampled answer. `stream` decides what goes back to the data plane and when the stream ends; this part tells
+the picker what came.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class StreamSettings:
     room: BodyRoom = field(default_factory=BodyRoom)
     """Bounds the bodies of all streams together."""
     streamed_hold_bytes: int = 24 * 1024
-    """Of a STREAMED early body. Must stay under the data plane's buffer limit, which some gateways set to 32 KiB."""
+    """Of a STREAMED early body.
+    Must stay under the data plane's buffer limit, which some gateways set to 32 KiB."""
     hold_streams: bool = True
     max_destinations: int = MOST_DESTINATIONS
     """What the data plane can read; fewer where its first message shows that it reads one."""
@@ -77,9 +79,11 @@ class StreamSettings:
     mode_override: bool = True
     """The data plane may be asked to stream a sampled answer."""
     longest_delay_s: float = 0.0
-    """The longest that the data plane can be asked to wait for the answer to a buffered body. 0: it cannot be asked."""
+    """The longest that the data plane can be asked to wait for the answer to a buffered body.
+    0: it cannot be asked."""
     given_delay_s: float = 0.0
-    """How long the data plane waits for the answer to a buffered body without being asked. 0: unknown, so no request relies on it."""
+    """How long the data plane waits for the answer to a buffered body without being asked.
+    0: unknown, so no request relies on it."""
     clear_route_cache: bool = True
     """Let the data plane choose the route again, now that the destination header is there."""
     blocked: BlockedPaths = _NOTHING_BLOCKED
@@ -88,11 +92,14 @@ class StreamSettings:
     traced: bool = False
     """Trace contexts are read."""
     assumed_modes: Modes = _SILENT_FULL_DUPLEX
-    """The endpoint picker protocol asks for full duplex, so that is what a silent data plane is taken to do."""
+    """The endpoint picker protocol asks for full duplex,
+    so that is what a silent data plane is taken to do."""
 
 
 class ResponseHalf:
-    """Of one HTTP request. Begins with the response headers; what comes before them or without a pick changes nothing."""
+    """Of one HTTP request. Begins with the response headers;
+    what comes before them or without a pick changes nothing.
+    """
 
     __slots__ = (
         "_observer",
@@ -115,7 +122,8 @@ class ResponseHalf:
         self.status: int | None = None
         """None: no response headers yet; 0: they had no readable status."""
         self.mode = BodyMode.NONE
-        """How the data plane itself wants the body to come here. NONE: it goes on without us if we leave, even while it is sampled."""
+        """How the data plane itself wants the body to come here.
+        NONE: it goes on without us if we leave, even while it is sampled."""
 
     def begin(
         self,
@@ -130,7 +138,8 @@ class ResponseHalf:
     ) -> tuple[Answer, ...]:
         """Response headers: tell the picker who served, and answer.
 
-        debug: the client asked how its server was chosen. hold: the stream stays to the end, so its answer may be sampled.
+        debug: the client asked how its server was chosen. hold:
+        the stream stays to the end, so its answer may be sampled.
         """
         if self.phase is not ResponsePhase.AWAITED:
             raise StreamProtocolError("second_response_headers")
@@ -194,7 +203,9 @@ class ResponseHalf:
         self.phase = phase
 
     def _sample(self, found: dict[str, str], *, kind: ApiKind, modes: Modes, hold: bool) -> bool:
-        """Read the answer as it streams by, if this pick is one to learn from. True: the data plane must be asked for it."""
+        """Read the answer as it streams by, if this pick is one to learn from.
+        True: the data plane must be asked for it.
+        """
         if self._pick is None or not self._pick.sampled or self.status != 200:
             return False
         override = self.mode is BodyMode.NONE

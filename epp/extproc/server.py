@@ -1,7 +1,8 @@
 """The ext_proc server of a picker: one transport, the streams that it carries, health, and the drain.
 
-The transport (`over_http2`, or `over_grpcio` where the configuration asks for it) owns the socket and the wire; `conversation` owns
-the streams. Called by the composition root. All methods belong to the event loop that called `start`.
+The transport (`over_http2`, or `over_grpcio` where the configuration asks for it) owns the socket and the
+wire; `conversation` owns the streams. Called by the composition root. All methods belong to the event loop
+that called `start`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class ExtProcServer:
         self._health.set_ready(ready=ready)
 
     async def drain(self, seconds: float) -> None:
-        """Say NOT_SERVING, let streams finish, go on answering new ones; back when all is quiet, or after `seconds`.
+        """Say NOT_SERVING, let streams finish, go on answering new ones;
+        back when all is quiet, or after `seconds`.
 
         Streams that have answered response headers end with OK now: the data plane carries the rest alone.
         """

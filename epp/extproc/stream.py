@@ -1,12 +1,18 @@
-"""The life of one HTTP request as the data plane tells it: events in, actions out. No gRPC, no clock, no waiting.
+"""The life of one HTTP request as the data plane tells it: events in, actions out.
+No gRPC, no clock, no waiting.
 
-Owns the order of answers in each processing mode (`BodyMode` says when the pick is made in each), and the release of the pick.
+Owns the order of answers in each processing mode (`BodyMode` says when the pick is made in each),
+and the release of the pick.
 
-A data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so there. What comes out of order but can be let pass is let pass and reported to the observer; StreamProtocolError is for what cannot.
+A data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so
+there. What comes out of order but can be let pass is let pass and reported to the observer;
+StreamProtocolError is for what cannot.
 
-A stream has one phase, and its response another (`phases` has the tables). `asking` asks the picker, and makes the answer.
+A stream has one phase, and its response another (`phases` has the tables).
+`asking` asks the picker, and makes the answer.
 
-Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`; after a refusal nothing is answered.
+Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`;
+after a refusal nothing is answered.
 """
 
 from __future__ import annotations
@@ -40,10 +46,11 @@ from epp.types import InferenceRequest
 
 
 class HttpStream:
-    """One HTTP request. `receive` each event, carry out the actions in order, and `close` at the end, whatever happened.
+    """One HTTP request. `receive` each event, carry out the actions in order, and `close` at the end,
+    whatever happened.
 
-    `timer` measures how long parsing and picking took, for the observer; `now` is monotonic time in seconds. Where `gate` holds the
-    request, its answers are given to `deliver` later.
+    `timer` measures how long parsing and picking took, for the observer; `now` is monotonic time in seconds.
+    Where `gate` holds the request, its answers are given to `deliver` later.
     """
 
     __slots__ = (
@@ -63,7 +70,8 @@ class HttpStream:
         deliver: Callable[[Sequence[Action]], None] | None = None,
         trace: str = "",
     ) -> None:
-        """unread: the picker has too much to do: route by load, read no more than names the model, and let go at once.
+        """unread: the picker has too much to do:
+        route by load, read no more than names the model, and let go at once.
 
         trace: the data plane's own trace context, which goes before the client's.
         """
@@ -82,9 +90,11 @@ class HttpStream:
             hurried=unread,
         )
         self.hold = settings.hold_streams and not unread
-        """Stay until the HTTP request ends; a drain sets it to False. If False, `detach` as soon as `can_detach` says so."""
+        """Stay until the HTTP request ends; a drain sets it to False.
+        If False, `detach` as soon as `can_detach` says so."""
         self.passes = False
-        """Pieces of the response's body go on as they come, and say nothing to this stream until the last one."""
+        """Pieces of the response's body go on as they come,
+        and say nothing to this stream until the last one."""
         self.phase = Phase.START
         self._modes = settings.assumed_modes
         self._body = Body(settings.room)
@@ -92,7 +102,9 @@ class HttpStream:
         self._response = ResponseHalf(picker, observer, settings=settings)
 
     def hurry(self) -> None:
-        """There is no time to read the body after all: as `unread`. Changes nothing once the request is picked."""
+        """There is no time to read the body after all: as `unread`.
+        Changes nothing once the request is picked.
+        """
         if self._pick is None:
             self._asking.hurried, self.hold = True, False
 
@@ -122,7 +134,9 @@ class HttpStream:
 
     @property
     def can_detach(self) -> bool:
-        """What must be answered is answered and no body needs us: the stream may end without harm to the request."""
+        """What must be answered is answered and no body needs us:
+        the stream may end without harm to the request.
+        """
         echoed = self._modes.request_body.echoed
         if self._pick is not None and self._asking.hurried and not echoed:
             return True  # The data plane sends what is left of the request without us.
@@ -141,14 +155,18 @@ class HttpStream:
             self._picker.detach(self._pick, now=now)
 
     def half_close(self, *, now: float) -> None:
-        """The data plane has ended its side in good order: the HTTP request is over, unless it wanted the pick alone."""
+        """The data plane has ended its side in good order:
+        the HTTP request is over, unless it wanted the pick alone.
+        """
         if self._asking.asks_only and self._response.phase is ResponsePhase.AWAITED:
             self.detach(now=now)
         else:
             self.close(now=now)
 
     def close(self, *, now: float, broken: bool = False) -> None:
-        """Release what the request holds. Idempotent. broken: the picker itself failed, not the data plane or client."""
+        """Release what the request holds.
+        Idempotent. broken: the picker itself failed, not the data plane or client.
+        """
         if self._release() and self._pick is not None:
             self._response.give_feedback(now=now)
             outcome: Outcome = "failed" if broken else self._response.outcome()
@@ -165,7 +183,7 @@ class HttpStream:
         self._asking.check_integrity()
         self._response.check_integrity()
 
-    # -- phases --------------------------------------------------------------------------------------------------
+    # -- phases ----------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase) -> None:
         assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
@@ -181,7 +199,7 @@ class HttpStream:
         self._enter(Phase.CLOSED)
         return True
 
-    # -- the request ---------------------------------------------------------------------------------------------
+    # -- the request -----------------------------------------------------------------------------------------
 
     def _on_request_headers(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
         if self.phase is not Phase.START:
@@ -217,7 +235,8 @@ class HttpStream:
             return ()
         self._enter(Phase.BODY)
         if head.reserved:
-            # The pick removes them too, but only if it is made: nothing of them may survive a picker that dies now.
+            # The pick removes them too, but only if it is made:
+            # nothing of them may survive a picker that dies now.
             return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
         return PLAIN[Slot.REQUEST_HEADERS]
 
@@ -248,7 +267,9 @@ class HttpStream:
         return ()
 
     def _without_room(self, *, end_of_stream: bool, now: float) -> Sequence[Action]:
-        """All bodies together are over their bound: this one goes on unread, or is refused where the policy refuses at overload."""
+        """All bodies together are over their bound:
+        this one goes on unread, or is refused where the policy refuses at overload.
+        """
         load = self._picker.policy.spec.load
         if load.when_saturated == "Reject":
             return self._refuse(NoRoomError(retry_after_s=load.retry_after_seconds))
@@ -296,7 +317,7 @@ class HttpStream:
             return first
         return (*first, *echoes)
 
-    # -- the decision --------------------------------------------------------------------------------------------
+    # -- the decision ----------------------------------------------------------------------------------------
 
     def _decide(
         self,
@@ -307,9 +328,12 @@ class HttpStream:
         partial: bool = False,
         now: float,
     ) -> Sequence[Action]:
-        """Pick, and say it in the answer to `slot`; or refuse. instead: what is taken for the body's content without reading it."""
+        """Pick, and say it in the answer to `slot`; or refuse. instead:
+        what is taken for the body's content without reading it.
+        """
         if self._response.phase is not ResponsePhase.AWAITED:
-            # The client has its answer already (the data plane's own, perhaps): no server will see this request.
+            # The client has its answer already (the data plane's own, perhaps):
+            # no server will see this request.
             return self._pass_on(slot)
         try:
             decided = self._asking.ask(
@@ -348,7 +372,7 @@ class HttpStream:
             return (Answer(slot, remove_headers=RESERVED),)
         return PLAIN[slot]
 
-    # -- the response --------------------------------------------------------------------------------------------
+    # -- the response ----------------------------------------------------------------------------------------
 
     def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
@@ -377,7 +401,7 @@ class HttpStream:
         self._response.finish(now=now)
         return PLAIN[Slot.RESPONSE_TRAILERS]
 
-    # -- shared --------------------------------------------------------------------------------------------------
+    # -- shared ----------------------------------------------------------------------------------------------
 
     def _learn(self, modes: Modes | None) -> None:
         if modes is not None:

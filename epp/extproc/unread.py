@@ -1,8 +1,9 @@
 """Requests that the picker has no time to read: answered from their headers, by load alone, and forgotten.
 
-No state machine is made for such a request: its stream ends with the first answer, and the data plane carries the rest. Only the usual
-request goes this way; for whatever is not usual `answer` returns None, and the stream is opened as always. What a client may not
-do is refused there too, so nothing is let through here that would not be let through otherwise. Pure; owned by `conversation.Streams`.
+No state machine is made for such a request: its stream ends with the first answer, and the data plane carries
+the rest. Only the usual request goes this way; for whatever is not usual `answer` returns None, and the
+stream is opened as always. What a client may not do is refused there too, so nothing is let through here that
+would not be let through otherwise. Pure; owned by `conversation.Streams`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Unread:
     def answer(
         self, data: bytes, *, names: frozenset[str], settings: StreamSettings, now: float
     ) -> bytes | None:
-        """The answer to the first message of a stream, which ends with it. None: the stream must be opened."""
+        """The answer to the first message of a stream, which ends with it.
+        None: the stream must be opened.
+        """
         picker, started = self._picker, self._timer()
         if (
             settings.traced

@@ -1,7 +1,8 @@
 """Whether a pair of certificate and key can be used: read, of each other, and not expired.
 
-A renewal that went wrong shows nowhere while the old pair is still in use, and then every handshake fails. `CertificateWatch` looks
-every few seconds, so that an alert comes first. Called by `preflight` (`epp check`) and by `app`.
+A renewal that went wrong shows nowhere while the old pair is still in use, and then every handshake fails.
+`CertificateWatch` looks every few seconds, so that an alert comes first. Called by `preflight` (`epp check`)
+and by `app`.
 """
 
 from __future__ import annotations

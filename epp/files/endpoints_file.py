@@ -8,17 +8,18 @@
         labels: {zone: eu-1}
         kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
         kv_replay: tcp://10.0.0.1:5558
-        role: prefill                    # prefill, decode or both, where prompts are computed by other servers (docs/disaggregation.md)
-        rank: 1                          # a data parallel rank, and where requests for it go: its server's front (docs/disaggregation.md)
-        behind: "10.0.0.1:8000"
-        metrics: ":8002/metrics"         # where its page is elsewhere than at the policy's scrape.path; either part alone will do
+        role: prefill                    # prefill, decode or both (docs/disaggregation.md)
+        rank: 1                          # a data parallel rank (docs/disaggregation.md)
+        behind: "10.0.0.1:8000"          # where requests for the rank go: the front of its server
+        metrics: ":8002/metrics"         # if not at the policy's scrape.path; either part alone will do
 
     rewrites:                          # other names for models, docs/models.md
       - models: [gpt]
         targets: [{model: llama-8b, weight: 90}, {model: llama-8b-next, weight: 10}]
 
-Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty file is refused:
-some editors and scripts empty a file before they write it anew. Called by `app` at start and whenever `watch` sees the file change.
+Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty
+file is refused: some editors and scripts empty a file before they write it anew. Called by `app` at start and
+whenever `watch` sees the file change.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Follows one configuration file and hands over its content whenever that has changed.
 
-The content itself is compared, four times a second: that sees renames, the symlink swaps of mounted ConfigMaps and
-writes in place alike, on any file system, with no dependency, for a few reads of a small file. A change is handed over
-once two looks in a row agree, so a file caught in the middle of being written is not taken for its new self.
+The content itself is compared, four times a second: that sees renames, the symlink swaps of mounted
+ConfigMaps and writes in place alike, on any file system, with no dependency, for a few reads of a small file.
+A change is handed over once two looks in a row agree, so a file caught in the middle of being written is not
+taken for its new self.
 
-A content that is refused, or a file that cannot be read, changes nothing: it is logged once with its reason, and the
-next other content is tried. A content that could not be used for the moment (OSError) is tried again. Called by `app`.
+A content that is refused, or a file that cannot be read, changes nothing: it is logged once with its reason,
+and the next other content is tried. A content that could not be used for the moment (OSError) is tried again.
+Called by `app`.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ T = TypeVar("T")
 
 
 class FileWatcher(Generic[T]):
-    """Calls `on_change` with what `parse` makes of each new content of `path`; ConfigError refuses that content, OSError puts it off.
+    """Calls `on_change` with what `parse` makes of each new content of `path`;
+    ConfigError refuses that content, OSError puts it off.
 
     `parse` runs in a thread: a long YAML file takes seconds, which requests should not wait for.
 
-    `applied` is the content already in use; without it the first content is handed over, too. `on_result` hears of
-    every attempt: True for a content taken, False for one refused or a file gone unreadable.
+    `applied` is the content already in use; without it the first content is handed over, too. `on_result`
+    hears of every attempt: True for a content taken, False for one refused or a file gone unreadable.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""When each waiting request is looked at again, though nothing happens: at its latest start, or at the end of its life.
+"""When each waiting request is looked at again, though nothing happens:
+at its latest start, or at the end of its life.
 
-Invariant: each request that waits and is ever due has one alarm at least. Alarms of requests that left are skipped, and forgotten before they
-are more than half of all.
+Invariant: each request that waits and is ever due has one alarm at least.
+Alarms of requests that left are skipped, and forgotten before they are more than half of all.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ class Alarms(Generic[T]):
         return self._alarms[0][0] if self._alarms else inf
 
     def set(self, held: Held[T], forecast: Forecast | None, *, now: float) -> None:
-        """Look again when it could be too late: with the servers as they are now, or as busy as others make them until then.
+        """Look again when it could be too late:
+        with the servers as they are now, or as busy as others make them until then.
 
-        What others are sent is seen late by a quarter of the time that is left at most, for some twenty looks in all.
+        What others are sent is seen late by a quarter of the time that is left at most,
+        for some twenty looks in all.
         """
         latest = held.expires_at
         if held.late:

@@ -1,8 +1,8 @@
 """How much may wait, here and at all pickers together, and who is pushed out where that is too much.
 
-Bounds are of requests and bytes, in all, of each priority and of each tenant. The bounds of what waits here hold at every
-moment. Those of the pool hold as far as the news of other pickers reaches: what comes to several of them within that time may
-pass a bound, and is not let in any more, or pushed out, afterwards.
+Bounds are of requests and bytes, in all, of each priority and of each tenant. The bounds of what waits here
+hold at every moment. Those of the pool hold as far as the news of other pickers reaches: what comes to
+several of them within that time may pass a bound, and is not let in any more, or pushed out, afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from epp.flow.settings import FlowSettings
 _MAX_SHED = 64
 """The most waiting requests that one newcomer may push out."""
 _POOL_SHED_S = 0.25
-"""Between two times of making room because of what waits at other pickers: longer than their news is under way."""
+"""Between two times of making room because of what waits at other pickers:
+longer than their news is under way."""
 
 
 class Bounds(Generic[T]):
@@ -29,7 +30,9 @@ class Bounds(Generic[T]):
         self._pool_shed_at = 0.0
 
     def admit(self, held: Held[T]) -> list[Held[T]]:
-        """Let it wait, and take out whoever is worth least where that passes a bound; itself alone if that is worth least."""
+        """Let it wait, and take out whoever is worth least where that passes a bound;
+        itself alone if that is worth least.
+        """
         self._queues.put(held)
         victims: list[Held[T]] = []
         for scope in ((held.priority, held.tenant), (held.priority, None), (None, None)):
@@ -50,8 +53,8 @@ class Bounds(Generic[T]):
     ) -> bool:
         """Whether a newcomer has yet to make its own room, since too much waits at all pickers together.
 
-        It makes no room for more than itself: what others let in at the same moment is theirs to take out. Nor does it push out
-        what is worth more than something that waits elsewhere.
+        It makes no room for more than itself: what others let in at the same moment is theirs to take out.
+        Nor does it push out what is worth more than something that waits elsewhere.
         """
         others = self._elsewhere.of(*scope)
         if not others.requests or not self.over(*scope, others=others):

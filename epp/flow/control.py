@@ -1,13 +1,14 @@
 """Flow control: says of each request whether it goes now, waits, or is refused.
 
-A request that would have to wait at its server waits here instead, where it can still be placed well, overtaken, or cancelled
-for nothing. Owns the waiting requests, their order and their bounds. It does not know bodies, servers or the
-wire: a request is an opaque payload, and `Forecaster` tells what the picker predicts for it. Every method is
-synchronous; time is an argument.
+A request that would have to wait at its server waits here instead, where it can still be placed well,
+overtaken, or cancelled for nothing. Owns the waiting requests, their order and their bounds. It does not know
+bodies, servers or the wire: a request is an opaque payload, and `Forecaster` tells what the picker predicts
+for it. Every method is synchronous; time is an argument.
 
-How a caller uses it: `offer` each request. When it answers None, the request waits, and later comes out of `next` or is taken back
-by `leave`. Call `next` until it answers None after each event that may have freed a server or brought a request, and
-at `due_at`. Each `LetGo` must be sent, and so booked, before `next` is called again.
+How a caller uses it: `offer` each request. When it answers None, the request waits, and later comes out of
+`next` or is taken back by `leave`. Call `next` until it answers None after each event that may have freed a
+server or brought a request, and at `due_at`. Each `LetGo` must be sent, and so booked, before `next` is
+called again.
 
 Invariants: each offered request is let go once, or refused once, or left; what waits is within every bound.
 """
@@ -36,7 +37,8 @@ from epp.flow.shares import Shares
 
 _MAX_RETRY_AFTER_S = 3600
 _MOST_CHARGES = 4096
-"""Tenants whose tokens other pickers are yet to be told of; while these cannot be told, others are not counted."""
+"""Tenants whose tokens other pickers are yet to be told of;
+while these cannot be told, others are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,13 @@ class FlowControl(Generic[T]):
     def __len__(self) -> int:
         return len(self._queues)
 
-    # -- one request ---------------------------------------------------------------------------------------------
+    # -- one request -----------------------------------------------------------------------------------------
 
     def passes(
         self, forecast: Forecast, *, priority: int, tenant: str, ttft_s: float | None, now: float
     ) -> tuple[int, str] | None:
-        """Let a newcomer go at once if it need not wait, as most need not. The priority and tenant that it is counted under.
+        """Let a newcomer go at once if it need not wait, as most need not.
+        The priority and tenant that it is counted under.
 
         None: `offer` it; nothing is counted yet.
         """
@@ -117,7 +120,8 @@ class FlowControl(Generic[T]):
     ) -> tuple[Held[T], Verdict[T] | None]:
         """A newcomer and what is decided at once; None: it waits, and `next` tells.
 
-        ttft_s: its own deadline, from now. longest_s: the longest that it can wait, whatever the settings say. A newcomer that waits may have pushed out others: `next` names them.
+        ttft_s: its own deadline, from now. longest_s: the longest that it can wait,
+        whatever the settings say. A newcomer that waits may have pushed out others: `next` names them.
         """
         settings = self._settings
         passed = self.passes(forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=now)
@@ -178,10 +182,12 @@ class FlowControl(Generic[T]):
             return inf
         return min(self._alarms.due_at, self._search.due_at)
 
-    # -- the operator --------------------------------------------------------------------------------------------
+    # -- the operator ----------------------------------------------------------------------------------------
 
     def apply(self, settings: FlowSettings, *, now: float) -> None:
-        """Other settings. What waits keeps its deadline and its place; what is over the new bounds is shed."""
+        """Other settings. What waits keeps its deadline and its place;
+        what is over the new bounds is shed.
+        """
         self._settings = settings
         self._bounds.settings = self._headroom.settings = self._search.settings = settings
         for victim in self._bounds.over_by_settings():
@@ -193,7 +199,7 @@ class FlowControl(Generic[T]):
         self._draining = True
         self._search.due_at = 0.0
 
-    # -- other pickers of the same servers -----------------------------------------------------------------------
+    # -- other pickers of the same servers -------------------------------------------------------------------
 
     def take_charges(self) -> Mapping[FlowKey, int]:
         """Tokens let go since the last call, by priority, tenant and whether they were late."""
@@ -224,7 +230,7 @@ class FlowControl(Generic[T]):
         """Another picker is gone, or tells everything anew."""
         self._elsewhere.forget(picker)
 
-    # -- figures -------------------------------------------------------------------------------------------------
+    # -- figures ---------------------------------------------------------------------------------------------
 
     def waiting(self) -> Mapping[int, Waiting]:
         """By priority."""
@@ -245,7 +251,9 @@ class FlowControl(Generic[T]):
         return max((now - held.arrived_at for held in self._queues), default=0.0)
 
     def saturation(self, *, now: float) -> float:
-        """0: idle. 1: a newcomer waits as long as the goal says. Above: the fleet is too small for what comes."""
+        """0: idle. 1: a newcomer waits as long as the goal says.
+        Above: the fleet is too small for what comes.
+        """
         wait_s = self._forecaster.least_wait_s(now=now)
         tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
         drain_s = self._pace.drain_s(tokens, now=now) if tokens else 0.0
@@ -261,7 +269,7 @@ class FlowControl(Generic[T]):
         assert not self._bounds.scopes_over()
         self._alarms.check_integrity(iter(self._queues))
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _newcomer(
         self,
@@ -302,12 +310,13 @@ class FlowControl(Generic[T]):
             return held.arrived_at + settings.patience * own_s
         return held.arrived_at
 
-    # -- what was demoted ----------------------------------------------------------------------------------------
+    # -- what was demoted ------------------------------------------------------------------------------------
 
     def _may_be_late(self, headroom_s: float, *, now: float) -> bool:
         """Whether a request that cannot be in time goes at once all the same: to demote it would help nobody.
 
-        So it is where nobody is to overtake it, the servers are enough for those that can be in time, and few like it are computed.
+        So it is where nobody is to overtake it, the servers are enough for those that can be in time,
+        and few like it are computed.
         """
         if headroom_s < inf:
             return False
@@ -323,10 +332,11 @@ class FlowControl(Generic[T]):
         pool = self._forecaster.pool(now=now)
         return self._demoted.fair_at(forecast, pool, waiting_tokens=tokens, now=now)
 
-    # -- the ends ------------------------------------------------------------------------------------------------
+    # -- the ends --------------------------------------------------------------------------------------------
 
     def _take_and_go(self, held: Held[T], forecast: Forecast, *, now: float) -> LetGo[T]:
-        # Charged before it is taken: a tenant whose only request waited keeps what it has had less than others meanwhile.
+        # Charged before it is taken: a tenant whose only request waited keeps what it has had less than
+        # others meanwhile.
         band = self._queues.band(held.priority, late=held.late)
         self._charge(band.flow(held.tenant), forecast, late=held.late, now=now)
         self._queues.take(held)
@@ -355,10 +365,12 @@ class FlowControl(Generic[T]):
         seconds = min(_MAX_RETRY_AFTER_S, ceil(drain_s)) if drain_s is not None else 1
         return Refused(held, reason, max(1, seconds))
 
-    # -- deadlines and ends of life ------------------------------------------------------------------------------
+    # -- deadlines and ends of life --------------------------------------------------------------------------
 
     def _ring(self, *, now: float) -> Verdict[T] | None:
-        """Refuse or demote the first that is too late, or let go one that was demoted and has waited long enough."""
+        """Refuse or demote the first that is too late,
+        or let go one that was demoted and has waited long enough.
+        """
         for held in self._alarms.due(now=now):
             if now >= held.expires_at:
                 return self._give_up(held, "ttl", now=now)

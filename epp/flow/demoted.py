@@ -1,6 +1,8 @@
-"""Requests that were demoted because they cannot be in time any more: how many may run, and how long each waits at most.
+"""Requests that were demoted because they cannot be in time any more:
+how many may run, and how long each waits at most.
 
-They run on the servers that requests in time leave free. None waits much longer than it would have waited in order of arrival.
+They run on the servers that requests in time leave free.
+None waits much longer than it would have waited in order of arrival.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Demoted:
         return now + _LATER_THAN_FAIR * in_order_s + (_LATER_THAN_FAIR - 1) * forecast.own_s
 
     def busy_s(self, servers: int, *, now: float) -> float:
-        """How long until another demoted request may go; 0: now. Those in time keep as many servers as they use, and a little more."""
+        """How long until another demoted request may go; 0: now.
+        Those in time keep as many servers as they use, and a little more.
+        """
         running = self._until = [until for until in self._until if until > now]
         pickers = 1 + self._elsewhere.pickers
         in_time = pickers * self._in_time.per_s(now=now)

@@ -1,10 +1,12 @@
-"""What waits at other pickers of the same servers, as far as they have told: bounds and shares are the pool's.
+"""What waits at other pickers of the same servers, as far as they have told:
+bounds and shares are the pool's.
 
-Every picker has a queue of its own and tells the others two things about each tenant of each priority: what waits there now,
-and how many tokens it let go since it last told. `control` counts the first in its bounds and charges the second
-to the tenant, as if it had let the requests go itself.
+Every picker has a queue of its own and tells the others two things about each tenant of each priority: what
+waits there now, and how many tokens it let go since it last told. `control` counts the first in its bounds
+and charges the second to the tenant, as if it had let the requests go itself.
 
-Invariants: `in_all`, `by_priority` and `by_tenant` are the sums over `_by_picker`; a picker has at most `_MOST_ROWS` rows.
+Invariants: `in_all`, `by_priority` and `by_tenant` are the sums over `_by_picker`;
+a picker has at most `_MOST_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Telling:
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
-        """What they have not been told. charges: tokens let go since the last call; anew: they know nothing."""
+        """What they have not been told. charges: tokens let go since the last call; anew:
+        they know nothing.
+        """
         told = {} if anew else self._told
         now = self._told = {key: load.as_tuple() for key, load in waiting.items()}
         changed = {key for key in told.keys() | now.keys() if told.get(key) != now.get(key)}

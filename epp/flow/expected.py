@@ -1,7 +1,7 @@
 """Who is expected to come: whether a request that goes now may stand in the way of somebody more pressing.
 
-Where nobody is expected, holding a request gains nothing: it goes at once, as if there were no flow control. What came within the last
-seconds is expected to come again.
+Where nobody is expected, holding a request gains nothing: it goes at once, as if there were no flow control.
+What came within the last seconds is expected to come again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Expected:
         seen.at = now
 
     def more_pressing(self, band: BandKey, *, now: float) -> bool:
-        """Whether a request may come that should go before those of this band: of a higher priority, of another tenant, or in time."""
+        """Whether a request may come that should go before those of this band:
+        of a higher priority, of another tenant, or in time.
+        """
         if band[1]:
             return True
         since, priority = now - _EXPECTED_S, -band[0]

@@ -1,7 +1,7 @@
 """How soon a server must be free for a request to go: the rule that says who waits while nobody is refused.
 
-Called by `control` for each newcomer and for each look at what waits. It knows the settings, who is expected to come, and what other pickers
-hold; it does not know the queues.
+Called by `control` for each newcomer and for each look at what waits.
+It knows the settings, who is expected to come, and what other pickers hold; it does not know the queues.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from epp.flow.request import Forecast
 from epp.flow.settings import SHORT_S, FlowSettings
 
 _SCARCE_S = 0.3
-"""The headroom while servers are too few. Something always waits then, so a server needs no more at hand than predictions err between two scrapes."""
+"""The headroom while servers are too few.
+Something always waits then, so a server needs no more at hand than predictions err between two scrapes."""
 _NEWS_S = 0.1
 """What one picker does is known to the others after about this time."""
 
@@ -31,8 +32,9 @@ class Headroom:
     def of_band(self, band: BandKey, tokens: int, *, now: float) -> float:
         """For requests of this band, of which so many tokens wait here; inf: nobody is to overtake them.
 
-        What is more pressing at another picker goes first. Of those at which equals wait, the one with the most tokens looks first and the
-        others later by as long as news of it takes; or all of them would send to the same server at the same moment.
+        What is more pressing at another picker goes first. Of those at which equals wait, the one with the
+        most tokens looks first and the others later by as long as news of it takes; or all of them would send
+        to the same server at the same moment.
         """
         if self._elsewhere.waits_before(band):
             return 0.0

@@ -1,4 +1,6 @@
-"""How fast requests are let go and how many more come: what Retry-After and the saturation gauge are made of."""
+"""How fast requests are let go and how many more come:
+what Retry-After and the saturation gauge are made of.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from math import exp, inf
 
 _WINDOW_S = 10.0
 _TOO_FEW = 0.1
-"""Servers are too few where so much of what comes cannot be in time, though an idle server would have served it in time."""
+"""Servers are too few where so much of what comes cannot be in time,
+though an idle server would have served it in time."""
 _MOMENT_S = 0.05
 """What is added within such a time counts as added at its beginning: half a percent of the window."""
 
@@ -68,7 +71,9 @@ class Pace:
         return self._too_late.per_s(now=now) > _TOO_FEW * self._let_go.per_s(now=now)
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
-        """How long it takes until all pickers have let so many tokens go; None: nobody knows, since nothing went of late."""
+        """How long it takes until all pickers have let so many tokens go; None:
+        nobody knows, since nothing went of late.
+        """
         rate = self._let_go.per_s(now=now) + self._elsewhere.per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 

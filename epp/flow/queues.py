@@ -1,10 +1,12 @@
-"""The waiting requests in order: bands of priority, in each the tenants by what they have had, in each tenant its requests.
+"""The waiting requests in order: bands of priority, in each the tenants by what they have had,
+in each tenant its requests.
 
-A band is one priority's requests in time, or those of them that were demoted. Within a band tenants share in tokens: each
-has a tag, the tokens that were let go for it, and the least tag goes first. A tenant that comes back with an
-empty queue is lifted to the band's floor, so nobody saves up a share by staying away.
+A band is one priority's requests in time, or those of them that were demoted. Within a band tenants share in
+tokens: each has a tag, the tokens that were let go for it, and the least tag goes first. A tenant that comes
+back with an empty queue is lifted to the band's floor, so nobody saves up a share by staying away.
 
-Invariants: a flow is in `band.flows` with requests, or idle with a tag above the floor or until its place is needed; counts equal sums.
+Invariants: a flow is in `band.flows` with requests, or idle with a tag above the floor or until its place is
+needed; counts equal sums.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Flow(Generic[T]):
         self.tag = band.floor
 
     def charge(self, tokens: int) -> None:
-        """The tenant has had so many tokens. One that came back with nothing waiting is lifted to the floor."""
+        """The tenant has had so many tokens.
+        One that came back with nothing waiting is lifted to the floor.
+        """
         band, tag = self.band, self.tag
         if tag < band.floor:
             if not self.items:
@@ -98,7 +102,9 @@ class Band(Generic[T]):
         return flow
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
-        """Whether the tenant has a queue of its own, or there is room for one; forgets idle tenants who owe nothing for it."""
+        """Whether the tenant has a queue of its own, or there is room for one;
+        forgets idle tenants who owe nothing for it.
+        """
         if tenant in self.flows or len(self.flows) < max_tenants:
             return True
         idle = [name for name, flow in self.flows.items() if not flow.items and flow.tag <= self.floor]
@@ -159,7 +165,9 @@ class Queues(Generic[T]):
         return band
 
     def priority(self, wanted: int, *, max_priorities: int) -> int:
-        """The priority that it is kept under: the next lower one that is in use, or the lowest, where there are too many."""
+        """The priority that it is kept under:
+        the next lower one that is in use, or the lowest, where there are too many.
+        """
         if (-wanted, False) in self._bands:
             return wanted
         known = {-below for below, _ in self._order}

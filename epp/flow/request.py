@@ -1,4 +1,6 @@
-"""One request at the gate: what is asked of the picker about it, what is remembered while it waits, and how it ends."""
+"""One request at the gate: what is asked of the picker about it, what is remembered while it waits,
+and how it ends.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 RefusedFor = Literal["deadline", "ttl", "full"]
-"""`deadline`: its first token would come too late. `ttl`: it has waited too long. `full`: a bound was reached and it was worth least."""
+"""`deadline`: its first token would come too late. `ttl`: it has waited too long.
+`full`: a bound was reached and it was worth least."""
 
 
 class Forecast(Struct, frozen=True):
@@ -19,8 +22,8 @@ class Forecast(Struct, frozen=True):
     wait_s: float
     """Until the server that the rule chooses begins with it: B/V there."""
     soonest_s: float
-    """Until its first token at the soonest, on whatever server: the least (B + U)/V + T. Where the chosen server meets the deadline, what it
-    takes there will do."""
+    """Until its first token at the soonest, on whatever server: the least (B + U)/V + T.
+    Where the chosen server meets the deadline, what it takes there will do."""
     own_s: float
     """Its own prefill on the server that the rule chooses, and the loading of its adapter: U/V + T there."""
     tokens: int
@@ -40,13 +43,17 @@ class Forecaster(Protocol[T_contra]):
     """The door to the rest: what the picker predicts. Its methods leave everything as it was."""
 
     def least_wait_s(self, *, now: float) -> float:
-        """The least B/V of all servers: nobody can begin sooner. One pass over the servers, no look at any prompt."""
+        """The least B/V of all servers: nobody can begin sooner.
+        One pass over the servers, no look at any prompt.
+        """
 
     def pool(self, *, now: float) -> Pool:
         """One pass over the servers, as above."""
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
-        """For one request. Where no server can take the request: wait 0, so that the request goes to the picker's refusal."""
+        """For one request. Where no server can take the request:
+        wait 0, so that the request goes to the picker's refusal.
+        """
 
 
 class Held(Generic[T]):
@@ -94,7 +101,8 @@ class Held(Generic[T]):
         self.deadline = deadline
         """When its first token is due; inf: at no time."""
         self.fair_at = 0.0
-        """Demoted, it would have begun by then if all went in order of arrival, or a little later: it waits no longer for others."""
+        """Demoted, it would have begun by then if all went in order of arrival, or a little later:
+        it waits no longer for others."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)
         """Its place among the requests of its tenant."""

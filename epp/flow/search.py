@@ -1,6 +1,8 @@
-"""Who of those that wait goes next: by priority, by share, in order, as far as servers have room; and when to search again.
+"""Who of those that wait goes next: by priority, by share, in order, as far as servers have room;
+and when to search again.
 
-It takes nothing out of the queues. One search makes a bounded number of forecasts, and none while no server has room.
+It takes nothing out of the queues.
+One search makes a bounded number of forecasts, and none while no server has room.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class Search(Generic[T]):
     def _first_of_band(
         self, band: Band[T], headroom_s: float, looks: int, *, now: float
     ) -> tuple[tuple[Held[T], Forecast] | None, int, float]:
-        """Who of the band may go; how many looks are left; and how long until the next of those looked at may."""
+        """Who of the band may go; how many looks are left;
+        and how long until the next of those looked at may.
+        """
         settings, missing_s = self.settings, inf
         for flow in band.by_share(looks):
             for held in flow.items[: min(looks, settings.looks)]:

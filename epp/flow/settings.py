@@ -32,18 +32,20 @@ class Bound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
     headroom_s: float | None = SHORT_S
-    """A request is let go once the server that it would be sent to is predicted to begin with it within this time. None: a request that nobody
-    more pressing is expected to overtake goes at once if it is in time there, and any other within `SHORT_S`."""
+    """A request is let go once the server that it would be sent to is predicted to begin with it within this
+    time. None: a request that nobody more pressing is expected to overtake goes at once if it is in time
+    there, and any other within `SHORT_S`."""
     rides_s: float = 0.0
-    """A request with so little to compute goes once its server begins within `goal_s`, unless somebody waits before it: it rides on a prompt
-    that is there or under way, and would gain nothing here."""
+    """A request with so little to compute goes once its server begins within `goal_s`, unless somebody waits
+    before it: it rides on a prompt that is there or under way, and would gain nothing here."""
     order: Order = "arrival"
     patience: float = 20.0
     """For order `shortest`; see there."""
     ttft_s: float = inf
     """Deadline of the first token for requests that name none; inf: they have none."""
     when_late: WhenLate = "refuse"
-    """What becomes of a request that can no longer meet its deadline. `demote`: it goes behind those of its priority that can."""
+    """What becomes of a request that can no longer meet its deadline.
+    `demote`: it goes behind those of its priority that can."""
     ttl_s: float = inf
     """The longest wait at the gateway; the request is refused then."""
     ttl_by_priority_s: Mapping[int, float] = field(default_factory=dict)
@@ -57,7 +59,8 @@ class FlowSettings:
     max_priorities: int = 16
     """A request of a priority beyond them is kept at the next lower one."""
     looks: int = 4
-    """How many of a tenant's requests are tried, in order, when the first waits for a server that holds its prefix."""
+    """How many of a tenant's requests are tried, in order,
+    when the first waits for a server that holds its prefix."""
     max_looks: int = 32
     """The most forecasts made to find one request that may go."""
     goal_s: float = 2.0

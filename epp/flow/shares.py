@@ -1,4 +1,6 @@
-"""What each tenant has had, for people: tokens let go, of the first tenants that came by name, of the others together."""
+"""What each tenant has had, for people:
+tokens let go, of the first tenants that came by name, of the others together.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Calls that nobody has begun to serve: they wait in order until the messages of the other calls have been handled.
+"""Calls that nobody has begun to serve:
+they wait in order until the messages of the other calls have been handled.
 
-A call that was begun has waited before. Where its later messages stood in one line with new calls, it would wait once for each of them. Here a call
-waits at its beginning alone. Holds the messages themselves, so the owner asks for `held_bytes` and stops reading. Pure; one for each connection.
+A call that was begun has waited before. Where its later messages stood in one line with new calls, it would
+wait once for each of them. Here a call waits at its beginning alone. Holds the messages themselves, so the
+owner asks for `held_bytes` and stops reading. Pure; one for each connection.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ _EVENT_BYTES: Final = 200
 class Beginnings:
     def __init__(self) -> None:
         self.calls: set[int] = set()
-        """That nobody has begun to serve: those that wait, and those of which no message has come. The owner adds a call that was opened,
-        and takes it out where it serves its first message at once."""
+        """That nobody has begun to serve: those that wait, and those of which no message has come.
+        The owner adds a call that was opened, and takes it out where it serves its first message at once."""
         self.held_bytes = 0
         self._line: OrderedDict[int, deque[tuple[float, Message | HalfClosed]]] = OrderedDict()
-        """What came of the calls that wait, with when it came; the oldest call first. (The first key of a plain dict is slow to find once many
-        before it are deleted.)"""
+        """What came of the calls that wait, with when it came; the oldest call first.
+        (The first key of a plain dict is slow to find once many before it are deleted.)"""
 
     def __bool__(self) -> bool:
         """Whether a call waits."""

@@ -1,4 +1,6 @@
-"""What a connection tells its owner. A call that was opened is gone once, and only once: by `Gone`, or by the owner's own `end`."""
+"""What a connection tells its owner.
+A call that was opened is gone once, and only once: by `Gone`, or by the owner's own `end`.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ class HalfClosed(Struct, frozen=True, gc=False):
 
 
 class Gone(Struct, frozen=True, gc=False):
-    """The call is over without the owner's doing. `reason`: `reset` where the peer ended it, else the name of a fault."""
+    """The call is over without the owner's doing.
+    `reason`: `reset` where the peer ended it, else the name of a fault.
+    """
 
     stream_id: int
     reason: str
 
 
 class Fault(Struct, frozen=True, gc=False):
-    """The peer did what a stream or the connection does not survive, or opened what is no call. To be counted."""
+    """The peer did what a stream or the connection does not survive, or opened what is no call.
+    To be counted.
+    """
 
     reason: str
 

@@ -1,12 +1,14 @@
-"""One HTTP/2 connection of a gRPC server, as a pure object: bytes and `now` in, events out, and bytes to be sent.
+"""One HTTP/2 connection of a gRPC server, as a pure object:
+bytes and `now` in, events out, and bytes to be sent.
 
-It owns the table of streams, what each frame does to them, gRPC's messages, time-outs and the limits on what a peer may cause; `reading`
-has the order of frames, `flow_control` the windows both ways. It knows no socket, no clock and no service: an edge feeds
-it with `receive` and `tick`, acts on the events, answers with `send` and `end`, and writes what `data_to_send` returns.
+It owns the table of streams, what each frame does to them, gRPC's messages, time-outs and the limits on what
+a peer may cause; `reading` has the order of frames, `flow_control` the windows both ways. It knows no socket,
+no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with `send`
+and `end`, and writes what `data_to_send` returns.
 
-Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or by the owner's `end`.
-Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for unfinished messages of all of them. After
-`Over` nothing is read.
+Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
+by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
+unfinished messages of all of them. After `Over` nothing is read.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Connection:
         self._over = ""
         self._sender.hello(limits)
 
-    # -- for the owner -------------------------------------------------------------------------------------------------
+    # -- for the owner ---------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> bool:
@@ -127,7 +129,9 @@ class Connection:
             self._table.end(stream, status, details)
 
     def leave(self, *, now: float) -> None:
-        """First step: ask the peer to open no more streams. The second follows by itself, when what it sent before has come."""
+        """First step: ask the peer to open no more streams.
+        The second follows by itself, when what it sent before has come.
+        """
         self._table.now = now
         if not self._leaving and not self._over:
             self._leaving = True
@@ -169,7 +173,7 @@ class Connection:
         events, self._table.events = self._table.events, []
         return events
 
-    # -- frames, as `reading` hands them on ----------------------------------------------------------------------------
+    # -- frames, as `reading` hands them on ------------------------------------------------------------------
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
         stream = self._streams.get(number)
@@ -289,7 +293,7 @@ class Connection:
     def unknown_frame(self) -> None:
         self._table.too_many("unneeded_frame_flood")
 
-    # -- what they do --------------------------------------------------------------------------------------------------
+    # -- what they do ----------------------------------------------------------------------------------------
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         before, self._table.last_id = self._table.last_id, number
@@ -429,7 +433,7 @@ class Connection:
         while (stream := self._sender.next_waiting()) is not None:
             self._table.pump(stream)
 
-    # -- faults and time -----------------------------------------------------------------------------------------------
+    # -- faults and time -------------------------------------------------------------------------------------
 
     def _fail(self, code: Code, reason: str) -> None:
         """The connection is over: GOAWAY, and every open stream is gone."""

@@ -1,4 +1,6 @@
-"""Flow control both ways: what goes to the peer, and how much the peer may send. Pure; `connection` and `table` call it."""
+"""Flow control both ways: what goes to the peer, and how much the peer may send.
+Pure; `connection` and `table` call it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ from epp.http2.limits import Limits
 from epp.http2.streams import State, Stream
 
 _SHRINK_TABLE = b"\x20"
-"""HPACK: our table has size 0. Said in front of our first block, it satisfies whatever size the peer allows."""
+"""HPACK: our table has size 0.
+Said in front of our first block, it satisfies whatever size the peer allows."""
 
 
 class Sender:
-    """What goes to the peer: frames in the order of the wire, as far as the peer's windows and frame size allow.
+    """What goes to the peer: frames in the order of the wire,
+    as far as the peer's windows and frame size allow.
 
-    Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does not fit its windows waits
-    on its stream, in order, and holds back no other stream. `connection` decides when a stream is over.
+    Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does
+    not fit its windows waits on its stream, in order, and holds back no other stream. `connection` decides
+    when a stream is over.
     """
 
     def __init__(self) -> None:
@@ -157,8 +162,9 @@ class Sender:
 class Windows:
     """Ours: how much the peer may send.
 
-    A window opens again as its bytes are taken in, in steps of half a window. While too much of a stream's answer waits for the
-    peer's own window, what the peer sends on that stream opens nothing: so it cannot make us hold more than a window of it.
+    A window opens again as its bytes are taken in, in steps of half a window. While too much of a stream's
+    answer waits for the peer's own window, what the peer sends on that stream opens nothing: so it cannot
+    make us hold more than a window of it.
     """
 
     def __init__(self, limits: Limits, sender: Sender) -> None:

@@ -1,7 +1,9 @@
-"""Bytes to frames: the preface, heads of frames, DATA in whatever parts it comes, header blocks put together. Pure.
+"""Bytes to frames: the preface, heads of frames, DATA in whatever parts it comes,
+header blocks put together. Pure.
 
-Owns what has come and is not a frame yet: never more than one frame of 16 KiB and one header block, since the payload of DATA is
-handed on as it comes and frames of unknown kinds are thrown away. What a frame means is for its `sink`.
+Owns what has come and is not a frame yet: never more than one frame of 16 KiB and one header block, since the
+payload of DATA is handed on as it comes and frames of unknown kinds are thrown away. What a frame means is
+for its `sink`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Sink(Protocol):
     """Takes the frames. Every method may raise FrameError."""
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
-        """A whole DATA frame without padding, whose body lies at `data[at:end]`. The same as the next three."""
+        """A whole DATA frame without padding, whose body lies at `data[at:end]`.
+        The same as the next three.
+        """
 
     def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
         """The head of a DATA frame: `size` bytes in all, of which `padding` are none of the body."""

@@ -1,4 +1,6 @@
-"""HTTP/2's numbers (RFC 9113) and the bytes of the frames that a server sends. Pure functions; lengths are in bytes."""
+"""HTTP/2's numbers (RFC 9113) and the bytes of the frames that a server sends.
+Pure functions; lengths are in bytes.
+"""
 
 from __future__ import annotations
 

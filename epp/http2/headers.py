@@ -1,8 +1,9 @@
 """Header blocks: HPACK by the `hpack` library, and what a gRPC server reads of a request's headers. Pure.
 
-A data plane opens thousands of streams with the same headers, and decoding them anew is most of what a stream costs here.
-Once the peer has shrunk its table to nothing, as our SETTINGS ask, a block means the same each time: what was read of it is kept,
-for a bounded number of short blocks. Older clients never shrink it and go on with a table of the usual size; they are let.
+A data plane opens thousands of streams with the same headers, and decoding them anew is most of what a stream
+costs here. Once the peer has shrunk its table to nothing, as our SETTINGS ask, a block means the same each
+time: what was read of it is kept, for a bounded number of short blocks. Older clients never shrink it and go
+on with a table of the usual size; they are let.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class HeaderReader:
         return request
 
     def trailers(self, block: bytes) -> None:
-        """What comes after a body: read for the sake of the decoder. MalformedRequestError, UnreadableBlockError."""
+        """What comes after a body: read for the sake of the decoder.
+        MalformedRequestError, UnreadableBlockError.
+        """
         for name, value in self._decode(block):
             _check_field(name, value)
 

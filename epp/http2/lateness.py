@@ -1,9 +1,11 @@
-"""How long bytes have waited for this process before they are read: known from when the loop last looked for any.
+"""How long bytes have waited for this process before they are read:
+known from when the loop last looked for any.
 
-The loop asks the kernel once in each iteration which connections have bytes. What one of them has now came after the look before, or, where
-the edge had stopped reading, after its last read. That holds as long as the process is busy. Where it was not, the loop was waiting, and
-the bytes came just now. It was busy if the CPU time that the thread has used since the look, times how slowly its CPU time passes
-(a quota or other processes may take the rest), is most of the time since. Pure; owned by the server, for all its connections.
+The loop asks the kernel once in each iteration which connections have bytes. What one of them has now came
+after the look before, or, where the edge had stopped reading, after its last read. That holds as long as the
+process is busy. Where it was not, the loop was waiting, and the bytes came just now. It was busy if the CPU
+time that the thread has used since the look, times how slowly its CPU time passes (a quota or other processes
+may take the rest), is most of the time since. Pure; owned by the server, for all its connections.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Final
 _SURELY_BUSY_S: Final = 0.002
 """From a look until bytes came: with less, it does not matter whether the loop waited."""
 _BETWEEN_LOOKS_S: Final = 0.001
-"""Each look makes the loop ask the kernel once more. A wait is said to be longer than it was by twice this at the most."""
+"""Each look makes the loop ask the kernel once more.
+A wait is said to be longer than it was by twice this at the most."""
 _MOST: Final = 0.5
 _KEEP: Final = 0.9
 """Of what was measured before, after one more turn."""
@@ -38,7 +41,8 @@ class Lateness:
     def read(self, *, before: float, resumed: int, now: float) -> float:
         """Bytes of a connection were read. The moment after which they came.
 
-        before: when the connection was read last; resumed: `looks` when the edge began to read it again after a pause.
+        before: when the connection was read last; resumed:
+        `looks` when the edge began to read it again after a pause.
         """
         cpu = self._cpu_clock()
         self._turn_began, self._cpu_at_turn = now, cpu

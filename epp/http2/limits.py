@@ -1,8 +1,8 @@
 """How much a peer may cause, and the buckets that count what it does too often. Pure: time is an argument.
 
-A frame that costs us little and the peer less (PING, SETTINGS, an empty DATA) takes a token from the bucket of its kind.
-Tokens come back with time. A peer that empties a bucket is disconnected with ENHANCE_YOUR_CALM. The buckets are far larger than
-what Envoy, grpcio or a busy client needs.
+A frame that costs us little and the peer less (PING, SETTINGS, an empty DATA) takes a token from the bucket
+of its kind. Tokens come back with time. A peer that empties a bucket is disconnected with ENHANCE_YOUR_CALM.
+The buckets are far larger than what Envoy, grpcio or a busy client needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Limits:
     max_frame_bytes: int = 2**20
     """Of DATA. Other frames are bounded by their kind."""
     backlog_bytes: int = 2**18
-    """While more than this waits for the peer's window on a stream, what the peer sends there is not credited."""
+    """While more than this waits for the peer's window on a stream,
+    what the peer sends there is not credited."""
     hello_s: float = 10.0
     """From the connection's start to the end of the client's preface and first SETTINGS."""
     header_s: float = 10.0
@@ -47,7 +48,9 @@ class Limits:
 
 @dataclass(slots=True)
 class HeldBytes:
-    """Unfinished messages of all connections together. Shared by them; a message that goes beyond `most` is refused."""
+    """Unfinished messages of all connections together.
+    Shared by them; a message that goes beyond `most` is refused.
+    """
 
     most: int
     now: int = 0

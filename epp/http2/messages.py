@@ -1,6 +1,8 @@
-"""gRPC messages within DATA frames: five bytes of head, then the message; frames and messages begin and end independently.
+"""gRPC messages within DATA frames: five bytes of head, then the message;
+frames and messages begin and end independently.
 
-Pure. One `Assembly` for each message that a frame leaves unfinished; a message that lies whole in a frame needs none.
+Pure. One `Assembly` for each message that a frame leaves unfinished;
+a message that lies whole in a frame needs none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The open streams of one connection: how each is answered, ends, is given up or reset, and what is remembered afterwards.
+"""The open streams of one connection: how each is answered, ends, is given up or reset,
+and what is remembered afterwards.
 
-Owns the table, the events that wait to be handed on, and the buckets. `connection` calls it for each frame; a stream leaves
-the table in one place, `forget`, which lets go of all that it held. Pure.
+Owns the table, the events that wait to be handed on, and the buckets. `connection` calls it for each frame;
+a stream leaves the table in one place, `forget`, which lets go of all that it held. Pure.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class StreamTable:
         self.stream_error(number, verdict.code, reason)
 
     def widen(self, stream: Stream, more: int, *, whole: bool) -> None:
-        """The peer's window of a stream changes. whole: by its settings, so that a mistake is the connection's end."""
+        """The peer's window of a stream changes. whole:
+        by its settings, so that a mistake is the connection's end.
+        """
         stream.peer_window += more
         if stream.peer_window > frames.MAX_WINDOW:
             if whole:
@@ -90,7 +93,9 @@ class StreamTable:
             self.we_ended(stream)
 
     def we_ended(self, stream: Stream) -> None:
-        """Our answer is sent. A peer that has not ended is asked to stop, or let for a while where it was refused."""
+        """Our answer is sent.
+        A peer that has not ended is asked to stop, or let for a while where it was refused.
+        """
         stream.state = AFTER_OUR_END[stream.state]
         if stream.state is State.ANSWERED:
             if stream.lingers_until is not None:

@@ -1,8 +1,10 @@
-"""Which service account this process runs as, read from its own token, so that what the process makes can belong to it.
+"""Which service account this process runs as, read from its own token,
+so that what the process makes can belong to it.
 
-An object that belongs to the account goes with it when a chart is uninstalled: the cluster's garbage collector sees to
-that, whoever of several replicas made the object, and after all of them have ended. The token is read, not trusted:
-what it says is only sent back to the API server that issued it. Called by `cluster`.
+An object that belongs to the account goes with it when a chart is uninstalled: the cluster's garbage
+collector sees to that, whoever of several replicas made the object, and after all of them have ended. The
+token is read, not trusted: what it says is only sent back to the API server that issued it. Called by
+`cluster`.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class _Claims(msgspec.Struct, frozen=True):
 def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
     """The account as an owner reference for objects of `namespace`.
 
-    None where there is no account of that namespace to belong to: no token, one that no API server of today issued, or
-    an account of another namespace, by which the garbage collector would take the owner for gone.
+    None where there is no account of that namespace to belong to: no token, one that no API server of today
+    issued, or an account of another namespace, by which the garbage collector would take the owner for gone.
     """
     try:
         _, payload, _ = token_file.read_text().split(".")

@@ -1,9 +1,10 @@
 """The API server over HTTP: requests and watches, bytes in and out, each failure one typed error.
 
-The `kubernetes` package (an extra) finds the way: service account or kubeconfig, certificates, tokens. Within a pod it reads
-renewed tokens by itself; a kubeconfig's, of a file or a command, are got anew when the server refuses the old one. Its
-models are not used: the objects are decoded elsewhere, straight into the few fields that matter. The package is imported
-when a cluster is configured, since it costs 20 MB and a third of a second. Called by `cluster`; `require` by `app` at start.
+The `kubernetes` package (an extra) finds the way: service account or kubeconfig, certificates, tokens. Within
+a pod it reads renewed tokens by itself; a kubeconfig's, of a file or a command, are got anew when the server
+refuses the old one. Its models are not used: the objects are decoded elsewhere, straight into the few fields
+that matter. The package is imported when a cluster is configured, since it costs 20 MB and a third of a
+second. Called by `cluster`; `require` by `app` at start.
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ class Api:
         raise AssertionError("the last answer is returned")
 
     async def _renewed(self, *, since: float) -> bool:
-        """Whether there are other credentials than those of a request that was sent at `since`. ApiError: none can be had."""
+        """Whether there are other credentials than those of a request that was sent at `since`.
+        ApiError: none can be had.
+        """
         if self._renew is None:
             return False
         async with self._renewing:

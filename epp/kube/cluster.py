@@ -1,8 +1,9 @@
 """The cluster as the picker sees it: endpoints and policies come from it, status and Events go to it.
 
-Every process of every replica follows the pools, their pods and the policies by itself and needs nobody for picking. Of the processes of
-one pod the first alone writes, and of the replicas the holder of the Lease. What the API server says is put to use
-through `Hooks`; when it is away, everything stays as it was. Called by the composition root.
+Every process of every replica follows the pools, their pods and the policies by itself and needs nobody for
+picking. Of the processes of one pod the first alone writes, and of the replicas the holder of the Lease. What
+the API server says is put to use through `Hooks`; when it is away, everything stays as it was. Called by the
+composition root.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Cluster:
         finally:
             await api.close()
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _make_pools(self, api: Api) -> Pools:
         def on_pool() -> None:

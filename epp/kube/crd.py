@@ -1,10 +1,10 @@
 """The CustomResourceDefinition of PrefixRoutingPolicy, made from the structs that the picker itself reads.
 
-Fields, bounds, defaults and descriptions come from `epp.config.policy`; what only Kubernetes knows (CEL rules, status, columns)
-stands here. The API server so refuses what the policy file's reader would refuse, field by field; whatever a schema cannot say
-comes back in the object's status. The schema has no defaults: an object stores what its author set, and a default that changes
-in a later release reaches it. Every string, list and map has a bound: CEL's cost estimate multiplies them out.
-Called by `epp reference crd`.
+Fields, bounds, defaults and descriptions come from `epp.config.policy`; what only Kubernetes knows (CEL
+rules, status, columns) stands here. The API server so refuses what the policy file's reader would refuse,
+field by field; whatever a schema cannot say comes back in the object's status. The schema has no defaults: an
+object stores what its author set, and a default that changes in a later release reaches it. Every string,
+list and map has a bound: CEL's cost estimate multiplies them out. Called by `epp reference crd`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _RULES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
         ),
     ),
 }
-"""By struct, the larger field, the smaller one and what to say: what `PolicySpec.__post_init__` says of single structs, so that `kubectl apply` says it, too."""
+"""By struct, the larger field, the smaller one and what to say:
+what `PolicySpec.__post_init__` says of single structs, so that `kubectl apply` says it, too."""
 
 _COPIED: Final = ("type", "minimum", "maximum", "minLength", "maxLength", "pattern")
 
@@ -55,7 +56,8 @@ def crd() -> Mapping[str, Any]:
         "metadata": {
             "name": f"{PLURAL}.{GROUP}",
             "annotations": {"helm.sh/resource-policy": "keep"},
-            # Gateway API's tools find policies by this label (GEP-713): it changes its target and nothing below.
+            # Gateway API's tools find policies by this label (GEP-713):
+            # it changes its target and nothing below.
             "labels": {
                 "app.kubernetes.io/part-of": "prefix-gateway",
                 "gateway.networking.k8s.io/policy": "Direct",

@@ -1,11 +1,13 @@
-"""From pods and ports to endpoints: which servers there are, under which name and address, and which process each is.
+"""From pods and ports to endpoints: which servers there are, under which name and address,
+and which process each is.
 
-Pure. Fed by the reflectors of the pool and of its pods, object by object; asked for the endpoints when something has
-changed. Of a pod only what decides about its endpoints is kept, and an update that changes none of that is no change:
-of a thousand pods' status heartbeats none leads anywhere.
+Pure. Fed by the reflectors of the pool and of its pods, object by object; asked for the endpoints when
+something has changed. Of a pod only what decides about its endpoints is kept, and an update that changes none
+of that is no change: of a thousand pods' status heartbeats none leads anywhere.
 
-An endpoint is one target port of one pod that is Ready (`_ready`) and not terminating, named `pod:port`. Its `incarnation` is the
-pod's uid and what tells the containers that serve the port from their former selves: another one means a cold cache.
+An endpoint is one target port of one pod that is Ready (`_ready`) and not terminating, named `pod:port`. Its
+`incarnation` is the pod's uid and what tells the containers that serve the port from their former selves:
+another one means a cold cache.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class _Server:
     metrics: str
     role: Role
     front: int
-    """The port that hands requests on to data parallel ranks, which the target ports are; 0: each of those is a whole server."""
+    """The port that hands requests on to data parallel ranks, which the target ports are; 0:
+    each of those is a whole server."""
 
 
 class Found(NamedTuple):
@@ -139,9 +142,9 @@ def _adapters(text: str) -> frozenset[str]:
 def _ready(pod: Pod) -> bool:
     """What the pod's own kubelet last said of it, as a whole or part by part.
 
-    The node controller takes Ready away, and nothing but Ready, from all pods of a node that it does not hear of. If the
-    pods serve on, as when only the control plane was away, every endpoint would be gone at once; if they do not, their
-    scrapes fail and no request goes there.
+    The node controller takes Ready away, and nothing but Ready, from all pods of a node that it does not hear
+    of. If the pods serve on, as when only the control plane was away, every endpoint would be gone at once;
+    if they do not, their scrapes fail and no request goes there.
     """
     said = {c.type: c.status for c in pod.status.conditions}
     parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))
@@ -161,8 +164,9 @@ def label_selector(labels: Mapping[str, str]) -> str:
 def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
     """The endpoints of several pools, by name. Names and addresses are unique.
 
-    Two pods can have one address for a moment, or for long where a node died; and two watches can know one name as two pods, an
-    older and a younger. The younger pod has the name and the address. A pod that several pools select belongs to the first of them.
+    Two pods can have one address for a moment, or for long where a node died; and two watches can know one
+    name as two pods, an older and a younger. The younger pod has the name and the address. A pod that several
+    pools select belongs to the first of them.
     """
     by_age = sorted(chain.from_iterable(reversed(pools)), key=lambda found: found.created)
     by_name = {found.endpoint.name: found for found in by_age}
@@ -203,7 +207,9 @@ def _port(text: str) -> int:
 
 
 def _host(pod: Pod, family: AddressFamily) -> str:
-    """The pod's address of that family, in the one spelling that `Address` compares by; else its primary one."""
+    """The pod's address of that family, in the one spelling that `Address` compares by;
+    else its primary one.
+    """
     addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
     wanted = _VERSIONS.get(family)
     for ip in addresses:

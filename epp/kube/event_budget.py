@@ -1,4 +1,5 @@
-"""Which Events to write, and how seldom: an API server keeps every one of them for an hour, for every reader of the pool.
+"""Which Events to write, and how seldom:
+an API server keeps every one of them for an hour, for every reader of the pool.
 
 Pure. The same text within `_SAME_S` counts up the Event that has it; texts that differ draw from one bucket,
 and what finds it empty is left out. `writing` writes what comes out, and logs the rest.
@@ -96,7 +97,9 @@ class EventBudget:
 
 
 class Watchman:
-    """Sees what has happened to the endpoints of a pool between two looks. Tells of many at once in one sentence."""
+    """Sees what has happened to the endpoints of a pool between two looks.
+    Tells of many at once in one sentence.
+    """
 
     _NAMED: Final = 5
 

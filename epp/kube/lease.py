@@ -1,12 +1,13 @@
 """Who of several replicas writes status: the holder of a Lease. Pure; `holding` does the requests.
 
-The rules are those of Kubernetes' own components. A lease that its holder has not renewed for `duration_s`, by the
-watcher's own clock from when it last saw a renewal, may be taken: clocks of two machines are never compared. A holder
-counts itself one only for two thirds of that time after its last renewal was sent, so two never hold it at once. All
-writes carry the version that was read, so that of two takers one is told.
+The rules are those of Kubernetes' own components. A lease that its holder has not renewed for `duration_s`,
+by the watcher's own clock from when it last saw a renewal, may be taken: clocks of two machines are never
+compared. A holder counts itself one only for two thirds of that time after its last renewal was sent, so two
+never hold it at once. All writes carry the version that was read, so that of two takers one is told.
 
-kubernetes.aio.leaderelection keeps such a lease too; it stamps local time, does not give the lease back when it ends (the next
-holder then waits for it to run out, at every rolling update), and leaves the process by `sys.exit` on a mistake.
+kubernetes.aio.leaderelection keeps such a lease too; it stamps local time, does not give the lease back when
+it ends (the next holder then waits for it to run out, at every rolling update), and leaves the process by
+`sys.exit` on a mistake.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps the Lease that says who writes status: reads it, takes or renews it, gives it back at the end.
 
-The rules are in `lease`; here are the requests. A replica that cannot reach the API server simply stops being the holder:
-picking needs none. Called by `cluster`.
+The rules are in `lease`; here are the requests. A replica that cannot reach the API server simply stops being
+the holder: picking needs none. Called by `cluster`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 class LeaseHolder:
-    """`holds()` says whether this process may write now. `time_text` is the time of day as the API server writes it."""
+    """`holds()` says whether this process may write now.
+    `time_text` is the time of day as the API server writes it.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,9 @@ class LeaseHolder:
         rng: Random,
         owner: Mapping[str, str] | None = None,
     ) -> None:
-        """`owner`: a reference to what the lease goes with; None: nothing, it stays when the last picker has ended."""
+        """`owner`: a reference to what the lease goes with; None:
+        nothing, it stays when the last picker has ended.
+        """
         self._api = api
         self._path = _LEASES.format(namespace=namespace)
         self._name = name

@@ -1,7 +1,7 @@
 """Live numbers of the pools, and the hit ratio over the last minutes from the servers' own counters. Pure.
 
-`Live` is what the composition root tells of the picker's state; `HitRatio` turns growing counters into a ratio. The servers
-count for all pickers together, so whichever replica writes status writes the same ratio.
+`Live` is what the composition root tells of the picker's state; `HitRatio` turns growing counters into a
+ratio. The servers count for all pickers together, so whichever replica writes status writes the same ratio.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class HitRatio:
         """Each: when it began, queries, hits."""
 
     def observe(self, endpoints: Sequence[LiveEndpoint], *, now: float) -> None:
-        """Take in the counters. One that went back belongs to a new process; what that one did so far is left out."""
+        """Take in the counters.
+        One that went back belongs to a new process; what that one did so far is left out.
+        """
         if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
             self._slices.append([now, 0.0, 0.0])
         current = self._slices[-1]

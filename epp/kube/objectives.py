@@ -1,6 +1,8 @@
-"""InferenceObjectives of one API group: the priorities that headers name. Fed by a reflector; read by `cluster`.
+"""InferenceObjectives of one API group: the priorities that headers name.
+Fed by a reflector; read by `cluster`.
 
-Where two groups hold an objective of one name, the newer group's counts: `merged` takes the groups in that order.
+Where two groups hold an objective of one name, the newer group's counts:
+`merged` takes the groups in that order.
 """
 
 from __future__ import annotations

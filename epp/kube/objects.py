@@ -1,7 +1,8 @@
 """Kubernetes objects as the API server writes them, cut down to the fields that are used.
 
-Decoding reads straight from bytes into these structs and leaves the rest (most of a pod) behind: nothing of it is ever
-made. Called by the reflectors' sinks; every struct has `metadata.resource_version`, by which a watch goes on.
+Decoding reads straight from bytes into these structs and leaves the rest (most of a pod) behind: nothing of
+it is ever made. Called by the reflectors' sinks; every struct has `metadata.resource_version`, by which a
+watch goes on.
 """
 
 from __future__ import annotations

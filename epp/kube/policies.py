@@ -1,16 +1,20 @@
-"""Which policy routes: judges the PrefixRoutingPolicy objects of the picker's pools, and says of each what became of it.
+"""Which policy routes: judges the PrefixRoutingPolicy objects of the picker's pools,
+and says of each what became of it.
 
 Pure and level-based: the outcome follows from the objects as they are, in whatever order they came.
 
 - An object is sound if the reader of policy files takes its spec.
-- Of the sound ones in mode Enforce the oldest routes; of those in DryRun the oldest is scored beside it. The others say which.
-- One policy routes for all pools of a picker (docs/decisions/0203). Those whose pool exists go before those whose pool does not.
-- A spec that routed once stays that policy's `last accepted` one while a newer one is refused or only tried. A refused
-  change therefore changes nothing, and gives nobody else the place. It is kept in the object's status, so that
-  replicas and restarts agree.
+- Of the sound ones in mode Enforce the oldest routes; of those in DryRun the oldest is scored beside it.
+  The others say which.
+- One policy routes for all pools of a picker (docs/decisions/0203).
+  Those whose pool exists go before those whose pool does not.
+- A spec that routed once stays that policy's `last accepted` one while a newer one is refused or only tried.
+  A refused change therefore changes nothing, and gives nobody else the place. It is kept in the object's
+  status, so that replicas and restarts agree.
 - Nobody routes: the default does.
 
-Only a change of spec counts as one (`generation`): writes of status, the picker's own among them, lead nowhere.
+Only a change of spec counts as one (`generation`):
+writes of status, the picker's own among them, lead nowhere.
 """
 
 from __future__ import annotations
@@ -144,7 +148,9 @@ class PolicySet:
             self.changed = True
 
     def wrote(self, found: PolicyObject) -> None:
-        """The object as our own write of its status left it. It may be older than what the watch has told meanwhile."""
+        """The object as our own write of its status left it.
+        It may be older than what the watch has told meanwhile.
+        """
         claim = self._claims.get(found.metadata.name)
         if claim is not None and _same(claim, found):
             claim.status = found.status
@@ -161,7 +167,9 @@ class PolicySet:
         return self._strangers.values()
 
     def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
-        """Judge all of them. What routes from now on is remembered as accepted. existing: the pools that there are."""
+        """Judge all of them. What routes from now on is remembered as accepted. existing:
+        the pools that there are.
+        """
         self.changed = False
         claims = sorted(self._claims.values(), key=lambda claim: (claim.target not in existing, *claim.order))
         winner = next((c for c in claims if _claims_routing(c)), None)
@@ -244,7 +252,9 @@ def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
 
 
 def _remembered(found: PolicyObject) -> Accepted | None:
-    """What the status says was accepted last. It may be of another release, or of another hand: judged again."""
+    """What the status says was accepted last.
+    It may be of another release, or of another hand: judged again.
+    """
     kept = found.status.last_accepted
     if kept is None or kept.generation > found.metadata.generation:
         return None

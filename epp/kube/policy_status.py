@@ -1,8 +1,10 @@
-"""The status of policies: what it should say, and when it is time to write it. Pure; `cluster` sends the patches.
+"""The status of policies: what it should say, and when it is time to write it.
+Pure; `cluster` sends the patches.
 
-What a person waits for (conditions, the generation seen, the last accepted spec) is written at once; numbers that merely move
-are written when `interval_s` has passed since the last write. A status that already says it is not written again, so two
-holders in a row, or a restart, cost nothing. The time of a condition is the time when its `status` last changed.
+What a person waits for (conditions, the generation seen, the last accepted spec) is written at once; numbers
+that merely move are written when `interval_s` has passed since the last write. A status that already says it
+is not written again, so two holders in a row, or a restart, cost nothing. The time of a condition is the time
+when its `status` last changed.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
 
 
 def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
-    """As a merge patch; the uid lets a namesake that replaced the object alone, the version whoever wrote meanwhile."""
+    """As a merge patch; the uid lets a namesake that replaced the object alone,
+    the version whoever wrote meanwhile.
+    """
     body: dict[str, Any] = msgspec.to_builtins(status)
     for name in (
         "rule",
@@ -161,7 +165,9 @@ class WriteTimes:
 
 
 def _written_back(status: PolicyStatus) -> PolicyStatus:
-    """Without what the CRD of an older release drops: it would be written for ever. It changes with the generation only."""
+    """Without what the CRD of an older release drops: it would be written for ever.
+    It changes with the generation only.
+    """
     return msgspec.structs.replace(status, rule=None, mode=None)
 
 

@@ -1,7 +1,7 @@
 """Follows one InferencePool and its pods, or the pods of a configured selector.
 
-Owns the watch of the pods, which is another one whenever the pool's selector changes; until the new one has listed, the
-endpoints of the old one stay. Called by `pools`, which hands the endpoints of all pools on.
+Owns the watch of the pods, which is another one whenever the pool's selector changes; until the new one has
+listed, the endpoints of the old one stay. Called by `pools`, which hands the endpoints of all pools on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 
 
 class PoolWatch:
-    """`on_change` is called when there may be other endpoints; `on_pool` when the pool comes, goes, or is another object."""
+    """`on_change` is called when there may be other endpoints;
+    `on_pool` when the pool comes, goes, or is another object.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class PoolWatch:
             self._found = self._discovery.found()
         return self._found
 
-    # -- what the pool's reflector feeds ---------------------------------------------------------------------------
+    # -- what the pool's reflector feeds ---------------------------------------------------------------------
 
     def replace(self, pools: Iterable[Pool]) -> None:
         pool = next(iter(pools), None)
@@ -121,7 +123,7 @@ class PoolWatch:
         assert (self._pods is None) == (self._task is None)
         assert self.exists or self._pods is None, "pods are followed for a pool that exists"
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _pool_reflector(self) -> Reflector[Pool]:
         source = Source(

@@ -1,9 +1,9 @@
 """Follows all pools of the configuration, and hands on the endpoints of all of them as one list.
 
-Nothing is handed on before every pool has been heard of once, so that a picker that starts does not refuse the models of
-a pool that was listed a moment later. A pool that does not exist has been heard of: it has no endpoints. Changes are gathered for
-`_GATHER_S` before they are handed on: of a thousand pods that start at once the picker sees a few lists of endpoints, not a
-thousand. Called by `cluster`.
+Nothing is handed on before every pool has been heard of once, so that a picker that starts does not refuse
+the models of a pool that was listed a moment later. A pool that does not exist has been heard of: it has no
+endpoints. Changes are gathered for `_GATHER_S` before they are handed on: of a thousand pods that start at
+once the picker sees a few lists of endpoints, not a thousand. Called by `cluster`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _NAMED: Final = 5
 
 
 class Pools:
-    """`on_endpoints` gets every new list, and the names of the pools that exist; `on_pool` is called when a pool comes, goes, or is another object."""
+    """`on_endpoints` gets every new list, and the names of the pools that exist;
+    `on_pool` is called when a pool comes, goes, or is another object.
+    """
 
     def __init__(
         self,
@@ -97,7 +99,9 @@ class Pools:
         self._on_state(what, all(so for (each, _), so in self._states.items() if each == what))
 
     async def _hand_on(self) -> None:
-        """Endpoints, whenever there are others. Those of pools that were not all listed are not known to be all."""
+        """Endpoints, whenever there are others.
+        Those of pools that were not all listed are not known to be all.
+        """
         handed_on: tuple[list[Endpoint], frozenset[str]] | None = None
         while True:
             await self._changed.wait()

@@ -1,4 +1,5 @@
-"""What the picker may do in its namespace, as data: the Role of the chart is made from this list, and a test tries the rest.
+"""What the picker may do in its namespace, as data:
+the Role of the chart is made from this list, and a test tries the rest.
 
 Called by `epp reference rbac`. `{pool}` and `{lease}` stand for names that each installation chooses.
 """

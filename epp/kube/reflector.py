@@ -1,9 +1,11 @@
-"""Follows one kind of object: lists all of them, then watches, for ever. Level-based: what comes out is the state, not the story.
+"""Follows one kind of object: lists all of them, then watches, for ever.
+Level-based: what comes out is the state, not the story.
 
-The list is paged and starts anew wherever a watch cannot go on (410: what it missed is gone). A watch is asked for bookmarks,
-so that even a quiet one can go on where it stopped; one that breaks goes on from the last version seen; one that stays
-silent is taken for dead. While the API server is away nothing is forgotten: the sink keeps what it has, and the next
-list puts it right. Pauses grow and are jittered, so that a fleet of pickers does not fall upon a server that comes back.
+The list is paged and starts anew wherever a watch cannot go on (410: what it missed is gone). A watch is
+asked for bookmarks, so that even a quiet one can go on where it stopped; one that breaks goes on from the
+last version seen; one that stays silent is taken for dead. While the API server is away nothing is forgotten:
+the sink keeps what it has, and the next list puts it right. Pauses grow and are jittered, so that a fleet of
+pickers does not fall upon a server that comes back.
 
 Called by `pool` and `cluster`; `Reader` is the API server, or a test.
 """
@@ -44,7 +46,9 @@ class Reader(Protocol):
 
     async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
     def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
-        """Lines; the first is empty and says that the watch is open. Closing the generator closes the connection."""
+        """Lines; the first is empty and says that the watch is open.
+        Closing the generator closes the connection.
+        """
         ...
 
 
@@ -87,7 +91,8 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 class Reflector(Generic[T]):
-    """Feeds `sink`; `on_change` is called after each list and each event, `on_state` when the connection comes or goes.
+    """Feeds `sink`; `on_change` is called after each list and each event,
+    `on_state` when the connection comes or goes.
 
     `synced` is set for good by the first list.
     """
@@ -176,7 +181,8 @@ class Reflector(Generic[T]):
             ("resourceVersion", self._version),
             ("timeoutSeconds", str(self._rng.randint(*_WATCH_S))),
         ]
-        # Left early, by an event that ends it or by a cancellation, the connection must not wait for the garbage collector.
+        # Left early, by an event that ends it or by a cancellation,
+        # the connection must not wait for the garbage collector.
         async with aclosing(self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
             async for line in lines:
                 self._settle()

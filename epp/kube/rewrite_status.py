@@ -1,8 +1,9 @@
 """The status of InferenceModelRewrites: what became of each. Pure; `rewrite_writing` sends the patches.
 
-One condition, `Accepted`, as llm-d's CRD has it. True: the object is sound, no other object has one of its names, and its rules are
-in use. False: its reason says what is wrong; those of its rules that can be used are used all the same. An object for another pool
-is not ours to judge: if nobody judges it, its condition is Unknown and says that no picker has looked at it.
+One condition, `Accepted`, as llm-d's CRD has it. True: the object is sound, no other object has one of its
+names, and its rules are in use. False: its reason says what is wrong; those of its rules that can be used are
+used all the same. An object for another pool is not ours to judge: if nobody judges it, its condition is
+Unknown and says that no picker has looked at it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) ->
 
 
 def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
-    """Names of this object that an earlier one has; those that are free become this one's. The name "" stands for all others."""
+    """Names of this object that an earlier one has; those that are free become this one's.
+    The name "" stands for all others.
+    """
     taken = {}
     for rule in claim.rules:
         for model in rule.models or ("",):
@@ -88,7 +91,9 @@ def says(claim: Claim, wanted: Condition) -> bool:
 
 
 def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
-    """As a merge patch. It replaces the whole list, so it holds the conditions of others and the version they were read at."""
+    """As a merge patch. It replaces the whole list, so it holds the conditions of others and the version they
+    were read at.
+    """
     others = [c for c in claim.conditions if c.type != wanted.type]
     return {
         "metadata": {"uid": claim.uid, "resourceVersion": claim.resource_version},

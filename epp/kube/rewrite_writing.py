@@ -1,7 +1,7 @@
 """Writes the status of InferenceModelRewrites. Only while the Lease is held, as with the status of policies.
 
-Once a second it looks at what became of each object; what its status does not say yet is written. A write that fails is tried again at
-its next turn. Called by `cluster`.
+Once a second it looks at what became of each object; what its status does not say yet is written.
+A write that fails is tried again at its next turn. Called by `cluster`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class RewriteWriter:
         self._complaint = ""
 
     async def look(self, *, existing: Collection[str], holds: Callable[[], bool], now: float) -> None:
-        """existing: the pools that there are. `holds`, whether the Lease is held, is asked before each write."""
+        """existing: the pools that there are.
+        `holds`, whether the Lease is held, is asked before each write.
+        """
         due = [*self._due(existing=existing), *self._due_unclaimed(now=now)]
         versions = {(claim.uid, claim.resource_version) for _, claim, _ in due}
         self._tried = {key: at for key, at in self._tried.items() if key in versions and now - at < _AGAIN_S}

@@ -1,9 +1,10 @@
 """InferenceModelRewrites of one API group: other names for models. Fed by a reflector; read by `cluster`.
 
-The oldest object goes first, by name where two are of one second, so that all replicas agree; of two rules for one name the first counts.
-Weights are meant to be set for all targets of a rule or for none; one that is missing counts as 1. A target without a name is left out.
-What is left out is a fault of the object: `rewrite_status` makes its status of them.
-Of a picker of several pools, a rule for every other name is left out: it would take the names of the other pools' models.
+The oldest object goes first, by name where two are of one second, so that all replicas agree; of two rules
+for one name the first counts. Weights are meant to be set for all targets of a rule or for none; one that is
+missing counts as 1. A target without a name is left out. What is left out is a fault of the object:
+`rewrite_status` makes its status of them. Of a picker of several pools, a rule for every other name is left
+out: it would take the names of the other pools' models.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _MOST_RULES: Final = 1024
 _MOST_NAMES: Final = 1024
 """Of one rule: models that it matches, and targets."""
 _MOST_IN_ALL: Final = 16_384
-"""Names in all rules of one group: each change of an object makes an index of all of them. The newest objects are left out."""
+"""Names in all rules of one group: each change of an object makes an index of all of them.
+The newest objects are left out."""
 _MOST_WEIGHT: Final = 1_000_000
 _NO_MATCHES: Final = ".matches is empty, and the picker has several pools; name the models, since the rule would take those of other pools"
 _MOST_FAULTS: Final = 5
@@ -158,7 +160,9 @@ def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: 
 
 
 def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequence[Rule]:
-    """What can be used of its rules. `faults` gets the rest, in words. catches_all: a rule may take every other name."""
+    """What can be used of its rules.
+    `faults` gets the rest, in words. catches_all: a rule may take every other name.
+    """
     all_rules, rules = found.spec.rules, []
     if not all_rules:
         faults.append("spec.rules is empty")

@@ -1,7 +1,8 @@
-"""Writes what people read with kubectl: the status of policies, and Events of the pools. Only while the Lease is held.
+"""Writes what people read with kubectl: the status of policies, and Events of the pools.
+Only while the Lease is held.
 
-Once a second it looks at what became of the policies and at the live numbers; `status` and `event_budget` say what of it is
-worth a write. A write that fails is tried again at its next turn. Called by `cluster`.
+Once a second it looks at what became of the policies and at the live numbers; `status` and `event_budget` say
+what of it is worth a write. A write that fails is tried again at its next turn. Called by `cluster`.
 """
 
 from __future__ import annotations
@@ -74,10 +75,11 @@ class Writer:
         holds: Callable[[], bool],
         now: float,
     ) -> None:
-        """`says`: the status that each policy object has now. `strangers`: policies of the namespace for other pools.
+        """`says`: the status that each policy object has now.
+        `strangers`: policies of the namespace for other pools.
 
-        `pool_uids`: by name; empty: there is no such pool. `holds`, whether the Lease is held, is asked before each write: a slow API server can take longer over a few of
-        them than the Lease lasts.
+        `pool_uids`: by name; empty: there is no such pool. `holds`, whether the Lease is held,
+        is asked before each write: a slow API server can take longer over a few of them than the Lease lasts.
         """
         self._hit_ratio.observe(live.endpoints, now=now)
         told = [
@@ -129,7 +131,9 @@ class Writer:
     async def _write_unclaimed(
         self, strangers: Collection[Stranger], *, holds: Callable[[], bool], now: float
     ) -> None:
-        """Whoever writes says so, of policies that nobody judges; two holders write the same, and the second is refused."""
+        """Whoever writes says so, of policies that nobody judges;
+        two holders write the same, and the second is refused.
+        """
         for stranger in self._unclaimed.due(strangers, now=now)[:_WRITES_AT_ONCE]:
             if holds():
                 wanted = unclaimed(stranger, time_text=self._time_text())
@@ -179,7 +183,9 @@ class Writer:
         return f"{event.text.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
 
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
-        """By the name of an Event, the object that it stands on: the pool, and the policy that it is about."""
+        """By the name of an Event, the object that it stands on:
+        the pool, and the policy that it is about.
+        """
         place, text, name = self._place, event.text, self._event_name(event)
         pool = {
             "apiVersion": "inference.networking.k8s.io/v1",
@@ -223,7 +229,9 @@ class Writer:
 
 
 def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
-    """First what routes, is tried or is at fault; then policies that nobody has told anything; then the rest."""
+    """First what routes, is tried or is at fault; then policies that nobody has told anything;
+    then the rest.
+    """
     if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
         return 0
     return 1 if says is None or not says.conditions else 2

@@ -1,8 +1,9 @@
 """How many of a prompt's tokens are complete at a place in the canonical prompt.
 
-Chunks end at bytes of the canonical prompt, blocks at tokens of the rendered one. Each text of a conversation is found again
-in what the template made of it, in order; between two texts, and where a template rewrites what it got, places are taken in
-proportion. An error of a few tokens there moves the end of a chunk by at most one block.
+Chunks end at bytes of the canonical prompt, blocks at tokens of the rendered one. Each text of a conversation
+is found again in what the template made of it, in order; between two texts, and where a template rewrites
+what it got, places are taken in proportion. An error of a few tokens there moves the end of a chunk by at
+most one block.
 
 Pure. Callers: `mapping`, tests.
 """
@@ -17,7 +18,8 @@ from epp.kvevents.conversation import Text
 from epp.prefix_index.hashing import ChunkSchedule
 
 _MOST_MISSED: Final = 256
-"""Texts that are not found again, each at the cost of a look through the whole prompt; what follows is taken in proportion then."""
+"""Texts that are not found again, each at the cost of a look through the whole prompt;
+what follows is taken in proportion then."""
 
 
 def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
@@ -43,7 +45,8 @@ def aligned_blocks(
     blocks: int,
     to_char: int,
 ) -> list[int]:
-    """The same, of text: `token_ends` says where in `rendered` each token ends, never going back; `texts` are those of the prompt.
+    """The same, of text: `token_ends` says where in `rendered` each token ends, never going back;
+    `texts` are those of the prompt.
 
     Of the chunks that end within the first `to_char` characters of `rendered`.
     """

@@ -1,9 +1,9 @@
 """vLLM's names for blocks of tokens, computed from a prompt alone, as the servers compute them.
 
-A full block's hash is H((hash of the block before, own tokens, extra keys)) over a serialized form of that tuple; the block before
-the first is H(seed). An adapter (name and the path it was loaded from) is an extra key of each of its blocks, a cache salt of the
-first. Events carry the low 64 bits. H is one of vLLM's four (`--prefix-caching-hash-algo`): sha256 or xxh3-128, over pickle or over
-canonical CBOR.
+A full block's hash is H((hash of the block before, own tokens, extra keys)) over a serialized form of that
+tuple; the block before the first is H(seed). An adapter (name and the path it was loaded from) is an extra
+key of each of its blocks, a cache salt of the first. Events carry the low 64 bits. H is one of vLLM's four
+(`--prefix-caching-hash-algo`): sha256 or xxh3-128, over pickle or over canonical CBOR.
 
 Pure. Callers: `exact` (what a server's events say), `mapping` (prompts).
 """
@@ -25,7 +25,8 @@ Algorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 ALGORITHMS: Final[tuple[Algorithm, ...]] = get_args(Algorithm)
 
 DEFAULT_SEED: Final = "vllm-none-hash"
-"""What the servers start from where PYTHONHASHSEED is not set; with the xxhash algorithms they then take a random one."""
+"""What the servers start from where PYTHONHASHSEED is not set;
+with the xxhash algorithms they then take a random one."""
 
 _Keys = tuple[tuple[str, ...], ...] | None
 
@@ -65,7 +66,9 @@ class BlockHasher:
 
 
 def _own_object(text: str) -> str:
-    """Pickle writes one object that occurs twice as a reference; in a server, name, path and salt are three objects."""
+    """Pickle writes one object that occurs twice as a reference;
+    in a server, name, path and salt are three objects.
+    """
     return text.encode().decode()
 
 

@@ -1,8 +1,9 @@
 """Which blocks one server holds, by its own events: copies counted for each tier.
 
-A server stores equal blocks twice when equal requests run side by side, and says so for each copy that goes; a block moved to a
-slower tier is stored there before or after it leaves the faster one. So a block is held while any copy is, and its tier is that
-of its fastest copy. Removals of copies that we never heard of (from before we listened) are let pass.
+A server stores equal blocks twice when equal requests run side by side, and says so for each copy that goes;
+a block moved to a slower tier is stored there before or after it leaves the faster one. So a block is held
+while any copy is, and its tier is that of its fastest copy. Removals of copies that we never heard of (from
+before we listened) are let pass.
 
 Pure. Caller: `knowledge`, which bounds it.
 """
@@ -73,7 +74,9 @@ class ServerBlocks:
         for block in event.blocks:
             had = copies.get(block, 0)
             if had >> shift & _MOST == _MOST:
-                continue  # so many copies of one block are a sender's mistake; the count must not run into the next tier's
+                # so many copies of one block are a sender's mistake;
+                # the count must not run into the next tier's
+                continue
             copies[block] = had + (1 << shift)
             if not had or _fastest(had) > event.tier:
                 changed.append(block)

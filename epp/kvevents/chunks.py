@@ -1,8 +1,10 @@
-"""Which blocks a chunk stands for: the chains that were routed, as a tree of chunks with the blocks that each completes.
+"""Which blocks a chunk stands for: the chains that were routed,
+as a tree of chunks with the blocks that each completes.
 
-A chunk's node has the blocks that become complete within it; the one that straddles its end belongs to the next, since what else
-is in it depends on how the prompt goes on. So a server holds a chain up to a chunk if it holds the blocks of that node and of all
-above it. A chunk that completes none is as its parent; before the first whole block nothing is known.
+A chunk's node has the blocks that become complete within it; the one that straddles its end belongs to the
+next, since what else is in it depends on how the prompt goes on. So a server holds a chain up to a chunk if
+it holds the blocks of that node and of all above it. A chunk that completes none is as its parent; before the
+first whole block nothing is known.
 
 Bounded: the chains that were not mapped for the longest time go, from their ends. Pure. Caller: `knowledge`.
 """
@@ -70,7 +72,8 @@ class ChunkTree:
     ) -> tuple[list[Node], list[Node]]:
         """The chain's nodes, and those of them that stand for other blocks than before or are new.
 
-        ends_bytes, ends_blocks: how much of the prompt, and how many of its blocks, are complete where each chunk ends.
+        ends_bytes, ends_blocks: how much of the prompt, and how many of its blocks,
+        are complete where each chunk ends.
         """
         path: list[Node] = []
         changed: list[Node] = []

@@ -1,8 +1,8 @@
 """The canonical prompt read back: what a chat template gets, and where in the prompt each text came from.
 
-`epp.request.canonical` wrote those bytes, so that everything a template reads is in them, but for what is named by a hash (media) or
-left out (thinking); a prompt with those is refused here. Texts keep their place in the prompt: a position in the rendered
-text is found from it (`alignment`).
+`epp.request.canonical` wrote those bytes, so that everything a template reads is in them, but for what is
+named by a hash (media) or left out (thinking); a prompt with those is refused here. Texts keep their place in
+the prompt: a position in the rendered text is found from it (`alignment`).
 
 Pure. Callers: `mapping`, tests.
 """

@@ -1,11 +1,12 @@
 """KV events as vLLM sends them, decoded into the three things that they say.
 
-A message is a batch in msgpack: [time, [events], data parallel rank]. An event is a map with its name under "type", or, from older
-releases, an array that starts with its name. Blocks are named by 64-bit integers, or by whole hashes where the server was
-told to send those. Kinds of events that we do not know say nothing of blocks to us and are left out.
+A message is a batch in msgpack: [time, [events], data parallel rank]. An event is a map with its name under
+"type", or, from older releases, an array that starts with its name. Blocks are named by 64-bit integers, or
+by whole hashes where the server was told to send those. Kinds of events that we do not know say nothing of
+blocks to us and are left out.
 
-Which tier a block is in stands in `medium`: GPU, CPU or STORAGE; none is the first tier, and one that we do not know is taken
-for the slowest. Pure. Callers: `exact`, tests.
+Which tier a block is in stands in `medium`: GPU, CPU or STORAGE;
+none is the first tier, and one that we do not know is taken for the slowest. Pure. Callers: `exact`, tests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Stored:
     """What else the first block's hash covers: adapter's name, media, salt."""
     group: int = 0
     partial_attention: bool = False
-    """Blocks of layers that look at a part of the prompt only: they say nothing of whether a prefix is held."""
+    """Blocks of layers that look at a part of the prompt only:
+    they say nothing of whether a prefix is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def decode(payload: bytes) -> list[Event]:
         batch = msgspec.msgpack.decode(payload)
         events = [_event(item) for item in batch[1]]
     except Exception as error:
-        # Somebody else's bytes: of a wrong kind, too long for memory or nested too deeply, they are no events.
+        # Somebody else's bytes: of a wrong kind, too long for memory or nested too deeply,
+        # they are no events.
         raise MalformedError(f"not a batch of KV events: {error}") from error
     return [event for event in events if event is not None]
 

@@ -1,8 +1,9 @@
 """Exact mode: servers' KV events and routed prompts in, findings for the picker out.
 
-For each base model: how its servers name blocks, which is learned from an event that tells tokens and names, and checked at
-every server; and whether the names that we compute for prompts turn up in the events of the servers that got them. A server
-that names blocks in another way, or a model whose prompts never turn up, is left to the approximate table, with the reason told.
+For each base model: how its servers name blocks, which is learned from an event that tells tokens and names,
+and checked at every server; and whether the names that we compute for prompts turn up in the events of the
+servers that got them. A server that names blocks in another way, or a model whose prompts never turn up, is
+left to the approximate table, with the reason told.
 
 Pure and synchronous: the thread of `service` calls everything here, with times in monotonic seconds.
 """
@@ -33,7 +34,8 @@ _MAX_WAITING: Final = 256
 _MAX_WAITING_BYTES: Final = 16 << 20
 _NO_EVENT_YET: Final = "no event that tells tokens has come yet"
 _LOOK_AGAIN: Final = 16
-"""Of the prompts of a model that is off, one in so many is still tried: what was wrong may have been put right."""
+"""Of the prompts of a model that is off, one in so many is still tried:
+what was wrong may have been put right."""
 
 ModelState = Literal["waiting", "checking", "on", "off"]
 
@@ -115,7 +117,9 @@ class _Model:
         self.misses_in_a_row = 0
 
     def wait(self, routed: RoutedPrompt) -> None:
-        """Until it is known how blocks are named; the oldest are passed over where too many wait, or too much."""
+        """Until it is known how blocks are named;
+        the oldest are passed over where too many wait, or too much.
+        """
         self.waiting.append(routed)
         self.waiting_bytes += routed.inference.held_bytes
         while len(self.waiting) > _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
@@ -153,7 +157,7 @@ class Exact:
         self.malformed = 0
         """Messages that were no KV events."""
 
-    # -- servers -------------------------------------------------------------------------------------------------
+    # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName, *, model: str) -> None:
         """Follow a server from now on."""
@@ -178,7 +182,9 @@ class Exact:
             self._relearning |= {name for name, known in left.items() if known.off}
 
     def take_relearning(self) -> list[EndpointName]:
-        """Servers whose messages should be heard from the first one again, as of another process: they may now be believed."""
+        """Servers whose messages should be heard from the first one again, as of another process:
+        they may now be believed.
+        """
         found, self._relearning = sorted(self._relearning), set()
         return found
 
@@ -224,7 +230,7 @@ class Exact:
         known.forgotten += 1
         self._knowledge.forget(server)
 
-    # -- how blocks are named --------------------------------------------------------------------------------------
+    # -- how blocks are named --------------------------------------------------------------------------------
 
     def _new_model(self, name: str) -> _Model:
         settings = self._settings.get(name) or self._settings.get("")
@@ -233,7 +239,9 @@ class Exact:
         return _Model(name, settings)
 
     def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
-        """Does the server name blocks as we do? Told by a prompt's first block, where nothing else is in its name."""
+        """Does the server name blocks as we do?
+        Told by a prompt's first block, where nothing else is in its name.
+        """
         model, settings = known.model, known.model.settings
         if settings is None or not event.token_ids or not event.blocks or event.partial_attention:
             return
@@ -260,7 +268,7 @@ class Exact:
         if model.hasher is None:
             model.state, model.reason = "off", known.off
 
-    # -- prompts -------------------------------------------------------------------------------------------------
+    # -- prompts ---------------------------------------------------------------------------------------------
 
     def routed(self, routed: RoutedPrompt, *, now: float) -> bool:
         """A server has begun to answer a prompt. True: it is another process than the one before."""
@@ -348,7 +356,7 @@ class Exact:
             self._knowledge.set_trusted(name, trusted=known.model.state == "on" and not known.off)
         return self._knowledge.findings(now=now)
 
-    # -- for people ----------------------------------------------------------------------------------------------
+    # -- for people ------------------------------------------------------------------------------------------
 
     def models(self) -> dict[str, ModelStatus]:
         return {

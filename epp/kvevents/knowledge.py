@@ -1,12 +1,13 @@
-"""What the servers hold of the chains that were routed: events on one side, chunks on the other, findings out.
+"""What the servers hold of the chains that were routed:
+events on one side, chunks on the other, findings out.
 
-Owns each server's blocks, the tree of chunks, and which server holds which of them. A server holds a chunk if it holds all blocks of
-it and of the chunks before. A change of that, seen from events, is a finding; a chain that was just mapped is looked up at every
-server, which is one, too. Nothing is said of what cannot be known: prompts that were not mapped, and what a server stored before its
-events were followed.
+Owns each server's blocks, the tree of chunks, and which server holds which of them. A server holds a chunk if
+it holds all blocks of it and of the chunks before. A change of that, seen from events, is a finding; a chain
+that was just mapped is looked up at every server, which is one, too. Nothing is said of what cannot be known:
+prompts that were not mapped, and what a server stored before its events were followed.
 
-Invariants (`check_integrity`): what is noted as held is what the blocks say, but for chunks whose blocks changed since
-the last `findings`; everything is bounded by the two limits.
+Invariants (`check_integrity`): what is noted as held is what the blocks say,
+but for chunks whose blocks changed since the last `findings`; everything is bounded by the two limits.
 
 Pure: times are monotonic seconds of the caller. Caller: `exact`.
 """
@@ -63,7 +64,8 @@ class Knowledge:
         self._num_blocks = 0
         self._found: list[KvReport] = []
         self._again: OrderedDict[tuple[_Server, Node], float] = OrderedDict()
-        """The last loss of each is said a second time, and when: what was under way then has come or will not. Soonest first."""
+        """The last loss of each is said a second time, and when:
+        what was under way then has come or will not. Soonest first."""
 
     def __len__(self) -> int:
         """Chunks in the tree."""
@@ -84,7 +86,7 @@ class Knowledge:
     def is_complete(self, server: EndpointName) -> bool:
         return self._servers[server].complete
 
-    # -- servers -------------------------------------------------------------------------------------------------
+    # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName) -> None:
         """Follow a server. Nothing is known of it yet."""
@@ -139,7 +141,7 @@ class Knowledge:
             for node in users(block):
                 changed[node] = now
 
-    # -- prompts -------------------------------------------------------------------------------------------------
+    # -- prompts ---------------------------------------------------------------------------------------------
 
     def map(
         self,
@@ -151,7 +153,9 @@ class Knowledge:
         server: EndpointName | None = None,
         now: float,
     ) -> None:
-        """A prompt was routed to `server`: look its chain up at every server. See `ChunkTree.map` for the other arguments."""
+        """A prompt was routed to `server`: look its chain up at every server.
+        See `ChunkTree.map` for the other arguments.
+        """
         for known in self._servers.values():
             self._found += self._settle(known)  # what is noted as held is what the blocks say, from here on
         path, changed = self._tree.map(chain, ends_bytes=ends_bytes, blocks=blocks, ends_blocks=ends_blocks)
@@ -205,7 +209,7 @@ class Knowledge:
             if node in known.held:
                 self._let_go(known, node)
 
-    # -- findings ------------------------------------------------------------------------------------------------
+    # -- findings --------------------------------------------------------------------------------------------
 
     def findings(self, *, now: float) -> list[KvReport]:
         """What changed since the last call, in an order that can be applied one by one."""
@@ -312,7 +316,7 @@ class Knowledge:
         known.told, known.moved = (live, known.known_bytes), {}
         return ServerReport(server=known.name, live=live, known_bytes=known.known_bytes, moved=moved)
 
-    # -- checks --------------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Every invariant, from scratch; for tests."""

@@ -1,8 +1,9 @@
 """A model's text, read from its folder: tokenizer.json and chat template, as vLLM applies them.
 
-The only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra. Templates are rendered in
-jinja's sandbox with the functions and filters that Hugging Face's transformers gives them. What decides how a server renders
-beyond the request (another template on its command line, arguments for it) is a setting. Caller: `start`.
+The only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra. Templates are
+rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers gives them. What
+decides how a server renders beyond the request (another template on its command line, arguments for it) is a
+setting. Caller: `start`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class FolderLanguage:
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
         """special: with what the tokenizer itself puts around a text. UntemplatedError."""
-        # A batch of one: only batches let go of the interpreter, and picks would wait for the whole of a long prompt.
+        # A batch of one: only batches let go of the interpreter,
+        # and picks would wait for the whole of a long prompt.
         try:
             encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
@@ -98,7 +100,8 @@ class FolderLanguage:
                 }
             )
         except Exception as error:
-            # A client's words run through somebody's program: whatever comes of it, a recursion too deep included, is its refusal.
+            # A client's words run through somebody's program:
+            # whatever comes of it, a recursion too deep included, is its refusal.
             raise UntemplatedError(f"the chat template refuses it: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +150,9 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    """The folder's own file first, then what the tokenizer's configuration says; of several, the default one."""
+    """The folder's own file first, then what the tokenizer's configuration says;
+    of several, the default one.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text()

@@ -1,4 +1,5 @@
-"""From a routed prompt to the names of its blocks, and to how many of them are complete where each chunk ends.
+"""From a routed prompt to the names of its blocks, and to how many of them are complete where each chunk
+ends.
 
 Pure: what knows a model's tokenizer and template stands behind the `Language` protocol. Caller: `exact`.
 """
@@ -45,7 +46,9 @@ class Language(Protocol):
     """One model's tokenizer and chat template."""
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts. UntemplatedError."""
+        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts.
+        UntemplatedError.
+        """
         ...
 
     def render(

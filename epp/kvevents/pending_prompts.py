@@ -1,7 +1,8 @@
 """Prompts that are on their way to one server: it has them, and has not computed them yet.
 
-What is lost of such a prompt meanwhile is there again once it is computed, so nobody is told of the loss until then. A prompt has come when
-its last chunk is held; one that does not come is given up after a while, and so is the oldest where there are too many.
+What is lost of such a prompt meanwhile is there again once it is computed, so nobody is told of the loss
+until then. A prompt has come when its last chunk is held; one that does not come is given up after a while,
+and so is the oldest where there are too many.
 
 Pure. Caller: `knowledge`.
 """
@@ -43,7 +44,9 @@ class PendingPrompts:
         self._lost.add(node)
 
     def come(self, last: Node) -> list[Node]:
-        """The prompt with this end has come, or never will. Chunks that were lost and are no longer awaited."""
+        """The prompt with this end has come, or never will.
+        Chunks that were lost and are no longer awaited.
+        """
         found = self._prompts.pop(last, None)
         if found is None:
             return []

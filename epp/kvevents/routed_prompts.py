@@ -1,7 +1,8 @@
-"""Prompts on their way from the picker to exact mode: listens to the picker's events, and is emptied by exact mode's thread.
+"""Prompts on their way from the picker to exact mode:
+listens to the picker's events, and is emptied by exact mode's thread.
 
-On the path of a request: one look at a byte budget when the request begins, one append when its answer begins. Every attribute
-is written by one side only, so no lock is needed.
+On the path of a request: one look at a byte budget when the request begins,
+one append when its answer begins. Every attribute is written by one side only, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class RoutedPrompt:
 class RoutedPrompts:
     """A queue that is bounded in number and bytes; a prompt over a bound is dropped and counted.
 
-    The picker's thread calls `hear`, the other thread calls `take`. While nobody takes any, the picker's thread closes the queue.
+    The picker's thread calls `hear`, the other thread calls `take`.
+    While nobody takes any, the picker's thread closes the queue.
     """
 
     def __init__(self, *, max_prompts: int, max_bytes: int) -> None:

@@ -1,11 +1,14 @@
-"""The order of one server's messages: what is next, what was missed, and whether it is still the same process that sends.
+"""The order of one server's messages: what is next, what was missed,
+and whether it is still the same process that sends.
 
-A publisher numbers its messages from 0 and keeps the newest for replays. A number ahead of the next one is a gap: messages are then held
-back, and a replay is asked for that begins one message before the gap. That one must be the one we know; if not, or if a number comes
-back with other content, another process sends, and all that was known of the server is over. A gap that no replay closes costs the
-knowledge, too: what was removed in it would be believed to be there for ever.
+A publisher numbers its messages from 0 and keeps the newest for replays. A number ahead of the next one is a
+gap: messages are then held back, and a replay is asked for that begins one message before the gap. That one
+must be the one we know; if not, or if a number comes back with other content, another process sends, and all
+that was known of the server is over. A gap that no replay closes costs the knowledge, too: what was removed
+in it would be believed to be there for ever.
 
-Pure: `due` says what to ask for, whoever has the sockets asks, and hands back what comes. Caller: `service`, tests.
+Pure: `due` says what to ask for, whoever has the sockets asks, and hands back what comes.
+Caller: `service`, tests.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ _MAX_HELD_BACK: Final = 10_000
 """Messages that wait for a replay; with more, the replay is not worth waiting for."""
 _MAX_HELD_BACK_BYTES: Final = 64 << 20
 _KNOWN: Final = 256
-"""Of the delivered messages so many are known by their content: a replay and what is published overlap by less."""
+"""Of the delivered messages so many are known by their content:
+a replay and what is published overlap by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,9 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """What was known of the server's blocks is void: it was another process's, or removals are missing from it."""
+    """What was known of the server's blocks is void:
+    it was another process's, or removals are missing from it.
+    """
 
     reason: Literal["restart", "gap"]
 

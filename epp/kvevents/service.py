@@ -1,12 +1,15 @@
-"""The thread that follows the servers' KV events and looks at routed prompts, and how its findings get to the picker.
+"""The thread that follows the servers' KV events and looks at routed prompts,
+and how its findings get to the picker.
 
-Owns the sockets: for each server a subscription, and a DEALER socket while a replay is under way, a fresh one for each, so that
-nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The picker belongs to the event loop: findings are
-handed over there, in portions. The thread touches nothing of the loop's but the queue of prompts, which is made for that.
+Owns the sockets: for each server a subscription, and a DEALER socket while a replay is under way, a fresh one
+for each, so that nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The
+picker belongs to the event loop: findings are handed over there, in portions. The thread touches nothing of
+the loop's but the queue of prompts, which is made for that.
 
-Exact mode makes the table better and the picker does not need it. An error that nobody foresaw, in the thread or in what it found, turns
-exact mode off and ends `run` with that error; the states show the reason. The picker goes on by what its table believes. The next `run`
-knows nothing of the one before: it starts with a new `Exact`. Called by the composition root, which runs it again after a pause.
+Exact mode makes the table better and the picker does not need it. An error that nobody foresaw, in the thread
+or in what it found, turns exact mode off and ends `run` with that error; the states show the reason. The
+picker goes on by what its table believes. The next `run` knows nothing of the one before: it starts with a
+new `Exact`. Called by the composition root, which runs it again after a pause.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ _FINDINGS_A_TURN: Final = 64
 """Applied to the table before requests get their turn, some 5 us each."""
 _STATUS_EVERY_S: Final = 0.5
 _MOST_FOUND: Final = 20_000
-"""Findings that wait for the event loop; with more the thread waits, too, and what servers say waits in the sockets."""
+"""Findings that wait for the event loop;
+with more the thread waits, too, and what servers say waits in the sockets."""
 _STOP_S: Final = 10.0
 """The longest that the end of the process waits for a prompt to become tokens."""
 _TRY_AGAIN_S: Final = 5.0
@@ -76,7 +80,8 @@ class ExactStatus:
     models: Mapping[str, ModelStatus]
     servers: Mapping[EndpointName, ServerStatus]
     gaps: int
-    """Times at which messages of a server were missing; and of those, times at which no replay brought them."""
+    """Times at which messages of a server were missing;
+    and of those, times at which no replay brought them."""
     lost: int
     malformed: int
 
@@ -186,7 +191,9 @@ class ExactService:
             self._queue.open()
 
     def _turn_off(self, failure: BaseException) -> None:
-        """Nothing is followed, nothing is asked of the picker any more, and nothing that it was told is believed on."""
+        """Nothing is followed, nothing is asked of the picker any more,
+        and nothing that it was told is believed on.
+        """
         self._queue.close()
         self._found.clear()
         reason = f"failed: {type(failure).__name__}: {failure}"
@@ -213,7 +220,7 @@ class ExactService:
             self._picker.take_in(portion)
             await asyncio.sleep(0)
 
-    # -- the thread ----------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _run_thread(self, wake: Callable[[], object], stopping: threading.Event) -> None:
         context = new_context()

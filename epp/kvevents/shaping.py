@@ -1,7 +1,8 @@
-"""A request's own fields that change what the server makes of its prompt: arguments for the chat template, and the like.
+"""A request's own fields that change what the server makes of its prompt:
+arguments for the chat template, and the like.
 
-They are not part of the canonical prompt, so two requests with the same chunks may have different ones. What they mean is vLLM's rule.
-Pure. Caller: `mapping`.
+They are not part of the canonical prompt, so two requests with the same chunks may have different ones.
+What they mean is vLLM's rule. Pure. Caller: `mapping`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ _OWN_MEANING: Final = frozenset(
     {"chat_template", "tokenize", "messages", "conversation", "tools", "padding", "truncation", "max_length"}
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
-"""What these would do as template arguments is the server's own affair, or its reason to refuse the request."""
+"""What these would do as template arguments is the server's own affair,
+or its reason to refuse the request."""
 _AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
-"""They change what follows the last text, which no chunk holds; the request's fields of these names count, with a default."""
+"""They change what follows the last text, which no chunk holds;
+the request's fields of these names count, with a default."""
 
 
 class ShapingError(Exception):

@@ -1,4 +1,5 @@
-"""ZeroMQ as exact mode uses it: sockets that never block, hold a bounded number of messages, and leave nothing behind.
+"""ZeroMQ as exact mode uses it: sockets that never block, hold a bounded number of messages,
+and leave nothing behind.
 
 Knows nothing of what is in a message but the mark at the end of a replay. Caller: `service`.
 """
@@ -17,8 +18,8 @@ END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 _RECEIVE_HIGH_WATER_MARK: Final = 256
 """Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
 _MOST_MESSAGE_BYTES: Final = 2**20
-"""Of one message: 200,000 tokens that a server stored in one step. ZeroMQ closes the connection of a sender of larger ones, and never
-connects anew by itself: see `Subscription`."""
+"""Of one message: 200,000 tokens that a server stored in one step. ZeroMQ closes the connection of a sender
+of larger ones, and never connects anew by itself: see `Subscription`."""
 _MOST_SOCKETS: Final = 8_192
 """Four for each server that is followed and a few of ZeroMQ's own."""
 
@@ -49,8 +50,8 @@ def open_socket(context: Context, kind: int, address: str, *, topic: str | None 
 class Subscription:
     """A SUB socket, and whether its connection has ended since it was opened.
 
-    ZeroMQ connects anew after most ends of a connection, but not after a message over the limit or one that breaks its protocol. So
-    whoever reads opens another subscription after any end.
+    ZeroMQ connects anew after most ends of a connection, but not after a message over the limit or one that
+    breaks its protocol. So whoever reads opens another subscription after any end.
     """
 
     def __init__(self, context: Context, address: str, *, topic: str) -> None:

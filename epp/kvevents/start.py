@@ -1,4 +1,6 @@
-"""Makes exact mode from the configuration, or says what it lacks. Imported by `app` only where the configuration asks for it."""
+"""Makes exact mode from the configuration, or says what it lacks.
+Imported by `app` only where the configuration asks for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sums over the last minutes, in buckets of ten seconds: prompt tokens, matched tokens, and missed ones by cause and server. Pure."""
+"""Sums over the last minutes, in buckets of ten seconds:
+prompt tokens, matched tokens, and missed ones by cause and server. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The causes of missed prompt tokens: their names, what each means, and what to change. The one list that pages and commands show."""
+"""The causes of missed prompt tokens: their names, what each means, and what to change.
+The one list that pages and commands show.
+"""
 
 from __future__ import annotations
 

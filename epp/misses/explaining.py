@@ -59,7 +59,9 @@ class Explaining:
         }
 
     def hot_prefixes(self) -> list[dict[str, Any]]:
-        """The hottest beginnings of prompts: who holds them, by the table, and where requests went in the last minutes."""
+        """The hottest beginnings of prompts:
+        who holds them, by the table, and where requests went in the last minutes.
+        """
         table = self._picker.table
         found = []
         for group in self._misses.heat.hottest(_HOTTEST):

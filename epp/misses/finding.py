@@ -1,8 +1,9 @@
 """Finds out why prompt tokens were not in the cache of the server that got them.
 
-A listener of the picker: on the path of a request it appends to a bounded queue. The work is done some tenths of a second later, when other
-pickers' news of the same moment have come. What the picker believed at the pick is in the decision; what became of a chunk before that
-is in `Seen`. Pure, on one thread with the picker; `explaining` calls `work` and `told`.
+A listener of the picker: on the path of a request it appends to a bounded queue. The work is done some tenths
+of a second later, when other pickers' news of the same moment have come. What the picker believed at the pick
+is in the decision; what became of a chunk before that is in `Seen`. Pure, on one thread with the picker;
+`explaining` calls `work` and `told`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Misses:
         self._seen = Seen()
         self.heat = Heat()
         self._roots: dict[int, ChunkHash] = {}
-        """By the hash of a beginning without model and salt: the first chunk with them, of who sent it last."""
+        """By the hash of a beginning without model and salt:
+        the first chunk with them, of who sent it last."""
         self._several_roots = False
         self._model = ""
         self.skipped = 0
@@ -94,7 +96,7 @@ class Misses:
         assert len(self._waiting) <= _MOST_WAITING
         assert len(self._roots) <= _MOST_PROBES
 
-    # -- one request -------------------------------------------------------------------------------------------------
+    # -- one request -----------------------------------------------------------------------------------------
 
     def _look_at(self, request: RoutedRequest, probes: Sequence[Probe], at: float) -> None:
         decision, chain = request.decision, request.chain
@@ -179,7 +181,9 @@ class Misses:
         return EVICTED, sent.server
 
     def _holder_now(self, request: RoutedRequest, first: int) -> tuple[EndpointName | None, int]:
-        """Another server that holds more of the prompt by now than any candidate was known to hold at the pick, and how many chunks."""
+        """Another server that holds more of the prompt by now than any candidate was known to hold at the
+        pick, and how many chunks.
+        """
         own, table = request.state.endpoint.name, self._picker.table
         if not any(
             held > first and name != own for name, held in table.match(request.chain[: first + 1]).items()
@@ -190,9 +194,11 @@ class Misses:
         return name, held
 
     def _ours(self, chain: Sequence[ChunkHash]) -> int:
-        """How many of these chunks a later request of this picker, which still waits here, was sent somewhere.
+        """How many of these chunks a later request of this picker, which still waits here,
+        was sent somewhere.
 
-        A hash names all of the prompt before it, so equal hashes stand at equal places, and chains are equal up to where they part.
+        A hash names all of the prompt before it, so equal hashes stand at equal places,
+        and chains are equal up to where they part.
         """
         most = 0
         for request, _, _ in self._waiting:
@@ -208,7 +214,7 @@ class Misses:
     ) -> None:
         self._accounts.miss(bucket, cause, tokens, server=server)
 
-    # -- beginnings over models and salts -------------------------------------------------------------------------------
+    # -- beginnings over models and salts --------------------------------------------------------------------
 
     def _probes(self, inference: InferenceRequest) -> tuple[Probe, ...]:
         """Nothing, as long as all prompts have one model and no salt."""

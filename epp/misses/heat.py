@@ -1,4 +1,6 @@
-"""The hottest beginnings of prompts, and what became of the requests that share them. Bounded; old requests weigh less and less. Pure."""
+"""The hottest beginnings of prompts, and what became of the requests that share them.
+Bounded; old requests weigh less and less. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _CHUNKS: Final = 8
 """Requests that share so many chunks are one group; shorter prompts are groups by all that they have."""
 _MOST: Final = 512
 _KEPT: Final = 384
-"""So many of the hottest stay when there are too many: to look for the coldest at each new group would take longer than a pick."""
+"""So many of the hottest stay when there are too many:
+to look for the coldest at each new group would take longer than a pick."""
 _HALF_EVERY_S: Final = 60.0
 _MOST_SERVERS: Final = 64
 _LEAST: Final = 0.5

@@ -1,16 +1,18 @@
-"""The prefix table as a forest of runs, and the pieces that the forest is made of: runs of chunks, uses of chains, and a mirror for each server.
+"""The prefix table as a forest of runs, and the pieces that the forest is made of:
+runs of chunks, uses of chains, and a mirror for each server.
 
-A run is a span of consecutive chunks that has the same holders throughout, so a long prompt is a few objects however
-many chunks it has; runs are split where chains diverge or where their holders differ. A use is one moment at which a server worked on
-a chain; all runs of that chain then point to it, and later uses take the shared ones over. What still points to a use is therefore
-the tail of its chain, which ends in `Use.leaf`: that makes a touch cost one step for each run, and gives tail-first eviction without any
-order among runs.
+A run is a span of consecutive chunks that has the same holders throughout, so a long prompt is a few objects
+however many chunks it has; runs are split where chains diverge or where their holders differ. A use is one
+moment at which a server worked on a chain; all runs of that chain then point to it, and later uses take the
+shared ones over. What still points to a use is therefore the tail of its chain, which ends in `Use.leaf`:
+that makes a touch cost one step for each run, and gives tail-first eviction without any order among runs.
 
-`RunForest` owns the runs, the index from a run's first hash to the run, and who holds which run. It knows nothing of capacity, time or
-eviction order. Invariants: a hash names a whole prefix, so a run is found by its first hash alone; a mirror that holds
-a run holds the run's ancestors; a run that nobody holds does not exist. Hashes are not cryptographic and clients choose
-prompts, so equal hashes for different prefixes must only cost matches, never an invariant: a run is part of a chain only
-if its parent is the run before it, and where a split or a new run would take an index key twice, it is refused.
+`RunForest` owns the runs, the index from a run's first hash to the run, and who holds which run. It knows
+nothing of capacity, time or eviction order. Invariants: a hash names a whole prefix, so a run is found by its
+first hash alone; a mirror that holds a run holds the run's ancestors; a run that nobody holds does not exist.
+Hashes are not cryptographic and clients choose prompts, so equal hashes for different prefixes must only cost
+matches, never an invariant: a run is part of a chain only if its parent is the run before it, and where a
+split or a new run would take an index key twice, it is refused.
 
 Caller: `epp.prefix_index.table`.
 """
@@ -46,7 +48,9 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Use:
-    """One moment at which a server had a whole chain in hand, or when anonymous bytes were written to its cache."""
+    """One moment at which a server had a whole chain in hand,
+    or when anonymous bytes were written to its cache.
+    """
 
     at: float
     leaf: Run | None
@@ -169,7 +173,9 @@ class RunForest:
             holders ^= 1 << slot
 
     def path(self, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
-        """Runs along the chain and the chunks that they share with it; the last run may be shared only in part."""
+        """Runs along the chain and the chunks that they share with it;
+        the last run may be shared only in part.
+        """
         runs: list[Run] = []
         find, parent = self._index.get, None
         at, n = 0, len(chain)
@@ -187,7 +193,9 @@ class RunForest:
         return runs, at
 
     def cut(self, runs: list[Run], covered: int) -> int:
-        """Split the last run of a path where the path leaves it. Chunks covered: fewer if the split was refused."""
+        """Split the last run of a path where the path leaves it.
+        Chunks covered: fewer if the split was refused.
+        """
         if not runs or covered == runs[-1].end:
             return covered
         upper = self._split(runs.pop(), covered)
@@ -216,7 +224,9 @@ class RunForest:
         mirror.used_bytes += self._size_bytes(run.start, run.end)
 
     def release(self, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
-        """`mirror` keeps only the chunks before `keep_to` of a run; it holds nothing below it. What it keeps, if anything."""
+        """`mirror` keeps only the chunks before `keep_to` of a run; it holds nothing below it.
+        What it keeps, if anything.
+        """
         if run.start < keep_to < run.end:
             if run.holders == mirror.bit:
                 mirror.used_bytes -= self._size_bytes(keep_to, run.end)
@@ -241,7 +251,9 @@ class RunForest:
         mirror.clear()
 
     def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
-        """What the mirror holds below a run, each before what it continues. Takes a look at every run of the mirror."""
+        """What the mirror holds below a run, each before what it continues.
+        Takes a look at every run of the mirror.
+        """
         children: dict[Run, list[Run]] = {}
         for held in mirror.last_use:
             if held.parent is not None:
@@ -266,7 +278,9 @@ class RunForest:
                 run.parent.children -= 1
 
     def _split(self, run: Run, at: int) -> Run | None:
-        """Cut a run before chunk `at`. The upper part is new, the lower part stays `run`, so that uses still end there."""
+        """Cut a run before chunk `at`.
+        The upper part is new, the lower part stays `run`, so that uses still end there.
+        """
         key = run.hashes[at - run.start]
         if key in self._index:
             return None
@@ -334,7 +348,9 @@ class RunForest:
 
 
 def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:
-    """How many chunks of a run the chain shares from `at` on; the first is known to be shared, the next hashes bisected."""
+    """How many chunks of a run the chain shares from `at` on;
+    the first is known to be shared, the next hashes bisected.
+    """
     low, high = 1, min(len(hashes), len(chain) - at)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,9 @@
 """How a prompt becomes a chain of hashes, each naming the whole prefix up to its end.
 
-Owns the schedule of chunk sizes and the scheme that roots a chain. Invariants: where a chunk ends depends on its position alone,
-so the chain of a prefix is a prefix of the chain; chains of different models, adapters, salts, schedules or scheme
-versions start from different roots. Every replica of the picker must compute the same values. Caller: `epp.picker`.
+Owns the schedule of chunk sizes and the scheme that roots a chain. Invariants: where a chunk ends depends on
+its position alone, so the chain of a prefix is a prefix of the chain; chains of different models, adapters,
+salts, schedules or scheme versions start from different roots. Every replica of the picker must compute the
+same values. Caller: `epp.picker`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from xxhash import xxh3_64_intdigest
 from epp.types import ChunkHash
 
 _SCHEME = b"prefix-gateway chain 2"
-"""Change the number with the canonical form of prompts or with anything here: old hashes then match nothing."""
+"""Change the number with the canonical form of prompts or with anything here:
+old hashes then match nothing."""
 _KEPT_SEEDS = 64
 _KEPT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSchedule:
-    """Where chunks end: every `chunk_bytes` at first, every `later_chunk_bytes` once `later_from_bytes` are covered."""
+    """Where chunks end: every `chunk_bytes` at first, every `later_chunk_bytes` once `later_from_bytes` are
+    covered.
+    """
 
     chunk_bytes: int = 256
     later_chunk_bytes: int = 1024
@@ -57,7 +61,8 @@ class ChunkSchedule:
 class Roots:
     """The seeds of chains' first hashes: prompts that may not share a server's cache never share a root.
 
-    Of what clients send, only the seeds of the last few short names without a salt are remembered: models and salts may be as many as requests.
+    Of what clients send, only the seeds of the last few short names without a salt are remembered:
+    models and salts may be as many as requests.
     """
 
     __slots__ = ("_kept", "_start")
@@ -114,7 +119,9 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[Chu
 def continued_chain(
     chain: Sequence[ChunkHash], rest: bytes, *, seed: int, schedule: ChunkSchedule
 ) -> list[ChunkHash]:
-    """The chain of a longer prompt. rest: its bytes from the end of the chain's last chunk on; `seed` roots an empty chain."""
+    """The chain of a longer prompt. rest: its bytes from the end of the chain's last chunk on;
+    `seed` roots an empty chain.
+    """
     grown, covered, at = list(chain), schedule.end_bytes(len(chain)), 0
     while (end := schedule.end_bytes(len(grown) + 1) - covered) <= len(rest):
         grown.append(ChunkHash(xxh3_64_intdigest(rest[at:end], grown[-1] if grown else seed)))

@@ -11,7 +11,8 @@ from typing import Final
 from epp.types import ChunkHash, EndpointName
 
 UNDER_WAY_S: Final = 60.0
-"""A server may still be about to store a prompt that it got so recently: that the prompt is missing proves nothing."""
+"""A server may still be about to store a prompt that it got so recently:
+that the prompt is missing proves nothing."""
 
 
 class Tier(enum.IntEnum):
@@ -26,8 +27,8 @@ class Tier(enum.IntEnum):
 class ChainReport:
     """A server came to hold a chain, or lost the end of it, by its own account.
 
-    The server holds the chunks before `held`. If the chain has more, the server lacks the next one, unless that chunk was used
-    after `at`: a prompt that is being computed is stored soon.
+    The server holds the chunks before `held`. If the chain has more, the server lacks the next one,
+    unless that chunk was used after `at`: a prompt that is being computed is stored soon.
     """
 
     server: EndpointName
@@ -38,7 +39,9 @@ class ChainReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupReport:
-    """How much of one chain each server holds: a prompt was routed, and its blocks were looked up at every server."""
+    """How much of one chain each server holds:
+    a prompt was routed, and its blocks were looked up at every server.
+    """
 
     chain: Sequence[ChunkHash]
     held: Mapping[EndpointName, int]
@@ -48,7 +51,8 @@ class LookupReport:
     from_chunk: int
     """Shorter prefixes hold no whole block: nothing is known of them."""
     to_chunk: int
-    """No server ever stored a longer prefix, so its names may be wrong: nothing is taken away beyond this chunk."""
+    """No server ever stored a longer prefix, so its names may be wrong:
+    nothing is taken away beyond this chunk."""
     at: float
 
 
@@ -62,7 +66,8 @@ class ServerReport:
     known_bytes: int = 0
     """Prompt text that the server holds by its own account."""
     moved: Mapping[ChunkHash, Tier] = field(default_factory=dict)
-    """Chunks that came to another tier since the last report. A chunk that no report names is in the first tier."""
+    """Chunks that came to another tier since the last report.
+    A chunk that no report names is in the first tier."""
 
 
 KvReport = ChainReport | LookupReport | ServerReport

@@ -1,7 +1,8 @@
 """The secret that chunk hashes are rooted in. Who does not know it cannot make texts of equal hashes.
 
-All pickers that share a table need the same one. It comes from a file, or is derived from the key that signs the pool's messages, or is made at
-start; pickers that made their own agree on one (`epp.sharing.service`). Pure values; `epp.hash_secret` reads the file.
+All pickers that share a table need the same one. It comes from a file, or is derived from the key that signs
+the pool's messages, or is made at start; pickers that made their own agree on one (`epp.sharing.service`).
+Pure values; `epp.hash_secret` reads the file.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ class HashSecret(Struct, frozen=True):
     """By the picker itself at start, so that it may take another picker's instead."""
 
     def told(self) -> bytes:
-        """What other pickers may read of it where they meet: a made one itself, of a given one no more than whether it is theirs."""
+        """What other pickers may read of it where they meet:
+        a made one itself, of a given one no more than whether it is theirs.
+        """
         if self.made_here:
             return _MADE + self.key
         return _GIVEN + blake2b(b"which secret", key=self.key, digest_size=16).digest()
 
     def agreed(self, told: bytes) -> HashSecret | None:
-        """The own secret or another picker's, from what the pool tells; None: the two cannot be brought together."""
+        """The own secret or another picker's, from what the pool tells; None:
+        the two cannot be brought together.
+        """
         if told == self.told():
             return self
         key = told.removeprefix(_MADE)

@@ -1,12 +1,13 @@
 """The prefix table: an approximate mirror of what every server's prefix cache holds.
 
-Owns which chunks are assumed cached where, when they were last used, and how much each server can hold. Capacity is in
-bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair.
+Owns which chunks are assumed cached where, when they were last used, and how much each server can hold.
+Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair.
 
-Eviction follows the servers' own order: least recently used first; chunks last used together go from the tail of their
-chain, since a head without its tail is still worth something and a tail without its head is worth nothing. Uses of one
-server keep the order of the calls that made them. `record` and `charge` never evict; `evict` does, in bounded portions,
-for a moment when nobody waits. Until then a server may be over its capacity.
+Eviction follows the servers' own order: least recently used first; chunks last used together go from the tail
+of their chain, since a head without its tail is still worth something and a tail without its head is worth
+nothing. Uses of one server keep the order of the calls that made them. `record` and `charge` never evict;
+`evict` does, in bounded portions, for a moment when nobody waits. Until then a server may be over its
+capacity.
 
 Synchronous, knows no clock: times are monotonic seconds of the caller. Caller: `epp.picker`.
 """
@@ -61,7 +62,7 @@ class PrefixTable:
         self._ttl_s = ttl_s
         self._expiry_due = -math.inf
 
-    # -- servers -------------------------------------------------------------------------------------------------
+    # -- servers ---------------------------------------------------------------------------------------------
 
     def add_endpoint(self, name: EndpointName, *, capacity_bytes: int) -> None:
         """Start an empty mirror. ValueError if there is one."""
@@ -109,9 +110,11 @@ class PrefixTable:
         return self._forest.entries
 
     def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
-        """What `record` and `charge`, called in this order, would make the server's mirror again: chains, or bytes without one.
+        """What `record` and `charge`, called in this order, would make the server's mirror again:
+        chains, or bytes without one.
 
-        From the oldest. The table may change between steps: what is gone by then is left out, what is new is not seen.
+        From the oldest. The table may change between steps:
+        what is gone by then is left out, what is new is not seen.
         """
         mirror = self._mirrors.get(name)
         for use in list(mirror.uses()) if mirror is not None else ():
@@ -120,7 +123,7 @@ class PrefixTable:
             elif mirror is not None and mirror.last_use.get(use.leaf) is use:
                 yield whole_chain(use.leaf), 0
 
-    # -- prompts -------------------------------------------------------------------------------------------------
+    # -- prompts ---------------------------------------------------------------------------------------------
 
     def match(self, chain: Sequence[ChunkHash]) -> dict[EndpointName, int]:
         """Leading chunks of the chain that each server holds; servers that hold none are left out."""
@@ -131,7 +134,9 @@ class PrefixTable:
         }
 
     def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
-        """The same by what they hold: a mask of `bits`, and the leading chunks that each of its servers holds."""
+        """The same by what they hold: a mask of `bits`,
+        and the leading chunks that each of its servers holds.
+        """
         runs, covered = self._forest.path(chain)
         found = []
         deeper = 0
@@ -142,11 +147,15 @@ class PrefixTable:
         return found
 
     def bits(self) -> dict[EndpointName, int]:
-        """By server, the number of its bit in the masks of `holders`, as long as servers neither come nor go."""
+        """By server, the number of its bit in the masks of `holders`,
+        as long as servers neither come nor go.
+        """
         return {name: mirror.bit.bit_length() - 1 for name, mirror in self._mirrors.items()}
 
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """The chain is assumed cached on the server from now on. A server that has left meanwhile is ignored."""
+        """The chain is assumed cached on the server from now on.
+        A server that has left meanwhile is ignored.
+        """
         mirror = self._mirrors.get(name)
         if mirror is None or not chain:
             return Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
@@ -183,7 +192,9 @@ class PrefixTable:
             self._use(mirror, runs, now=now)
 
     def undo(self, recorded: Recorded) -> None:
-        """Take back the entries that `record` added and nobody has recorded or touched since. Any number of times."""
+        """Take back the entries that `record` added and nobody has recorded or touched since.
+        Any number of times.
+        """
         mirror, use = recorded._mirror, recorded._use  # noqa: SLF001 - the handle is this module's own
         if mirror is None or use is None or use.leaf is None or mirror.last_use.get(use.leaf) is not use:
             return
@@ -198,7 +209,8 @@ class PrefixTable:
     def credit(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
         """The server holds the chain already, so what of it was not known was used before all that is known.
 
-        True if there was something, and room for it: what was sent there since will push it out. A server that has left is ignored.
+        True if there was something, and room for it: what was sent there since will push it out.
+        A server that has left is ignored.
         """
         mirror = self._mirrors.get(name)
         if mirror is None or not chain:
@@ -226,7 +238,8 @@ class PrefixTable:
         return True
 
     def forget(self, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float) -> int:
-        """The server does not hold chunk `keep` of the chain, nor what continues it, unless used after `as_of`.
+        """The server does not hold chunk `keep` of the chain, nor what continues it,
+        unless used after `as_of`.
 
         Entries forgotten. A server that has left is ignored.
         """
@@ -251,13 +264,16 @@ class PrefixTable:
         self._retreat(mirror, use, kept or above)
 
     def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
-        """Bytes that occupy the server's cache without a prompt that we know. A server that has left is ignored."""
+        """Bytes that occupy the server's cache without a prompt that we know.
+        A server that has left is ignored.
+        """
         mirror = self._mirrors.get(name)
         if mirror is None or size_bytes <= 0:
             return
         newest = mirror.newest
         if newest is not None and newest.leaf is None:
-            # Nothing came between the two, so one use keeps the order, and a server that only answers stays small.
+            # Nothing came between the two, so one use keeps the order,
+            # and a server that only answers stays small.
             newest.at, newest.size_bytes = self._advance(now), newest.size_bytes + size_bytes
         else:
             mirror.append(Use(at=self._advance(now), leaf=None, size_bytes=size_bytes))
@@ -286,12 +302,14 @@ class PrefixTable:
         else:
             mirror.unlink(use)
 
-    # -- eviction ------------------------------------------------------------------------------------------------
+    # -- eviction --------------------------------------------------------------------------------------------
 
     def evict(self, now: float, *, budget: int = 256) -> int:
-        """Bring the table back into its bounds: age, then each server's capacity, then the total. Entries evicted.
+        """Bring the table back into its bounds: age, then each server's capacity, then the total.
+        Entries evicted.
 
-        `budget` bounds the work in runs and charges removed, about a microsecond each; call again for the rest.
+        `budget` bounds the work in runs and charges removed, about a microsecond each;
+        call again for the rest.
         """
         now = self._advance(now)
         evicted = 0
@@ -342,7 +360,9 @@ class PrefixTable:
         return excess - left
 
     def _evict_oldest(self, mirror: Mirror, *, most_bytes: int = _ANY, most_entries: int = _ANY) -> int:
-        """Evict from the deepest run of the oldest use, no more than it takes to free the bytes or entries. Entries freed."""
+        """Evict from the deepest run of the oldest use, no more than it takes to free the bytes or entries.
+        Entries freed.
+        """
         use = mirror.oldest
         assert use is not None, "over a bound with nothing to evict"
         run = use.leaf
@@ -361,7 +381,7 @@ class PrefixTable:
         mirror.evicted += freed
         return freed
 
-    # -- checks --------------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Every invariant, from scratch; for tests."""

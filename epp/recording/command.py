@@ -1,6 +1,8 @@
-"""`epp record`: asks a running picker for the requests that it routes, and writes them to a file, until told to stop.
+"""`epp record`: asks a running picker for the requests that it routes, and writes them to a file,
+until told to stop.
 
-The picker needs no restart and no disk: lines come over its admin address, so the recording may be made on another machine.
+The picker needs no restart and no disk:
+lines come over its admin address, so the recording may be made on another machine.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Counts:
 
 
 def record(options: Options) -> Counts:
-    """Returns at the end or when interrupted. ConfigError: the picker cannot be asked, or the file cannot be written."""
+    """Returns at the end or when interrupted.
+    ConfigError: the picker cannot be asked, or the file cannot be written.
+    """
     url = f"{options.admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {options.admin}: an address such as http://127.0.0.1:9090")
@@ -95,7 +99,9 @@ def _write(
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
-    """One each second, and one at the end. A picker that does not answer any more is asked again for a while."""
+    """One each second, and one at the end.
+    A picker that does not answer any more is asked again for a while.
+    """
     heard_s = float("-inf")
     while True:
         last = until_s is not None and time.monotonic() >= until_s

@@ -1,8 +1,9 @@
 """What a recording holds: JSON lines of three kinds, without any text of a prompt, an answer or a header.
 
-A recording opens with a `recording` line, which says how prompts were cut into chunks and which policy routed. A `servers` line
-describes the fleet from then on. A `request` line describes one request that is over. Prompts appear as the keyed hashes of
-their chunks: equal hashes mean equal beginnings, and nothing else can be read from them. Tenants appear as keyed hashes too.
+A recording opens with a `recording` line, which says how prompts were cut into chunks and which policy
+routed. A `servers` line describes the fleet from then on. A `request` line describes one request that is
+over. Prompts appear as the keyed hashes of their chunks: equal hashes mean equal beginnings, and nothing else
+can be read from them. Tenants appear as keyed hashes too.
 
 Pure. `recorder` makes the lines, and `replay` reads them.
 """

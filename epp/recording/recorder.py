@@ -1,7 +1,7 @@
 """Makes a line of each request that is over, and keeps the lines until they are written.
 
-Runs on the event loop, after the answer: one struct for each request, within a bound of memory. Where the disk is too slow, lines
-are dropped and counted. Pure: no file, no clock; `service` takes the lines away.
+Runs on the event loop, after the answer: one struct for each request, within a bound of memory. Where the
+disk is too slow, lines are dropped and counted. Pure: no file, no clock; `service` takes the lines away.
 """
 
 from __future__ import annotations

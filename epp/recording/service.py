@@ -1,6 +1,8 @@
-"""Takes the recorder's lines to a thread that writes them, a few times a second. Started and stopped by `app`.
+"""Takes the recorder's lines to a thread that writes them, a few times a second.
+Started and stopped by `app`.
 
-The event loop never waits for the disk: while the thread is busy the lines stay with the recorder, which bounds them.
+The event loop never waits for the disk:
+while the thread is busy the lines stay with the recorder, which bounds them.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class RecordingService:
         self._flushes += 1
         return self._recorder.take(), self._opening(), self._seen
 
-    # -- the thread ------------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         told = False

@@ -1,7 +1,9 @@
-"""Lines of a recording for who asks for them over the admin address, as `epp record` does: nothing is written here.
+"""Lines of a recording for who asks for them over the admin address, as `epp record` does:
+nothing is written here.
 
-Listens to the picker only while somebody asks: the first question begins it, and a while without one ends it. One reader at a time,
-since a line is handed out once, until it says that it is done or is gone. What waits is bounded by the recorder. Called by `app` and, through it, by the admin address.
+Listens to the picker only while somebody asks: the first question begins it, and a while without one ends it.
+One reader at a time, since a line is handed out once, until it says that it is done or is gone. What waits is
+bounded by the recorder. Called by `app` and, through it, by the admin address.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Tap:
         return self._recorder is not None
 
     def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
-        """The lines since this reader's last question, opened as a file is, and how many requests were left out so far.
+        """The lines since this reader's last question, opened as a file is,
+        and how many requests were left out so far.
 
         last: the reader is done, and another one may begin.
 

@@ -1,4 +1,6 @@
-"""`epp replay`: reads a recording, runs every policy over it, prints the table and writes the picture. Called by the command line."""
+"""`epp replay`: reads a recording, runs every policy over it, prints the table and writes the picture.
+Called by the command line.
+"""
 
 from __future__ import annotations
 

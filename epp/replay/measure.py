@@ -40,7 +40,9 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def row_of(outcome: Outcome) -> Row:
-    """A request without a first token counts with the time that it waited until the run's end, so waiting never looks short."""
+    """A request without a first token counts with the time that it waited until the run's end,
+    so waiting never looks short.
+    """
     ordered = sorted(outcome.records, key=lambda r: (r.arrived_s, r.request.request_id))
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
     ttft = sorted(ttft_s(record, outcome.ended_s) for record in records)

@@ -1,4 +1,6 @@
-"""Several runs at once, each in a process of its own, and their progress. A run that fails fails the replay."""
+"""Several runs at once, each in a process of its own, and their progress.
+A run that fails fails the replay.
+"""
 
 from __future__ import annotations
 

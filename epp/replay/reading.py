@@ -1,8 +1,8 @@
 """Reads recordings of the picker, and tells which kind a file is. `mooncake` reads the other kind.
 
-Hashes of requests are comparable within one process of the picker, or between several that share a secret. Requests of other
-base models than the most frequent one are left out, since their servers are others. A line that was cut off at the end of a
-file is no fault: the picker may have been stopped there.
+Hashes of requests are comparable within one process of the picker, or between several that share a secret.
+Requests of other base models than the most frequent one are left out, since their servers are others. A line
+that was cut off at the end of a file is no fault: the picker may have been stopped there.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _schedule_of(line: Opening) -> ChunkSchedule:
     )
 
 
-# -- from lines to a trace -------------------------------------------------------------------------------------------------
+# -- from lines to a trace -----------------------------------------------------------------------------------
 
 
 def _trace_of(lines: _Lines) -> Trace:

@@ -1,8 +1,10 @@
-"""How fast the recorded servers were, and how long answers were that nobody measured: the simulated servers' costs. Pure.
+"""How fast the recorded servers were, and how long answers were that nobody measured:
+the simulated servers' costs. Pure.
 
-Only sampled answers tell their length and their first token. The others' length follows from how long they took. What a server
-takes for a step of nothing but decoding is never seen alone: the time for a token also holds the stall of prefills and the
-other requests in the batch, as the simulator's cost model adds them. Their means over the recording are taken off again.
+Only sampled answers tell their length and their first token. The others' length follows from how long they
+took. What a server takes for a step of nothing but decoding is never seen alone: the time for a token also
+holds the stall of prefills and the other requests in the batch, as the simulator's cost model adds them.
+Their means over the recording are taken off again.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Tempo:
     decode_step_s: float | None
     """None: no sampled answer tells."""
     prefill_ratio: float
-    """From the rate that the picker learned, in the middle of prompts and beside decoding, to the rate at the start of a prompt alone."""
+    """From the rate that the picker learned, in the middle of prompts and beside decoding,
+    to the rate at the start of a prompt alone."""
     remarks: tuple[str, ...]
 
     @classmethod
@@ -70,7 +73,9 @@ def tpots_s(requests: Sequence[Asked]) -> list[float]:
 
 
 def _step_s(requests: Sequence[Asked], servers: Sequence[Server], tpot_s: float) -> float:
-    """By the means over the recording: how much of the time went to prefills, and how many requests were in a batch."""
+    """By the means over the recording: how much of the time went to prefills,
+    and how many requests were in a batch.
+    """
     lasted_s = max(a.at_unix_s + a.ended_s for a in requests) - min(a.at_unix_s for a in requests)
     computed = sum(a.prompt_tokens - a.matched_tokens for a in requests)
     rate = sum(server.prefill_tokens_per_s for server in servers)

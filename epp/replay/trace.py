@@ -1,6 +1,8 @@
-"""What is replayed: requests in order of time, and the fleet that they went to. Pure values, the same from every source.
+"""What is replayed: requests in order of time, and the fleet that they went to.
+Pure values, the same from every source.
 
-A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end. Made by `reading` and `mooncake`.
+A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end.
+Made by `reading` and `mooncake`.
 """
 
 from __future__ import annotations

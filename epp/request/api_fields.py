@@ -1,7 +1,8 @@
-"""What is decoded of each API's body: the fields that routing reads, most of them left as the JSON that was sent.
+"""What is decoded of each API's body: the fields that routing reads,
+most of them left as the JSON that was sent.
 
-A field that is decoded here costs what its JSON costs, however often it comes; one that stays `Raw` costs a pass over its bytes.
-Called by `parse`.
+A field that is decoded here costs what its JSON costs, however often it comes;
+one that stays `Raw` costs a pass over its bytes. Called by `parse`.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ _B = TypeVar("_B", bound=AnyBody)
 
 
 def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
-    # Not strict: 16.0 and "16" are 16 and 1 is true to the model servers; a string field still takes only strings.
+    # Not strict: 16.0 and "16" are 16 and 1 is true to the model servers;
+    # a string field still takes only strings.
     return msgspec.json.Decoder(body, strict=False)
 
 
@@ -111,7 +113,9 @@ class Shaping:
         self._none = (NO_RAW,) * len(names)
 
     def sent(self, body: AnyBody) -> bytes:
-        """Those that are there, as they were sent: a JSON object, or nothing, as with nearly every request."""
+        """Those that are there, as they were sent:
+        a JSON object, or nothing, as with nearly every request.
+        """
         values = self._values(body)
         if values == self._none:
             return b""

@@ -1,10 +1,11 @@
 """Which paths no client may reach: the model servers' pages for their operators, in every spelling.
 
-A path is refused when a gateway, a proxy or a model server on its way could read it as a blocked one. So it is compared in
-several readings: percent-encoding undone up to `_DECODINGS` times, dot segments resolved and left alone, slashes merged,
-backslashes as slashes, parameters (`;a=b`), control characters and spaces taken out, in any case. What begins with a
-blocked path is blocked too: vLLM serves its metrics at `/metricsX`, and every route with a line feed at its end.
-A path that is refused for nothing would be a 404 of the model server. Pure; called by `extproc.stream`.
+A path is refused when a gateway, a proxy or a model server on its way could read it as a blocked one. So it
+is compared in several readings: percent-encoding undone up to `_DECODINGS` times, dot segments resolved and
+left alone, slashes merged, backslashes as slashes, parameters (`;a=b`), control characters and spaces taken
+out, in any case. What begins with a blocked path is blocked too: vLLM serves its metrics at `/metricsX`, and
+every route with a line feed at its end. A path that is refused for nothing would be a 404 of the model
+server. Pure; called by `extproc.stream`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Final
 from urllib.parse import unquote
 
 _MAX_CHARS: Final = 2048
-"""A longer path that needs more than one reading is refused unread: reading stays under half a millisecond."""
+"""A longer path that needs more than one reading is refused unread:
+reading stays under half a millisecond."""
 _DECODINGS: Final = 3
 """More than two hops that each decode once more are not to be expected."""
 

@@ -1,14 +1,18 @@
 """The canonical prompt: the bytes that a request's prefix is hashed from.
 
 Invariants:
-- A conversation's bytes are a byte prefix of its next turn's: every section carries its separator in front and nothing follows
-  the last one. Content has no length in front, so two prompts that part in mid-message share what comes before.
-- Text is UTF-8 and the separators are bytes that UTF-8 never holds, so different texts cannot run together into equal bytes.
-- Media is named by a hash of its part, never copied; thinking is left out, because chat templates drop it from later turns.
+- A conversation's bytes are a byte prefix of its next turn's: every section carries its separator in front
+  and nothing follows the last one. Content has no length in front, so two prompts that part in mid-message
+  share what comes before.
+- Text is UTF-8 and the separators are bytes that UTF-8 never holds,
+  so different texts cannot run together into equal bytes.
+- Media is named by a hash of its part, never copied;
+  thinking is left out, because chat templates drop it from later turns.
 
-Equal content gives equal bytes whether it came as a string or as one text part. JSON values come as they were sent, and only those
-are decoded whose text is a part of the prompt: numbers, pictures and tools' arguments never become objects of Python.
-Called by `parse` on each request, and through `next_turn_prompt` when a sampled answer has been read.
+Equal content gives equal bytes whether it came as a string or as one text part. JSON values come as they were
+sent, and only those are decoded whose text is a part of the prompt: numbers, pictures and tools' arguments
+never become objects of Python. Called by `parse` on each request, and through `next_turn_prompt` when a
+sampled answer has been read.
 """
 
 from __future__ import annotations
@@ -91,7 +95,9 @@ def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
 
 
 def label(name: bytes) -> bytes:
-    """The heading of a part of the prompt that is no message, such as the list of tools. No role's can equal it."""
+    """The heading of a part of the prompt that is no message, such as the list of tools.
+    No role's can equal it.
+    """
     return SECTION + FIELD + name + BODY
 
 
@@ -176,7 +182,9 @@ def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
 
 
 def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
-    """An item of the responses API's `input`: a message, or a tool call, its output, or something only hashed."""
+    """An item of the responses API's `input`:
+    a message, or a tool call, its output, or something only hashed.
+    """
     if first_byte(raw) != _OBJECT:
         raise bad_field(where, "must be an object")
     item = _DECODE_ITEM.decode(raw)
@@ -223,10 +231,11 @@ def bad_field(where: str, fault: str) -> BadRequestError:
 
 
 def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
-    """The canonical bytes that the next turn will start with, once the answer has been appended to the request.
+    """The canonical bytes that the next turn will start with,
+    once the answer has been appended to the request.
 
-    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen: the server keeps
-    responses' conversations, token ids have no text, and nothing follows an embedding.
+    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen:
+    the server keeps responses' conversations, token ids have no text, and nothing follows an embedding.
     """
     answer = answer_text.encode("utf-8", "replace")
     if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):

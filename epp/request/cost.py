@@ -1,12 +1,14 @@
-"""How much work a body makes, told before anything is decoded: a body that would take too long is not read at all.
+"""How much work a body makes, told before anything is decoded:
+a body that would take too long is not read at all.
 
-A JSON decoder takes a hundred times as long for a body of brackets as for a text of the same size, and a hundred times as much
-memory. So one pass over the bytes counts what the body holds, and an estimate in nanoseconds follows from the counts. A body
-is read if the estimate is within ten times what plain text of its size takes, and within what the event loop may be held for. The
-work of `parse` for one thing that is counted here must stay within the price of that thing (tests/property/request/test_request_cost.py).
+A JSON decoder takes a hundred times as long for a body of brackets as for a text of the same size, and a
+hundred times as much memory. So one pass over the bytes counts what the body holds, and an estimate in
+nanoseconds follows from the counts. A body is read if the estimate is within ten times what plain text of its
+size takes, and within what the event loop may be held for. The work of `parse` for one thing that is counted
+here must stay within the price of that thing (tests/property/request/test_request_cost.py).
 
-The prices are of a core of 2024; they are the same on every machine, so that a body is read by every replica or by none.
-Pure. Called by `parse`.
+The prices are of a core of 2024; they are the same on every machine,
+so that a body is read by every replica or by none. Pure. Called by `parse`.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ def weigh(body: bytes | memoryview) -> Weight:
 
 
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
-    """Where the value of the body's `model` stands, in a body of any size that is worth reading. None: it was not seen."""
+    """Where the value of the body's `model` stands, in a body of any size that is worth reading.
+    None: it was not seen.
+    """
     if not jsontext.COMPILED:
         return None
     *_, start, end = jsontext.weigh(body, _MOST_UNITS)
@@ -100,7 +104,9 @@ def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _weighed_without_c(given: bytes | memoryview) -> Weight:
-    """The same from whole-body searches: everything counts as rendered, for they do not tell how deep a thing is."""
+    """The same from whole-body searches:
+    everything counts as rendered, for they do not tell how deep a thing is.
+    """
     if len(given) * _BYTE_NS > _LONGEST_NS:
         return Weight(size_bytes=len(given), units=0)
     body = bytes(given)

@@ -1,10 +1,12 @@
-"""JSON strings to the UTF-8 of their text, without making a `str` on the way, and arrays of token ids to their numbers.
+"""JSON strings to the UTF-8 of their text, without making a `str` on the way,
+and arrays of token ids to their numbers.
 
-A long text that is not all ASCII costs CPython 3.11 a nanosecond for each character to encode, and as much to decode: 0.9 ms for
-400 KB, half of what such a request cost the picker; and a `str` takes four bytes for each letter as soon as there is one emoji in it.
-`_jsontext.c` takes the bytes as they stand, 0.1 ms; it answers None for whatever it does not plainly know, so that one decoder
-alone judges what is wrong. Where the picker was installed without a C compiler every answer is None: the same results, more
-slowly, and `COMPILED` says so. Called by `canonical`, `prompts` and `parse`.
+A long text that is not all ASCII costs CPython 3.11 a nanosecond for each character to encode, and as much to
+decode: 0.9 ms for 400 KB, half of what such a request cost the picker; and a `str` takes four bytes for each
+letter as soon as there is one emoji in it. `_jsontext.c` takes the bytes as they stand, 0.1 ms; it answers
+None for whatever it does not plainly know, so that one decoder alone judges what is wrong. Where the picker
+was installed without a C compiler every answer is None: the same results, more slowly, and `COMPILED` says
+so. Called by `canonical`, `prompts` and `parse`.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def plain_text(value: Raw) -> bytes | None:
 
 
 def text_bytes(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string; None: it is no string. DecodeError where the string is broken."""
+    """The UTF-8 of one JSON value that is a string; None: it is no string.
+    DecodeError where the string is broken.
+    """
     text = plain_text(value)
     if text is not None or first_byte(value) != _QUOTE:
         return text
@@ -72,7 +76,9 @@ def text_bytes(value: Raw) -> bytes | None:
 
 
 def token_bytes(value: Raw) -> bytes:
-    """A JSON array of token ids as four little-endian bytes each. ValidationError, OverflowError: it is no such array."""
+    """A JSON array of token ids as four little-endian bytes each.
+    ValidationError, OverflowError: it is no such array.
+    """
     packed = ids_of(value) if COMPILED else None
     if packed is None:
         return _little_endian(array("I", _DECODE_IDS.decode(value)))

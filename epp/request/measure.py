@@ -1,7 +1,8 @@
-"""What of a prompt tells its tokens: its bytes, how many of them continue a letter beyond ASCII, and what is only named by hash.
+"""What of a prompt tells its tokens: its bytes, how many of them continue a letter beyond ASCII,
+and what is only named by hash.
 
-A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone mislead where both occur.
-Long prompts are sampled, a few thousand bytes for any length: this runs on every request.
+A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone mislead
+where both occur. Long prompts are sampled, a few thousand bytes for any length: this runs on every request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from epp.types import InferenceRequest, PromptSize
 _CONTINUATION = bytes(range(0x80, 0xC0))
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
-"""A body that was not read may be any size and is seldom all text: more than this would keep its server empty for a minute."""
+"""A body that was not read may be any size and is seldom all text:
+more than this would keep its server empty for a minute."""
 _MEDIA_BYTES = 4096
 """A recording or another upload that is no JSON: its size says nothing of the tokens that it makes."""
 

@@ -1,7 +1,8 @@
-"""Names that clients choose: models, adapters, cache salts, sessions. A long one is replaced by a digest at the door.
+"""Names that clients choose: models, adapters, cache salts, sessions.
+A long one is replaced by a digest at the door.
 
-Names are keys and labels further in, and some are kept after the request has ended. A client may send one of many
-megabytes, so nothing behind the door ever sees a name of more than `MAX_NAME_CHARS` + 1 characters.
+Names are keys and labels further in, and some are kept after the request has ended. A client may send one of
+many megabytes, so nothing behind the door ever sees a name of more than `MAX_NAME_CHARS` + 1 characters.
 Called by `parse` for the body's fields and by `extproc` for headers.
 """
 
@@ -26,7 +27,9 @@ _DECODE = msgspec.json.Decoder(str)
 
 
 def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
-    """The name itself; of a long one its beginning and a digest, one character longer than any name that is kept."""
+    """The name itself; of a long one its beginning and a digest,
+    one character longer than any name that is kept.
+    """
     if len(name) <= most_chars:
         return name
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
@@ -34,7 +37,9 @@ def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
 
 
 def name_in(value: Raw) -> str | None:
-    """A JSON string as a name; None: it is no string. DecodeError where the string is broken. A long one is not decoded."""
+    """A JSON string as a name; None: it is no string. DecodeError where the string is broken.
+    A long one is not decoded.
+    """
     json = memoryview(value)
     if not json or json[0] != ord('"'):
         return None

@@ -1,14 +1,17 @@
-"""Reads a request body once: which API, which model, the canonical prompt, and the few fields that routing uses.
+"""Reads a request body once: which API, which model, the canonical prompt,
+and the few fields that routing uses.
 
-Strict about what makes the prompt, lenient about the rest, as the model servers are: a number written as a string passes, an
-unknown field passes, and a body that is no known API passes as `ApiKind.OTHER`. The body itself goes on unchanged, so what
-is read here decides only the route. Nothing but BadRequestError leaves this module, whatever the bytes.
+Strict about what makes the prompt, lenient about the rest, as the model servers are: a number written as a
+string passes, an unknown field passes, and a body that is no known API passes as `ApiKind.OTHER`. The body
+itself goes on unchanged, so what is read here decides only the route. Nothing but BadRequestError leaves this
+module, whatever the bytes.
 
-Every body is weighed first (`cost`); one that would take too long comes back unread, with the reason. What is read of the others is
-decoded field by field: a field that the prompt is not made of stays the bytes that were sent.
+Every body is weighed first (`cost`); one that would take too long comes back unread, with the reason. What is
+read of the others is decoded field by field: a field that the prompt is not made of stays the bytes that were
+sent.
 
-Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD: the server may still judge them its own way.
-Called by the ext_proc state machine for each request; pure and synchronous.
+Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD: the server may still judge them its own
+way. Called by the ext_proc state machine for each request; pure and synchronous.
 """
 
 from __future__ import annotations
@@ -58,10 +61,12 @@ Body = bytes | memoryview
 
 
 def parse_request(path: str, body: Body) -> InferenceRequest:
-    """Read a body sent to `path`; its ending names the API, so a gateway's prefix and a query string do no harm.
+    """Read a body sent to `path`; its ending names the API,
+    so a gateway's prefix and a query string do no harm.
 
-    Without a path the body's fields tell the API, and what does not fit it is somebody else's: it is routed by load.
-    BadRequestError when the path is one of the known APIs and the body is not what that API asks for.
+    Without a path the body's fields tell the API, and what does not fit it is somebody else's: it is routed
+    by load. BadRequestError when the path is one of the known APIs and the body is not what that API asks
+    for.
     """
     if not body:
         return InferenceRequest(kind=ApiKind.OTHER)
@@ -78,7 +83,9 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
 
 
 def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
-    """Only which API and which model a body is for; `unread` says why no more of it was read. Whether it is valid is not judged."""
+    """Only which API and which model a body is for; `unread` says why no more of it was read.
+    Whether it is valid is not judged.
+    """
     weight = weigh(body)
     seen = _unread(path, body, weight, why=unread)
     if seen.model or weight.too_costly:
@@ -100,7 +107,9 @@ def _api(path: str) -> tuple[ApiKind, Callable[[Body], InferenceRequest] | None]
 
 
 def _seen_model(value: bytes) -> str:
-    """The model's name where weighing came across it, so that a body that is not read still goes to a server that has it."""
+    """The model's name where weighing came across it, so that a body that is not read still goes to a server
+    that has it.
+    """
     try:
         return (name_in(Raw(value)) if value else None) or ""
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -122,7 +131,9 @@ def _parse_pathless(body: Body) -> InferenceRequest:
 
 
 def _told_api(told: Telling) -> Callable[[Body], InferenceRequest] | None:
-    """Where two APIs have the same fields, the one whose prompt is written alike: a prefix is found by either."""
+    """Where two APIs have the same fields, the one whose prompt is written alike:
+    a prefix is found by either.
+    """
     if told.messages is not NO_RAW:
         return _parse_chat if told.system is NO_RAW else _parse_messages
     if told.prompt is not NO_RAW or told.prompt_embeds is not NO_RAW:
@@ -217,7 +228,8 @@ def _parse_responses(body: Body) -> InferenceRequest:
     sections: list[Piece] = []
     previous = optional_text(asked.previous_response_id, where="previous_response_id")
     if previous:
-        # The real prefix is in the server's memory. The id in front keeps these bytes from matching anybody else's.
+        # The real prefix is in the server's memory.
+        # The id in front keeps these bytes from matching anybody else's.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
     sections += canonical.raw_section(b"tools", asked.tools)
     if asked.instructions is not NO_RAW and asked.instructions != _NULL:

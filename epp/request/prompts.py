@@ -24,7 +24,9 @@ class Prompts(Struct, frozen=True):
 
 
 def read_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """What a `prompt` or `input` holds; None: an empty list. BadRequestError, or the decoder's, where it is none of these."""
+    """What a `prompt` or `input` holds; None: an empty list.
+    BadRequestError, or the decoder's, where it is none of these.
+    """
     text = text_bytes(raw)
     if text is not None:
         return Prompts(text)

@@ -1,12 +1,14 @@
-"""Reads the answer to a sampled request as it streams by: first token's time, the text, and the usage that it reports.
+"""Reads the answer to a sampled request as it streams by:
+first token's time, the text, and the usage that it reports.
 
-Understands server-sent events and plain JSON of each API; compressed bodies and other types are passed over. Nothing that a
-server sends makes it raise, and what it holds is bounded: `max_text_bytes` of text and MAX_EVENT_BYTES of one event.
-The same bytes give the same feedback in whatever pieces they come, except for the time, which is that of the piece in which
-the first event with generated text was complete. Time comes in as an argument.
+Understands server-sent events and plain JSON of each API; compressed bodies and other types are passed over.
+Nothing that a server sends makes it raise, and what it holds is bounded: `max_text_bytes` of text and
+MAX_EVENT_BYTES of one event. The same bytes give the same feedback in whatever pieces they come, except for
+the time, which is that of the piece in which the first event with generated text was complete. Time comes in
+as an argument.
 
-Called by the ext_proc state machine for the sampled share of requests; from the text, `next_turn_prompt` tells the picker how
-the next turn will start.
+Called by the ext_proc state machine for the sampled share of requests;
+from the text, `next_turn_prompt` tells the picker how the next turn will start.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ MAX_EVENT_BYTES = 1 << 20
 """Of one event, or of a whole answer in plain JSON; a larger one is passed over."""
 
 _MOST_UNITS = 20_000
-"""Of the strings, lists, objects and commas in one event or answer; one with more is passed over, for it would take too long."""
+"""Of the strings, lists, objects and commas in one event or answer;
+one with more is passed over, for it would take too long."""
 
 _MOST_COUNT = 2**36
 """Tokens that an answer may say; a larger number is none. Sums of them become floats."""
@@ -43,9 +46,11 @@ class ResponseFeedback:
     """What a sampled answer taught. None: it did not say."""
 
     first_token_at: float | None = None
-    """When the first generated text was here, reasoning and tool calls included. None for plain JSON, where all comes at once."""
+    """When the first generated text was here, reasoning and tool calls included.
+    None for plain JSON, where all comes at once."""
     text: str = ""
-    """The start of the first choice's text, up to the limit: what the next turn will hold as the assistant's message."""
+    """The start of the first choice's text, up to the limit:
+    what the next turn will hold as the assistant's message."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
@@ -216,7 +221,9 @@ class ResponseReader:
     # What is kept
 
     def _take_block(self, block: object, text: object) -> None:
-        """Text of the first block that has any: what a later block adds stands behind a separator in the next turn."""
+        """Text of the first block that has any:
+        what a later block adds stands behind a separator in the next turn.
+        """
         if text and self._block is None:
             self._block = block
         if self._block == block:

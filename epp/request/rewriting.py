@@ -1,8 +1,10 @@
-"""Other names for models: an alias, or a weighted split between several, in place of the name that a client sent.
+"""Other names for models: an alias, or a weighted split between several,
+in place of the name that a client sent.
 
-`Rewrites` decides; `with_model` changes a body. A conversation stays with its target: the session decides, else the prompt up to the end of
-its first user message, which all turns of a conversation share. A prompt without messages is known by its first `_OPENING_BYTES`.
-The same request has the same target in every picker. Only one rule applies to a request; a target is not looked up again. Pure.
+`Rewrites` decides; `with_model` changes a body. A conversation stays with its target: the session decides,
+else the prompt up to the end of its first user message, which all turns of a conversation share. A prompt
+without messages is known by its first `_OPENING_BYTES`. The same request has the same target in every picker.
+Only one rule applies to a request; a target is not looked up again. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Target(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """Requests for one of `models`, or for any that no other rule names if there are none, go to one of the targets."""
+    """Requests for one of `models`, or for any that no other rule names if there are none,
+    go to one of the targets.
+    """
 
     models: tuple[str, ...]
     targets: tuple[Target, ...]
@@ -90,7 +94,8 @@ def _opening(inference: InferenceRequest) -> bytes:
 def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
     """The body with another value of `model`; all other bytes as they came.
 
-    Where the place of the value cannot be told (an escaped key, no compiled reader) the object is written anew, field by field.
+    Where the place of the value cannot be told (an escaped key,
+    no compiled reader) the object is written anew, field by field.
     """
     name = msgspec.json.encode(after)
     place = place_of_model(body)

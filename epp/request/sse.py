@@ -1,7 +1,8 @@
 """Splits a stream of server-sent events, in whatever pieces it arrives, into each event's data.
 
-Owns the unfinished line and event, never more than `max_event_bytes` of either: a longer event is dropped whole and the next
-one is read again. Lines end in LF, CRLF or CR. Knows nothing of what the data means. Called by `response`.
+Owns the unfinished line and event, never more than `max_event_bytes` of either: a longer event is dropped
+whole and the next one is read again. Lines end in LF, CRLF or CR. Knows nothing of what the data means.
+Called by `response`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Escapes of lone surrogates in JSON: legal to write, but no text in UTF-8, so the decoder refuses them.
 
-Models and clients that cut text between two halves of a pair do send them. Called by `parse` and `response` once decoding
-has failed, so the search costs a well-formed body nothing.
+Models and clients that cut text between two halves of a pair do send them.
+Called by `parse` and `response` once decoding has failed, so the search costs a well-formed body nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _MOST: Final = 1000
 
 
 def replace_lone(json: bytes) -> bytes:
-    """The same JSON with U+FFFD for each lone surrogate; pairs stay. JSON with very many surrogates stays as it is."""
+    """The same JSON with U+FFFD for each lone surrogate; pairs stay.
+    JSON with very many surrogates stays as it is.
+    """
     pieces: list[bytes] = []
     done = after_pair = 0
     for number, found in enumerate(_SURROGATE.finditer(json)):

@@ -1,8 +1,10 @@
-"""Whether a prompt is computed where it is answered, or by a prefill endpoint that then hands over its KV cache (P/D).
+"""Whether a prompt is computed where it is answered, or by a prefill endpoint that then hands over its KV
+cache (P/D).
 
-Both are priced by the least-cost rule's own expression, in seconds. The prefill endpoint's price has the transfer on top: the tokens that
-the answering endpoint lacks, times the bytes of a token, over the bandwidth. A prefill-only endpoint writes no answers, so a prompt stalls
-none there. Pure; called by `prefilling` after the rule has chosen who answers.
+Both are priced by the least-cost rule's own expression, in seconds. The prefill endpoint's price has the
+transfer on top: the tokens that the answering endpoint lacks, times the bytes of a token, over the bandwidth.
+A prefill-only endpoint writes no answers, so a prompt stalls none there. Pure; called by `prefilling` after
+the rule has chosen who answers.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Elsewhere(NamedTuple):
 
 
 def transfer_s(tokens: float, settings: Disaggregation) -> float:
-    """From the decision until the other endpoint has the KV cache of so many tokens, their computation left out."""
+    """From the decision until the other endpoint has the KV cache of so many tokens,
+    their computation left out.
+    """
     return (
         settings.overhead_seconds + tokens * settings.kv_bytes_per_token / settings.transfer_bytes_per_second
     )
@@ -48,7 +52,8 @@ def computed_elsewhere(
     spec: PolicySpec,
     rng: random.Random,
 ) -> Elsewhere | None:
-    """Who should compute the prompt for the first of `choice`, a place in `answering`. None: it should do so itself.
+    """Who should compute the prompt for the first of `choice`, a place in `answering`.
+    None: it should do so itself.
 
     request: as prefill endpoints see it, a cached part for each place in `prefilling`.
     """
@@ -85,7 +90,9 @@ def computed_elsewhere(
 
 
 def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:
-    """Of computing the prompt at each prefill endpoint. Requests in flight are other prompts, unless it writes answers too."""
+    """Of computing the prompt at each prefill endpoint.
+    Requests in flight are other prompts, unless it writes answers too.
+    """
     answers = np.where(prefilling.of(prefilling.roster.answers), prefilling.in_flight, 0.0)
     price_s = cost_s(
         prefilling.undone_tokens + spec.cost.running_request_tokens * prefilling.in_flight,

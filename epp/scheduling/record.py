@@ -1,4 +1,6 @@
-"""The record of a decision that people are shown. Made from what was decided on; called by `picker` after each choice."""
+"""The record of a decision that people are shown.
+Made from what was decided on; called by `picker` after each choice.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The routing rules: each puts the candidates in order, best first, and says in a word why the first is first.
+"""The routing rules: each puts the candidates in order, best first,
+and says in a word why the first is first.
 
-A rule is one class and one line in `RULES`; most are one expression over the columns of a snapshot. Rules keep no reference to
-endpoints between picks. Equals are ordered by chance, since a fixed order is a bias that feeds itself. Called by `schedule`.
+A rule is one class and one line in `RULES`; most are one expression over the columns of a snapshot. Rules
+keep no reference to endpoints between picks. Equals are ordered by chance, since a fixed order is a bias that
+feeds itself. Called by `schedule`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
     seen: Snapshot
     prompt_tokens: int
     uncached_tokens: Floats
-    """U: prompt tokens that each candidate would have to compute; all of them where a match saves too little to count."""
+    """U: prompt tokens that each candidate would have to compute;
+    all of them where a match saves too little to count."""
     load_s: Floats | None = None
     """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
     session: str = ""
@@ -70,7 +73,8 @@ class Rule(Protocol):
 
 
 def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
-    """Places of the smallest numbers, the smallest first, at most `MOST`. Equals by chance; without `rng` in their order.
+    """Places of the smallest numbers, the smallest first, at most `MOST`.
+    Equals by chance; without `rng` in their order.
 
     By chance also behind the first: a fixed second would get all that a dead first leaves.
     """
@@ -88,7 +92,9 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
 
 
 def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None) -> Ints:
-    """The `MOST` best of some places, where too many share the last rank: those before it, and some of the equals by chance."""
+    """The `MOST` best of some places, where too many share the last rank:
+    those before it, and some of the equals by chance.
+    """
     equals = at_edge.nonzero()[0]
     left = MOST - (len(places) - len(equals))
     kept = equals[rng.sample(range(len(equals)), left) if rng is not None else slice(left)]
@@ -120,8 +126,8 @@ def cost_s(
 ) -> Number:
     """The least-cost rule: (B + c L) / V + (U / V + T) (w + k L), for columns as for numbers.
 
-    A prompt's prefill, and an adapter's loading (T), delay the request itself and whoever waits behind it (w), and stall the
-    answers that are being written there (k for each request in flight).
+    A prompt's prefill, and an adapter's loading (T), delay the request itself and whoever waits behind it
+    (w), and stall the answers that are being written there (k for each request in flight).
     """
     own_s = uncached_tokens / rate
     if load_s is not None:
@@ -138,7 +144,9 @@ def cost_parts_s(
     *,
     cost: Cost,
 ) -> dict[str, float]:
-    """What one candidate's `cost_s` is the sum of: the same expression, with all but one reason for it taken away."""
+    """What one candidate's `cost_s` is the sum of:
+    the same expression, with all but one reason for it taken away.
+    """
 
     def part(
         undone: float = 0.0, uncached: float = 0.0, load: float | None = None, **weights: float
@@ -187,7 +195,9 @@ class LeastCost:
 
 
 class Affinity:
-    """The 0602 proposal's plain rule: where the adapter is, else where a slot is free; the longest match; the least load."""
+    """The 0602 proposal's plain rule: where the adapter is, else where a slot is free; the longest match;
+    the least load.
+    """
 
     gated: ClassVar[bool] = True
 
@@ -199,7 +209,8 @@ class Affinity:
         adapters = np.zeros(len(seen), dtype=np.int64)
         if seen.has_adapter is not None and seen.free_slot is not None:
             adapters = np.where(seen.has_adapter, 0, np.where(seen.free_slot, 1, 2))
-        # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below 2^30).
+        # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below
+        # 2^30).
         key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.burden().astype(np.int64)
         places = fewest(key, self._rng)
         return Ranked(places, "prefix" if uncached[places[0]] < weighed.prompt_tokens else "load")
@@ -263,7 +274,8 @@ class PowerOfTwo:
 class Session:
     """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
 
-    Endpoints that come or go move only their own share of the sessions. A request without a session goes by load.
+    Endpoints that come or go move only their own share of the sessions.
+    A request without a session goes by load.
     """
 
     gated: ClassVar[bool] = False
@@ -281,8 +293,9 @@ class Session:
 class PrefixHash:
     """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
 
-    Equal beginnings go to the same endpoint, as every picker computes it alone: nothing has to be remembered or shared. Who has
-    more than its bound of requests passes new ones on to the next in the key's own order. Prompts without a key go by load.
+    Equal beginnings go to the same endpoint, as every picker computes it alone: nothing has to be remembered
+    or shared. Who has more than its bound of requests passes new ones on to the next in the key's own order.
+    Prompts without a key go by load.
     """
 
     gated: ClassVar[bool] = True
@@ -306,8 +319,8 @@ class PrefixHash:
 def _distance(key: int, seen: Snapshot) -> Floats:
     """How far each candidate is from a key, from 0 to 1, for rendezvous hashing: the nearest owns the key.
 
-    A pseudo-random number of key and name alone, so that a candidate that comes or goes moves no other's keys. The mixing is
-    the finalizer of SplitMix64 (Steele, Lea, Flood, 2014).
+    A pseudo-random number of key and name alone, so that a candidate that comes or goes moves no other's
+    keys. The mixing is the finalizer of SplitMix64 (Steele, Lea, Flood, 2014).
     """
     mixed = seen.of(seen.roster.names_hashed) ^ np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,11 +1,13 @@
 """One decision: a request and a snapshot of its candidates in, the best candidates and the reason out.
 
-`Scheduler(policy.spec, rng).schedule(request, snapshot)` is pure, but for the turns that a rule remembers and the random numbers
-that it draws: it books nothing, and asking twice sends nothing anywhere. The picker asks once for each request and commits the
-answer; a policy in dry run is asked beside; whoever holds requests back may ask before it lets one go.
+`Scheduler(policy.spec, rng).schedule(request, snapshot)` is pure, but for the turns that a rule remembers and
+the random numbers that it draws: it books nothing, and asking twice sends nothing anywhere. The picker asks
+once for each request and commits the answer; a policy in dry run is asked beside; whoever holds requests back
+may ask before it lets one go.
 
-The order is the same for every rule: the gain threshold says whether matches count, servers whose answers fail are left out, the
-load thresholds leave out more, the rule ranks what is left. What unknown means is said here and nowhere else: a NaN is over no threshold.
+The order is the same for every rule: the gain threshold says whether matches count, servers whose answers
+fail are left out, the load thresholds leave out more, the rule ranks what is left. What unknown means is said
+here and nowhere else: a NaN is over no threshold.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ class Request(Struct, frozen=True, eq=False, gc=False):
     beginning: int = 0
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     prescribed: Sequence[int] | None = None
-    """Conformance runs only: places in the snapshot that the test names, in its order; the rule is asked and not followed."""
+    """Conformance runs only: places in the snapshot that the test names, in its order;
+    the rule is asked and not followed."""
 
 
 class Choice(Struct, frozen=True, eq=False, gc=False):
-    """Where a request should go, best first. All lists are by rank; `places` are places in the snapshot, at most `MOST`."""
+    """Where a request should go, best first.
+    All lists are by rank; `places` are places in the snapshot, at most `MOST`.
+    """
 
     places: list[int]
     reason: str
@@ -60,7 +65,9 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
 
 
 def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
-    """Who is over which load threshold; thresholds that nobody is over are not named. Unknown load is not over any."""
+    """Who is over which load threshold; thresholds that nobody is over are not named.
+    Unknown load is not over any.
+    """
     found = {}
     if snapshot.most_waiting > load.max_waiting:
         found["waiting"] = snapshot.waiting > load.max_waiting
@@ -96,8 +103,8 @@ class Scheduler:
     def schedule(self, request: Request, snapshot: Snapshot) -> Choice:
         """The best candidates, best first; those that were left out come last.
 
-        SaturatedError: every candidate is over a load threshold and the policy refuses requests then. NoEndpointError: no candidate
-        is among the prescribed ones.
+        SaturatedError: every candidate is over a load threshold and the policy refuses requests then.
+        NoEndpointError: no candidate is among the prescribed ones.
         """
         uncached = uncached_tokens(request, self._spec.gain)
         over = over_limits(self._spec.load, snapshot)
@@ -122,7 +129,9 @@ class Scheduler:
         return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
-        """Who is left out, by reason, and whether all that do not fail are over a load threshold. Somebody always remains."""
+        """Who is left out, by reason, and whether all that do not fail are over a load threshold.
+        Somebody always remains.
+        """
         failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}
         if not over:
             return failing, False
@@ -138,7 +147,9 @@ class Scheduler:
         return failing, True
 
     def _rank_some(self, weighed: Weighed, light: Ints) -> Ranked:
-        """Rank the candidates in `light`; behind them, where there is room, the others by load, and those that fail last."""
+        """Rank the candidates in `light`;
+        behind them, where there is room, the others by load, and those that fail last.
+        """
         seen = weighed.seen
         ranked = self._rule.rank(weighed.narrowed(light))
         places = light[ranked.places].tolist()

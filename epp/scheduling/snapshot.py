@@ -1,7 +1,8 @@
 """What a rule may know of the endpoints at one moment: columns of numbers, one place for each candidate.
 
-Nobody writes to the arrays, so a snapshot stays as it was made. Unknown is NaN. A candidate is named by its place in the
-snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`, read by `scheduling.schedule` and the rules.
+Nobody writes to the arrays, so a snapshot stays as it was made. Unknown is NaN. A candidate is named by its
+place in the snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`, read by
+`scheduling.schedule` and the rules.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False):
         return {slot: place for place, slot in enumerate(self.slots)}
 
     def burden(self) -> Floats:
-        """Requests in flight, for rules that go by load. Failed answers count, since a server that fails at once is always idle."""
+        """Requests in flight, for rules that go by load.
+        Failed answers count, since a server that fails at once is always idle.
+        """
         return (
             self.in_flight
             if self.failure_share is None

@@ -1,13 +1,15 @@
 """Reads the few numbers that routing needs from a model server's metrics page.
 
-Owns the names of several servers: vLLM (old and new spellings), llm-d-inference-sim, which speaks vLLM's, SGLang, and
-TensorRT-LLM, by itself (`trtllm-serve`) and in Triton. Which one it is shows on the page, so a pool may hold all of them.
-This is a scan, not a parser of the exposition format: it jumps from one `# TYPE` line to the next and reads only the
-families that it knows, since most of a 70 KB page is histogram buckets that nobody here asks for. A page written
-without `# TYPE` lines is read by jumping from one known namespace to the next instead.
+Owns the names of several servers: vLLM (old and new spellings), llm-d-inference-sim, which speaks vLLM's,
+SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and in Triton. Which one it is shows on the page, so a
+pool may hold all of them. This is a scan, not a parser of the exposition format: it jumps from one `# TYPE`
+line to the next and reads only the families that it knows, since most of a 70 KB page is histogram buckets
+that nobody here asks for. A page written without `# TYPE` lines is read by jumping from one known namespace
+to the next instead.
 
-Any bytes may come in. What cannot be believed is a MetricsError, never a zero: a page of another program, a load gauge
-that is not a number, more lines than any server writes. Called by `scraper` and by the contract tests.
+Any bytes may come in. What cannot be believed is a MetricsError, never a zero: a page of another program, a
+load gauge that is not a number, more lines than any server writes. Called by `scraper` and by the contract
+tests.
 """
 
 from __future__ import annotations
@@ -95,8 +97,8 @@ _FAMILIES: Final = _KNOWN | {_family(name.decode()).encode() for name in _KNOWN}
 _NAMESPACES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"nv_trt_llm_")
 _TYPE: Final = b"\n# TYPE "
 _SAMPLE: Final = re.compile(
-    # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may follow.
-    # Possessive: a line of broken quotes costs one pass, not one for each way to split it.
+    # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may
+    # follow. Possessive: a line of broken quotes costs one pass, not one for each way to split it.
     rb'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
 )
 _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
@@ -105,10 +107,12 @@ _ESCAPED: Final = {b"n": b"\n"}
 _MAX_STEPS: Final = 20_000
 """Lines looked at in one page: thirty times what vLLM writes, and 10 ms of the event loop at the worst."""
 _MAX_VALUE: Final = 1e15
-"""No counter of tokens or seconds gets here in a server's life; larger numbers are garbage, and floats lose units."""
+"""No counter of tokens or seconds gets here in a server's life;
+larger numbers are garbage, and floats lose units."""
 _MAX_BLOCK_TOKENS: Final = 2**20
 _MAX_CAPACITY_TOKENS: Final = 2**36
-"""A thousand times the largest cache that a server has today; more is garbage, and would not fit where it is stored."""
+"""A thousand times the largest cache that a server has today;
+more is garbage, and would not fit where it is stored."""
 _MAX_DIGITS: Final = 15
 _MAX_SLOTS: Final = 65_536
 _MAX_ADAPTERS: Final = 4_096
@@ -129,7 +133,9 @@ _Samples = dict[bytes, list[_Sample]]
 
 
 def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
-    """What `page` says, its engines added up. MetricsError when it is no model server's page or its load is unreadable."""
+    """What `page` says, its engines added up.
+    MetricsError when it is no model server's page or its load is unreadable.
+    """
     found = _Found(_collect(page))
     block_size, capacity = found.cache()
     max_lora, active = found.lora()
@@ -158,7 +164,9 @@ def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
 
 
 class _Found:
-    """The samples of one page by meaning. Lists hold every series; unreadable values are NaN until asked for."""
+    """The samples of one page by meaning.
+    Lists hold every series; unreadable values are NaN until asked for.
+    """
 
     def __init__(self, samples: _Samples) -> None:
         self._by_field: dict[str, Sequence[_Sample]] = {}
@@ -170,21 +178,27 @@ class _Found:
                     break
 
     def load(self, field: str) -> int | None:
-        """A gauge of requests, over all engines; None where it is absent. One that is there and unreadable fails the scrape."""
+        """A gauge of requests, over all engines; None where it is absent.
+        One that is there and unreadable fails the scrape.
+        """
         values = self._of_engines(field)
         if any(math.isnan(v) for v in values):
             raise MetricsError(f"{field} requests are not a number")
         return int(sum(values)) if values else None
 
     def kv_usage(self) -> float | None:
-        """The mean of the engines: requests go to the emptier one inside the server, so one full engine is not a full server."""
+        """The mean of the engines: requests go to the emptier one inside the server,
+        so one full engine is not a full server.
+        """
         values = self._of_engines("kv_usage")
         if any(math.isnan(v) for v in values):
             raise MetricsError("KV cache usage is not a number")
         return min(1.0, sum(values) / len(values)) if values else None
 
     def total(self, field: str) -> float | None:
-        """A counter over all engines, models and reasons; None where it is absent or any part of it is unreadable."""
+        """A counter over all engines, models and reasons;
+        None where it is absent or any part of it is unreadable.
+        """
         series = self._by_field.get(field)
         if not series:
             return None
@@ -213,7 +227,9 @@ class _Found:
         return size or (int(pages[0]) if pages else None), capacity if known else None
 
     def lora(self) -> tuple[int | None, frozenset[str]]:
-        """(adapter slots of one engine, adapters with requests). Old label sets stay on the page: the newest counts."""
+        """(adapter slots of one engine, adapters with requests).
+        Old label sets stay on the page: the newest counts.
+        """
         newest: dict[bytes, tuple[float, dict[bytes, bytes]]] = {}
         for sample in self._by_field.get("lora", ()):
             labels = _labels(sample.labels)
@@ -231,7 +247,9 @@ class _Found:
         return (max(slots) if slots else None), frozenset(active)
 
     def loaded_adapters(self) -> frozenset[str] | None:
-        """Adapters in GPU slots, of all engines; None where the page does not say. A count is there even while none is loaded."""
+        """Adapters in GPU slots, of all engines; None where the page does not say.
+        A count is there even while none is loaded.
+        """
         series = self._by_field.get("lora_loaded", [])
         if not series and "lora_loaded_count" not in self._by_field:
             return None
@@ -240,7 +258,9 @@ class _Found:
         return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
 
     def _of_engines(self, field: str) -> list[float]:
-        """One value for each engine and model. SGLang's tensor-parallel ranks repeat their group's gauge: largest wins."""
+        """One value for each engine and model.
+        SGLang's tensor-parallel ranks repeat their group's gauge: largest wins.
+        """
         series = self._by_field.get(field, ())
         if len(series) < 2:
             return [sample.value for sample in series]
@@ -284,7 +304,8 @@ def _collect(page: bytes) -> _Samples:
             "no metric of vLLM, SGLang or TensorRT-LLM on the page; is it elsewhere? See `metrics` of an endpoint"
         )
     if b"vllm:num_requests_running" not in samples and (b"\nvllm:" in page or _TYPE + b"vllm:" in page):
-        # vLLM writes this gauge from its first second, so its absence means a page cut short, not an idle server.
+        # vLLM writes this gauge from its first second, so its absence means a page cut short,
+        # not an idle server.
         raise MetricsError("vllm:num_requests_running is missing from a page of vLLM")
     return samples
 

@@ -1,9 +1,11 @@
 """Asks every server for its list of models, slowly, off the pick path.
 
-One loop looks twice a second who is due, more often while a new server has not been asked yet. It asks at most `_AT_ONCE` of them at
-a time: a server that hangs holds one place for the timeout, and no other server up. What came in is handed on in portions, since each portion costs the fleet a new index. A server
-keeps its last list while it cannot be asked. Where a request named a model that no server lists, they are asked again soon, for
-an adapter may have been loaded since; however many such requests come, no more than `_SOON_PER_S` servers are asked in a second.
+One loop looks twice a second who is due, more often while a new server has not been asked yet. It asks at
+most `_AT_ONCE` of them at a time: a server that hangs holds one place for the timeout, and no other server
+up. What came in is handed on in portions, since each portion costs the fleet a new index. A server keeps its
+last list while it cannot be asked. Where a request named a model that no server lists, they are asked again
+soon, for an adapter may have been loaded since; however many such requests come, no more than `_SOON_PER_S`
+servers are asked in a second.
 
 Called by `app`; everything runs on the event loop's thread.
 """
@@ -35,7 +37,8 @@ _AT_ONCE: Final = 32
 _PATIENCE_S: Final = 2.0
 """Of a picker that starts."""
 _RETRY_S: Final = 5.0
-"""Until a server that could not be asked is asked again, the first time; twice as long each time after that."""
+"""Until a server that could not be asked is asked again, the first time;
+twice as long each time after that."""
 _SOON_S: Final = 5.0
 _SOON_PER_S: Final = 20
 _TIMEOUT_S: Final = 5.0
@@ -99,7 +102,9 @@ class ModelLists:
 
     @property
     def asked_all(self) -> bool:
-        """Every server that there was at first has been asked once, and what came of it is in use; or that took too long."""
+        """Every server that there was at first has been asked once, and what came of it is in use;
+        or that took too long.
+        """
         return self._asked_all.is_set()
 
     async def wait_asked_all(self) -> None:
@@ -137,7 +142,7 @@ class ModelLists:
                     group.create_task(self._ask(session, server), name=f"models of {server.endpoint.name}")
                 await asyncio.sleep(_FIRST_LOOK_S if new else _LOOK_S)
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _hand_on(self) -> None:
         if self._heard:

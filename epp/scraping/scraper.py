@@ -1,12 +1,14 @@
 """Reads every model server's metrics page at its own pace, off the pick path.
 
-One task for each endpoint: what one server does (hang, send garbage, send without end) ends in that task's own timeout
-and bounds, and the others never wait for it. First scrapes are spread over one interval and later ones jittered, so
-that a fleet is not read in one burst. A server where nothing runs is read less often until it gets a request. The settings are asked for again at least once a second, so a changed policy
-applies to scrapes already waiting.
+One task for each endpoint: what one server does (hang, send garbage, send without end) ends in that task's
+own timeout and bounds, and the others never wait for it. First scrapes are spread over one interval and later
+ones jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often until
+it gets a request. The settings are asked for again at least once a second, so a changed policy applies to
+scrapes already waiting.
 
-The scraper keeps no numbers: it hands each page's to `on_metrics`, None for a scrape that failed, and remembers only
-when each endpoint last answered and why it last did not. Called by `app`; everything runs on the event loop's thread.
+The scraper keeps no numbers: it hands each page's to `on_metrics`, None for a scrape that failed, and
+remembers only when each endpoint last answered and why it last did not. Called by `app`; everything runs on
+the event loop's thread.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class _Target:
 class Scraper:
     """Scrapes the endpoints of `set_endpoints` while `run` runs.
 
-    `settings` is asked before every scrape; `clock` is monotonic seconds; `on_metrics` must not block. `in_use`: the picker has sent
-    something to the endpoint that its last page may not show.
+    `settings` is asked before every scrape; `clock` is monotonic seconds; `on_metrics` must not block.
+    `in_use`: the picker has sent something to the endpoint that its last page may not show.
     """
 
     def __init__(

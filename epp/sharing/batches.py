@@ -1,11 +1,13 @@
 """What pickers tell each other: batches of events, as msgpack.
 
-Owns the format alone; what names and chains refer to is `dictionary`'s, what events mean is `listener`'s. Every batch is
-decoded against these types, and every number, name and list has a bound here, so bytes of another make are one typed error
-and nothing larger gets in. A change of anything here but a last field with a default changes `FORMAT`,
-which is part of the channel's name: pickers of different formats never hear each other.
+Owns the format alone; what names and chains refer to is `dictionary`'s, what events mean is `listener`'s.
+Every batch is decoded against these types, and every number, name and list has a bound here, so bytes of
+another make are one typed error and nothing larger gets in. A change of anything here but a last field with a
+default changes `FORMAT`, which is part of the channel's name: pickers of different formats never hear each
+other.
 
-Numbers of requests are told as their distance from the batch's newest, times as their age when the batch was made.
+Numbers of requests are told as their distance from the batch's newest,
+times as their age when the batch was made.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
     age_ms: _Age
     kept: Annotated[int, Meta(ge=0, le=3)]
     failed: bool = False
-    """By the server's own fault: a 5xx, a 429, or an answer that broke off. Left out by pickers of an older version."""
+    """By the server's own fault: a 5xx, a 429, or an answer that broke off.
+    Left out by pickers of an older version."""
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
@@ -129,7 +132,9 @@ class Restarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
 
 
 class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
-    """The table's bound for an endpoint, and how far its counter of prompt tokens was. In stored tables only."""
+    """The table's bound for an endpoint, and how far its counter of prompt tokens was.
+    In stored tables only.
+    """
 
     endpoint: _Index
     capacity_bytes: _Bytes
@@ -149,8 +154,8 @@ FlowRow = tuple[
     _Bytes,
     _Number,
 ]
-"""Flow control at that picker: base model, priority, tenant, whether demoted, tokens let go since it last told; requests, bytes and
-tokens that wait."""
+"""Flow control at that picker: base model, priority, tenant, whether demoted,
+tokens let go since it last told; requests, bytes and tokens that wait."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
@@ -175,7 +180,9 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredTable(msgspec.Struct, array_like=True, frozen=True):
-    """A whole table: batches of Sized, Held and Charged, each endpoint's from the least to the most recently used."""
+    """A whole table: batches of Sized, Held and Charged,
+    each endpoint's from the least to the most recently used.
+    """
 
     batches: Annotated[list[bytes], Meta(max_length=_MOST_PORTIONS)]
 

@@ -1,12 +1,13 @@
 """What earlier batches of one picker allow later ones to leave out: names of endpoints, heads of chains.
 
-A chain is told as the hash where it leaves what was told before, and the hashes that follow. The speaker keeps the set of
-hashes it has told, the listener each one's parent; both follow from the batches since the last fresh one alone, so they
-agree as long as none was missed, and the number of each batch shows whether one was.
+A chain is told as the hash where it leaves what was told before, and the hashes that follow. The speaker
+keeps the set of hashes it has told, the listener each one's parent; both follow from the batches since the
+last fresh one alone, so they agree as long as none was missed, and the number of each batch shows whether one
+was.
 
-Invariant of the speaker's side: with a hash, every hash before it in its chain was told, so the last one told is found by
-bisection. Hashes are not cryptographic and clients choose prompts: an equal hash of another chain gives the listener a
-chain that nobody has, which costs it matches and nothing else; the walk is bounded.
+Invariant of the speaker's side: with a hash, every hash before it in its chain was told, so the last one told
+is found by bisection. Hashes are not cryptographic and clients choose prompts: an equal hash of another chain
+gives the listener a chain that nobody has, which costs it matches and nothing else; the walk is bounded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from epp.sharing.batches import HASH_BYTES, MOST_NAMES, pack_hashes, unpack_hash
 MOST_HASHES: Final = 32_768
 """Told before the speaker starts anew: about 3 MB on either side."""
 MOST_CHUNKS: Final = 16_384
-"""Of one chain: 16 MB of prompt by the default policy. What follows is left out, so that no event costs more than some milliseconds."""
+"""Of one chain: 16 MB of prompt by the default policy.
+What follows is left out, so that no event costs more than some milliseconds."""
 
 
 class Told:

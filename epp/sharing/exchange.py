@@ -1,4 +1,5 @@
-"""One picker's side of the sharing: what to say next, and what was said. Pure; the simulator runs it as the service does.
+"""One picker's side of the sharing: what to say next, and what was said.
+Pure; the simulator runs it as the service does.
 
 Callers: `epp.sharing.service` over Redis or a local socket, the simulator over a delay.
 """
@@ -51,7 +52,9 @@ class Exchange:
         return self._picker.secret.told()
 
     def agree(self, told: bytes) -> bool:
-        """Take the pool's hash secret, if that can be; the table starts anew if it is another. told: what the pool has."""
+        """Take the pool's hash secret, if that can be; the table starts anew if it is another. told:
+        what the pool has.
+        """
         agreed = self._picker.secret.agreed(told)
         if agreed is not None and agreed != self._picker.secret:
             self._picker.set_secret(agreed)

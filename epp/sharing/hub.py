@@ -1,12 +1,13 @@
 """Where the workers of one machine meet: a unix socket in the process that started them.
 
-The hub passes every batch on to all others of the channel, keeps the channel's newest table for a worker that starts
-again, and gives turns. It knows nothing of what is in a batch. A worker that does not read what it is sent misses batches,
-which their numbers show; one that dies is gone with its connection. The hub dies only with the process that starts
-workers again, and they end with it.
+The hub passes every batch on to all others of the channel, keeps the channel's newest table for a worker that
+starts again, and gives turns. It knows nothing of what is in a batch. A worker that does not read what it is
+sent misses batches, which their numbers show; one that dies is gone with its connection. The hub dies only
+with the process that starts workers again, and they end with it.
 
-A frame is its length (4 bytes, big-endian), one byte that says what it is, and the rest. From a worker: J channel, S batch,
-T table, G (give me the table), N period in milliseconds and name of a turn. To a worker: S batch, T table or nothing, Y or N.
+A frame is its length (4 bytes, big-endian), one byte that says what it is, and the rest. From a worker: J
+channel, S batch, T table, G (give me the table), N period in milliseconds and name of a turn. To a worker: S
+batch, T table or nothing, Y or N.
 """
 
 from __future__ import annotations

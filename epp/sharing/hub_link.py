@@ -80,7 +80,7 @@ class HubLink:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     async def _send(self, data: bytes) -> None:
         writer = await self._connected()

@@ -1,7 +1,9 @@
-"""What carries batches between pickers, as the service sees it: Redis (`redis_link`) or a local socket (`hub`).
+"""What carries batches between pickers, as the service sees it:
+Redis (`redis_link`) or a local socket (`hub`).
 
-A link is slow, away or full at any time: each call ends within a few seconds, with what it is for or with a LinkError, and
-the next call tries anew. The order of what one picker says is kept; what is lost shows by the batches' numbers.
+A link is slow, away or full at any time: each call ends within a few seconds, with what it is for or with a
+LinkError, and the next call tries anew. The order of what one picker says is kept; what is lost shows by the
+batches' numbers.
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ class Link(Protocol):
         """To all of the channel."""
 
     async def read(self) -> list[Received]:
-        """What was said since the last call, oldest first, our own perhaps included. Waits a second or so for it."""
+        """What was said since the last call, oldest first, our own perhaps included.
+        Waits a second or so for it.
+        """
 
     async def recover(self) -> None:
         """After an error: see to it that nothing is waited for that cannot come."""
 
     async def stored(self) -> Received | None:
-        """The channel's newest stored table. What was said since it was begun is read from the next `read` on, if it is kept."""
+        """The channel's newest stored table.
+        What was said since it was begun is read from the next `read` on, if it is kept.
+        """
 
     async def store(self, table: bytes) -> None: ...
 

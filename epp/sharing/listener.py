@@ -1,12 +1,13 @@
 """What other pickers tell, applied to this one's table and loads.
 
-Owns, for every other picker heard of, what its batches refer to and which of its requests are open. Invariants: an open
-request of another picker holds exactly one booking here, released when it ends, when that picker says to forget, when
-one of its batches is missing (its end may have been in it), or when nothing was heard of it for the timeout; nothing
-told of a time before an endpoint lost its cache enters the table.
+Owns, for every other picker heard of, what its batches refer to and which of its requests are open.
+Invariants: an open request of another picker holds exactly one booking here, released when it ends, when that
+picker says to forget, when one of its batches is missing (its end may have been in it), or when nothing was
+heard of it for the timeout; nothing told of a time before an endpoint lost its cache enters the table.
 
-A chain costs its length, however few bytes name it. So batches and tables are applied in portions, with a turn for requests between
-them, and a batch that names more chunks than any picker's work needs has the chains of the rest left out.
+A chain costs its length, however few bytes name it. So batches and tables are applied in portions, with a
+turn for requests between them, and a batch that names more chunks than any picker's work needs has the chains
+of the rest left out.
 
 Pure: `now` is the caller's monotonic time, `age_s` how long a batch has been under way.
 """
@@ -98,7 +99,8 @@ class HeardCounts:
     unresolved: int = 0
     """Events left out since they refer to what was missed."""
     stale: int = 0
-    """Chains left out since their endpoint has lost its cache after they were told, or is another process by now."""
+    """Chains left out since their endpoint has lost its cache after they were told,
+    or is another process by now."""
     strangers: int = 0
     """Events left out since they are about endpoints that this picker does not know."""
     excessive: int = 0
@@ -127,7 +129,8 @@ class Listener:
         self.hello = 0
         """To be told in every batch; changes when this picker has missed something."""
         self.start_anew = False
-        """Somebody joined or missed something: the speaker is to start anew. Whoever sees to it takes it back."""
+        """Somebody joined or missed something: the speaker is to start anew.
+        Whoever sees to it takes it back."""
         self.joining = False
         """The last batch was of one who waits for a table. Whoever sees to it takes it back."""
         self.stored_at = float("-inf")
@@ -146,7 +149,9 @@ class Listener:
         self._peers.clear()
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> Iterator[None]:
-        """One batch, this picker's own included, which is passed over; a portion at each step. MalformedError."""
+        """One batch, this picker's own included, which is passed over; a portion at each step.
+        MalformedError.
+        """
         batch = decode_batch(data)
         if batch.speaker == self._me:
             return
@@ -173,7 +178,9 @@ class Listener:
         self._hang(peer, batch.hanging if books else [], now=now)
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
-        """A stored table, a portion at each step, so that others may have their turn between. MalformedError."""
+        """A stored table, a portion at each step, so that others may have their turn between.
+        MalformedError.
+        """
         reader = _Peer(heard_at=now)
         for portion in decode_table(data).batches:
             batch = decode_batch(portion)
@@ -201,7 +208,7 @@ class Listener:
             if computed is not None and computed < floor:
                 self._picker.table.clear_endpoint(name)
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _missed(self, peer: _Peer, *, now: float) -> None:
         """Something that it told; ends of requests may have been in it."""
@@ -278,7 +285,9 @@ class Listener:
                 self._picker.heard_hang(state, now=now)
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
-        """The endpoint that an event is about; None, and counted, where this picker does not have this very process."""
+        """The endpoint that an event is about;
+        None, and counted, where this picker does not have this very process.
+        """
         known = peer.heard.name(index)
         if known is None:
             self.counts.unresolved += 1
@@ -351,7 +360,9 @@ class Listener:
             self._close(request, kept=event.kept, failed=event.failed, at=at, now=now)
 
     def _close(self, request: _Open, *, kept: int, failed: bool, at: float, now: float) -> None:
-        """Release the booking; touch or take back the chain, if the table still has it for the same server."""
+        """Release the booking; touch or take back the chain,
+        if the table still has it for the same server.
+        """
         state = request.state
         if kept == Kept.DETACHED:
             state.detach_peers(at=at)

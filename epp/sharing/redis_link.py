@@ -1,8 +1,9 @@
-"""Pickers meet at a Redis or Valkey: one bounded stream of batches, one stored table, both under the channel's name.
+"""Pickers meet at a Redis or Valkey: one bounded stream of batches, one stored table,
+both under the channel's name.
 
-Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, PEXPIRE. All keys of a channel
-share a hash tag, so a cluster keeps them on one node. The age of a batch is told by Redis's own clock: ids of stream entries are its
-milliseconds, and each answer to XADD tells what they are now.
+Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, PEXPIRE. All keys
+of a channel share a hash tag, so a cluster keeps them on one node. The age of a batch is told by Redis's own
+clock: ids of stream entries are its milliseconds, and each answer to XADD tells what they are now.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class RedisLink:
         return [Received(fields.get(_FIELD, b""), self._age_s(entry)) for entry, fields in entries]
 
     async def recover(self) -> None:
-        """A Redis that came back empty, or another one after a failover, may count from before where we were."""
+        """A Redis that came back empty, or another one after a failover,
+        may count from before where we were.
+        """
         last = await self._last_id()
         if _order(last) < _order(self._position):
             self._position = last
@@ -132,7 +135,7 @@ class RedisLink:
                 async with asyncio.timeout(_TIMEOUT_S):
                     await client.aclose()
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     @property
     def _stream(self) -> str:
@@ -171,7 +174,9 @@ class RedisLink:
 
 
 def _connect(settings: Redis) -> tuple[Any, list[Any]]:
-    """A client, which connects when it is used, and those it stands on. redis-py's clients have no common type."""
+    """A client, which connects when it is used, and those it stands on. redis-py's clients have no common
+    type.
+    """
     target = settings.target
     options: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_S,

@@ -1,7 +1,8 @@
 """Runs one picker's exchange over a link: says, reads, stores and loads tables. No pick waits for any of it.
 
-Four loops, each started again by `keep` if it fails. The ticking loop alone is bound to the clock; it forgets silent peers whatever
-the link does. The others wait for the link, and after an error try again, ever more slowly, up to a second apart.
+Four loops, each started again by `keep` if it fails. The ticking loop alone is bound to the clock; it forgets
+silent peers whatever the link does. The others wait for the link, and after an error try again, ever more
+slowly, up to a second apart.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ class SharingService:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Last words, if they can be said at once: what ended meanwhile, and the table, where nobody else has it."""
+        """Last words, if they can be said at once:
+        what ended meanwhile, and the table, where nobody else has it.
+        """
         with contextlib.suppress(LinkError, TimeoutError):
             if self.connected:
                 async with asyncio.timeout(_LAST_WORDS_S):
@@ -134,7 +137,7 @@ class SharingService:
                         await self._write_table()
         await self._link.close()
 
-    # -- loops ---------------------------------------------------------------------------------------------------
+    # -- loops -----------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
@@ -180,7 +183,9 @@ class SharingService:
         await self._flush()
 
     async def _agree(self) -> None:
-        """Compare the hash secret with the pool's: at first, and every so often, since a Redis may have been emptied."""
+        """Compare the hash secret with the pool's:
+        at first, and every so often, since a Redis may have been emptied.
+        """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
         told = await self._link.agree(self._settings.pool, self._exchange.told_secret())
@@ -233,7 +238,8 @@ class SharingService:
             except MalformedError as error:
                 self.counts.malformed += 1
                 _log.warning("passed over a batch: %s", error)
-        # What was stored before anybody knew of us lacks what was told since, in words that refer to what we never heard.
+        # What was stored before anybody knew of us lacks what was told since,
+        # in words that refer to what we never heard.
         if self._joining and self._exchange.listener.stored_at >= self._asked_at:
             await self._load()
             self._joining = False
@@ -313,7 +319,9 @@ class SharingService:
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
-    """All have ended. A client library that is cancelled in the middle of a command may go on with the next one."""
+    """All have ended. A client library that is cancelled in the middle of a command may go on with the next
+    one.
+    """
     while tasks:
         for task in tasks:
             task.cancel()

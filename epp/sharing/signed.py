@@ -1,7 +1,9 @@
-"""A link whose messages are signed with the pool's key, so that others who can write to the same Redis steer nobody.
+"""A link whose messages are signed with the pool's key,
+so that others who can write to the same Redis steer nobody.
 
-The signature covers the channel, the kind of message and its bytes. It does not cover the time: who can write there can say
-again what a picker said before, and cannot say anything else. Called by `start` where the pool has a key.
+The signature covers the channel, the kind of message and its bytes. It does not cover the time: who can write
+there can say again what a picker said before, and cannot say anything else. Called by `start` where the pool
+has a key.
 """
 
 from __future__ import annotations

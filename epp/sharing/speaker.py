@@ -1,10 +1,11 @@
 """What this picker tells the others: its events, noted as they happen in a bounded row, cut into batches.
 
-Nothing here waits or is waited for. When the link is slow or away the row grows to its limit; from there on the oldest
-events go, counted, and the next batch says that requests told of before are to be forgotten, since their ends may be gone.
+Nothing here waits or is waited for. When the link is slow or away the row grows to its limit; from there on
+the oldest events go, counted, and the next batch says that requests told of before are to be forgotten, since
+their ends may be gone.
 
-Invariants: `_bytes` is the sum of what the events in the row are worth; a request has a number from its first event
-until its last.
+Invariants: `_bytes` is the sum of what the events in the row are worth;
+a request has a number from its first event until its last.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Speaker:
         self._rows: deque[_Row] = deque()
         self._bytes = 0
         self._numbers: dict[RoutedRequest | prefilling.Held, int] = {}
-        """What another server computes for a request has a number of its own: to others it is a request to that server."""
+        """What another server computes for a request has a number of its own:
+        to others it is a request to that server."""
         self._newest = 0
         self._batches = 0
         self._told = Told()

@@ -1,4 +1,6 @@
-"""Makes a picker's sharing from the configuration: over Redis, over the workers' socket, or not at all. Called by `app`."""
+"""Makes a picker's sharing from the configuration: over Redis, over the workers' socket, or not at all.
+Called by `app`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def require(settings: Sharing) -> None:
 def make(
     picker: Picker, gate: Gate, settings: Sharing, *, hub: Path | None, keep: Keep
 ) -> SharingService | None:
-    """Over Redis if there is one, so that the workers of all machines share alike; else over the hub of this one, if it has one."""
+    """Over Redis if there is one, so that the workers of all machines share alike;
+    else over the hub of this one, if it has one.
+    """
     link: Link
     if settings.redis is not None:
         link = _redis_link(settings.redis)

@@ -1,7 +1,8 @@
-"""A picker's table as bytes, for those who join: every endpoint's chains from the least to the most recently used.
+"""A picker's table as bytes, for those who join:
+every endpoint's chains from the least to the most recently used.
 
-Made in portions, so that picks go on between them; each endpoint's part is one consistent moment. Heads of chains are
-told once, as between live pickers.
+Made in portions, so that picks go on between them; each endpoint's part is one consistent moment.
+Heads of chains are told once, as between live pickers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The admin address: metrics, health, decisions, state, and a page for a browser. Never for clients of the gateway.
+"""The admin address: metrics, health, decisions, state, and a page for a browser.
+Never for clients of the gateway.
 
-Reads, and changes nothing. Everything but the page and the metrics is JSON, errors too. Connections are few and short, and one
-answer never holds the loop for long. A browser gets in by an address or a name that the configuration knows, so that no web
-page elsewhere can read these pages through it (DNS rebinding). Started and stopped by `app`.
+Reads, and changes nothing. Everything but the page and the metrics is JSON, errors too. Connections are few
+and short, and one answer never holds the loop for long. A browser gets in by an address or a name that the
+configuration knows, so that no web page elsewhere can read these pages through it (DNS rebinding). Started
+and stopped by `app`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminServer:
-    """Serves on `address`; port 0 takes a free one. `not_ready` says why the picker is not ready; empty: it is."""
+    """Serves on `address`; port 0 takes a free one.
+    `not_ready` says why the picker is not ready; empty: it is.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """What the live page shows, as JSON made at most every few seconds, however many browsers look.
 
-Columns instead of objects, since there may be a thousand endpoints; a short history of each for its spark line. Several pickers show one
-page: the picker that is asked adds what its siblings answer. Everything is bounded: rows by the fleet, decisions by number, siblings
-by number, size and time. Called by `admin`; `run` is kept by `app`.
+Columns instead of objects, since there may be a thousand endpoints; a short history of each for its spark
+line. Several pickers show one page: the picker that is asked adds what its siblings answer. Everything is
+bounded: rows by the fleet, decisions by number, siblings by number, size and time. Called by `admin`; `run`
+is kept by `app`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ COLUMNS: Final = (
 
 
 class Board:
-    """`explain`, `prefixes`, `dry_run`: further parts of the page. `siblings`: `host:port` of other pickers' admin pages."""
+    """`explain`, `prefixes`, `dry_run`: further parts of the page.
+    `siblings`: `host:port` of other pickers' admin pages.
+    """
 
     def __init__(
         self,
@@ -198,11 +201,13 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-# -- several pickers -------------------------------------------------------------------------------------------------------
+# -- several pickers -----------------------------------------------------------------------------------------
 
 
 async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]:
-    """What other pickers say of themselves, each once; those that do not answer in time are left out, and so is this one."""
+    """What other pickers say of themselves, each once;
+    those that do not answer in time are left out, and so is this one.
+    """
     if not names:
         return []
     addresses = await _addresses_of(names)
@@ -278,7 +283,9 @@ class _Part(TypedDict):
 
 
 def part_of(page: bytes) -> dict[str, Any] | None:
-    """Another picker's own part; None: it cannot be added to this one's. It may be of another version, or no picker at all."""
+    """Another picker's own part; None: it cannot be added to this one's.
+    It may be of another version, or no picker at all.
+    """
     try:
         if msgspec.json.decode(page, type=_Part)["columns"] != COLUMNS:
             return None
@@ -289,7 +296,9 @@ def part_of(page: bytes) -> dict[str, Any] | None:
 
 
 def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One page of several pickers: servers as this one sees them, requests of all by time, accounts added up."""
+    """One page of several pickers: servers as this one sees them, requests of all by time,
+    accounts added up.
+    """
     every = [own, *others]
     requests = sorted((r for part in every for r in part["requests"]), key=lambda r: -r["at"])
     return own | {

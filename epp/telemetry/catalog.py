@@ -1,6 +1,7 @@
 """Every metric of the picker: in which classes they are declared, and where the objects of these classes are.
 
-A new metric is a field of one of these classes, annotated as `epp.metric` says, and the line that fills the field in.
+A new metric is a field of one of these classes, annotated as `epp.metric` says,
+and the line that fills the field in.
 """
 
 from __future__ import annotations

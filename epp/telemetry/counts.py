@@ -1,7 +1,8 @@
-"""What is counted when it happens: plain numbers, each declared as a metric where it stands. `metrics` adds to them.
+"""What is counted when it happens: plain numbers, each declared as a metric where it stands.
+`metrics` adds to them.
 
-prometheus_client takes a lock, checks labels and walks the buckets at each addition, since it serves any program. Here one
-thread counts and the same thread is asked, so an addition is an addition.
+prometheus_client takes a lock, checks labels and walks the buckets at each addition, since it serves any
+program. Here one thread counts and the same thread is asked, so an addition is an addition.
 """
 
 from __future__ import annotations

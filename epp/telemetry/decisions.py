@@ -1,8 +1,8 @@
 """The last decisions, for whoever asks why a request went where it went.
 
-A bounded ring in order of time, and the newest entry of each request id. Clients choose request ids, so the same one
-may come twice: both stay in the ring, and the id names the later. Filled by `metrics`, shown by `admin`. A decision is
-filled in while its answer comes, so what is kept is the live record and not a copy.
+A bounded ring in order of time, and the newest entry of each request id. Clients choose request ids, so the
+same one may come twice: both stay in the ring, and the id names the later. Filled by `metrics`, shown by
+`admin`. A decision is filled in while its answer comes, so what is kept is the live record and not a copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Makes metrics for Prometheus of objects whose fields declare them (`epp.metric`). Used by `metrics` and `reference`."""
+"""Makes metrics for Prometheus of objects whose fields declare them (`epp.metric`).
+Used by `metrics` and `reference`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Group(Generic[S]):
-    """The metrics of one class. `rows` finds its objects in what is shown, each with the values of `labels`."""
+    """The metrics of one class.
+    `rows` finds its objects in what is shown, each with the values of `labels`.
+    """
 
     title: str
     of: type
@@ -30,7 +34,9 @@ class Group(Generic[S]):
     labels: Labels = ()
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
-        """The declared ones, by field or property, in the order of the class's text. Labels of the object come first."""
+        """The declared ones, by field or property, in the order of the class's text.
+        Labels of the object come first.
+        """
         for name, hint in get_type_hints(self.of, include_extras=True).items():
             yield from self._declared(name, hint)
         for name, member in vars(self.of).items():

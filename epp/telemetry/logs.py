@@ -1,8 +1,9 @@
-"""Structured logs on standard error: one line an event, JSON or text, with whatever `extra` names beside the message.
+"""Structured logs on standard error: one line an event, JSON or text,
+with whatever `extra` names beside the message.
 
-Nothing that a client wrote is logged by the picker but its request id; prompts never. Control characters are escaped,
-so no value can start a line of its own. Values are cut to a bounded length. `queued` writes the lines without ever holding up
-whoever logs. Called once by `app`.
+Nothing that a client wrote is logged by the picker but its request id; prompts never. Control characters are
+escaped, so no value can start a line of its own. Values are cut to a bounded length. `queued` writes the
+lines without ever holding up whoever logs. Called once by `app`.
 """
 
 from __future__ import annotations

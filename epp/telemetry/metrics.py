@@ -1,7 +1,7 @@
 """Counts what happens, for Prometheus: listens to the picker's events, and is the streams' `Observer`.
 
-Owns the counts (`counts`) and a registry of its own, nothing global. State that the picker already holds is not counted a second time
-but read when Prometheus asks, through the callable given by the composition root.
+Owns the counts (`counts`) and a registry of its own, nothing global. State that the picker already holds is
+not counted a second time but read when Prometheus asks, through the callable given by the composition root.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class Metrics:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The page, one metric at a time: all of them take 0.1 s for a thousand servers, too long for one turn of the event loop."""
+        """The page, one metric at a time:
+        all of them take 0.1 s for a thousand servers, too long for one turn of the event loop.
+        """
         for family in self.registry.collect():
             yield generate_latest(_Only(family))
 
@@ -181,7 +183,9 @@ class _Only(Collector):
 
 
 def _class_of(status: int | None) -> str:
-    """Of a status that a server sent. Strange ones go to the class of their first digit, which the data plane checks."""
+    """Of a status that a server sent.
+    Strange ones go to the class of their first digit, which the data plane checks.
+    """
     if status in (404, 429):
         return str(status)
     return f"{(status or 0) // 100}xx"

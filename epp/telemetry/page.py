@@ -1,6 +1,8 @@
-"""The live page's three files, as they are served. No text is put into them here: the script fills the page from `live`.
+"""The live page's three files, as they are served.
+No text is put into them here: the script fills the page from `live`.
 
-Its policy for content allows what this address serves, and nothing else: no other host, no inline script, no style but the file's.
+Its policy for content allows what this address serves, and nothing else:
+no other host, no inline script, no style but the file's.
 """
 
 from __future__ import annotations

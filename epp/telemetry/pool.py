@@ -1,4 +1,6 @@
-"""What the picker knows of each pool's servers of a base model together: the numbers that an autoscaler follows (docs/autoscaling.md). Pure."""
+"""What the picker knows of each pool's servers of a base model together:
+the numbers that an autoscaler follows (docs/autoscaling.md). Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class PoolStatus:
         ),
     ]
     undone_s: float
-    """Prompt tokens that were sent to the servers and are not computed, over what all of them compute in a second."""
+    """Prompt tokens that were sent to the servers and are not computed,
+    over what all of them compute in a second."""
     queued_s: float
     """The same of the requests that flow control holds in this picker."""
     kv_usage: float
@@ -68,21 +71,26 @@ class PoolStatus:
             "For autoscalers; flow control need not be on.",
         ),
     ]:
-        """1: a new request waits as long as the goal says, the servers compute prompts all the time, or the caches are full of running requests."""
+        """1: a new request waits as long as the goal says, the servers compute prompts all the time,
+        or the caches are full of running requests.
+        """
         return max(self.kv_usage, self.busy, (self.undone_s + self.queued_s) / self.goal_s)
 
 
 def pools_of(
     endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
 ) -> list[PoolStatus]:
-    """By base model and pool. Without a ready server that has a rate it is left out: nothing is known of its capacity."""
+    """By base model and pool.
+    Without a ready server that has a rate it is left out: nothing is known of its capacity.
+    """
     places: dict[tuple[str, str], list[EndpointStatus]] = {}
     rates: dict[str, float] = {}
     for endpoint in endpoints:
         if endpoint.ready and endpoint.prefill_tokens_per_s:
             places.setdefault((endpoint.model, endpoint.pool), []).append(endpoint)
             rates[endpoint.model] = rates.get(endpoint.model, 0.0) + endpoint.prefill_tokens_per_s
-    # Requests that wait may go to any pool of their model, so that each pool has its share, by what it can compute.
+    # Requests that wait may go to any pool of their model, so that each pool has its share,
+    # by what it can compute.
     waiting = {flow.model: sum(flow.tokens.values()) for flow in flows}
     return [
         _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)

@@ -1,8 +1,9 @@
 """A log handler that never waits for whoever reads the log.
 
-Each line is formatted where it is logged, put into a bounded queue, and written by a thread of its own. When the reader of
-standard error stalls, the queue fills, and further lines are dropped and counted; the first line after that says how many. Lines that
-one place in the code logs very often are summed up: clients set the pace of some of them. Called by `logs`.
+Each line is formatted where it is logged, put into a bounded queue, and written by a thread of its own. When
+the reader of standard error stalls, the queue fills, and further lines are dropped and counted; the first
+line after that says how many. Lines that one place in the code logs very often are summed up: clients set the
+pace of some of them. Called by `logs`.
 
 `Repeats` is pure: it counts by place in the code, so nothing that a client sends is a key.
 """
@@ -55,7 +56,9 @@ class Repeats:
         self._windows: dict[Place, _Window] = {}
 
     def admits(self, record: logging.LogRecord, *, now: float) -> bool:
-        """False: this one is only counted. Debug lines are what somebody asked for: all of them are written."""
+        """False: this one is only counted.
+        Debug lines are what somebody asked for: all of them are written.
+        """
         if record.levelno < logging.INFO:
             return True
         window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + self._window_s))
@@ -142,7 +145,7 @@ class QueuedHandler(logging.Handler):
         for record, left_out in self._repeats.ended(now=at):
             self._put(record, left_out=left_out)
 
-    # -- the thread ------------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         while True:
@@ -179,7 +182,9 @@ class QueuedHandler(logging.Handler):
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """Written to past the stream's own buffer, whose lock a stalled write would hold when the process ends."""
+    """Written to past the stream's own buffer, whose lock a stalled write would hold when the process
+    ends.
+    """
     try:
         return stream.fileno()
     except (OSError, ValueError):

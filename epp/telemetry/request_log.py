@@ -1,4 +1,5 @@
-"""Lines about single requests that an operator wants to see without asking: by request id, never with prompt text.
+"""Lines about single requests that an operator wants to see without asking:
+by request id, never with prompt text.
 
 Called by `metrics`, which hears of every event.
 """

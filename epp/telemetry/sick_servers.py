@@ -1,4 +1,5 @@
-"""Log lines about servers that are left out because their answers fail or do not come: one when it begins, one when it ends.
+"""Log lines about servers that are left out because their answers fail or do not come:
+one when it begins, one when it ends.
 
 Called by the composition root a few times a second with those that are left out at the moment.
 """

@@ -1,7 +1,8 @@
 """What the picker's state looks like to people and to Prometheus: plain values, made anew for each look.
 
-`state_report` fills these from the picker and the scraper; the admin pages show them, and a field with a metric beside it is also
-read when Prometheus asks. None everywhere means that the server does not say, or that nothing fresh is known.
+`state_report` fills these from the picker and the scraper; the admin pages show them, and a field with a
+metric beside it is also read when Prometheus asks. None everywhere means that the server does not say, or
+that nothing fresh is known.
 """
 
 from __future__ import annotations

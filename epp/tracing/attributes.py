@@ -1,6 +1,8 @@
-"""What a span says of a decision: names and values, never a byte of a prompt. Pure; the names are in docs/tracing.md.
+"""What a span says of a decision: names and values, never a byte of a prompt.
+Pure; the names are in docs/tracing.md.
 
-The GenAI and HTTP names are OpenTelemetry's semantic conventions; what they have no name for begins with `prefix_gateway.`.
+The GenAI and HTTP names are OpenTelemetry's semantic conventions;
+what they have no name for begins with `prefix_gateway.`.
 """
 
 from __future__ import annotations

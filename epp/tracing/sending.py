@@ -1,7 +1,8 @@
 """Sends spans in batches from a thread of its own, so that no pick and no shutdown waits for a collector.
 
-`put` is an append to a bounded queue; while the queue is full, new spans are dropped and counted. Spans are made in the thread, out
-of what was queued. Knows neither picks nor OpenTelemetry: `tracer` queues, `start` says how a batch is sent.
+`put` is an append to a bounded queue; while the queue is full, new spans are dropped and counted. Spans are
+made in the thread, out of what was queued. Knows neither picks nor OpenTelemetry: `tracer` queues, `start`
+says how a batch is sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Sender(Generic[T]):
     def __init__(
         self, send: Callable[[Sequence[T]], bool], close: Callable[[], None], *, bounds: Bounds
     ) -> None:
-        """send: deliver one batch, and say whether it arrived; it may block. close: end what `send` is waiting for."""
+        """send: deliver one batch, and say whether it arrived; it may block. close:
+        end what `send` is waiting for.
+        """
         self._send = send
         self._close = close
         self._bounds = bounds
@@ -71,7 +74,9 @@ class Sender(Generic[T]):
         return self._finished.is_set()
 
     def give_up(self) -> None:
-        """End the sending that is under way, as far as that can be done without waiting; the rest goes down with the process."""
+        """End the sending that is under way, as far as that can be done without waiting;
+        the rest goes down with the process.
+        """
         self._queue.clear()
         self._close()
 

@@ -1,4 +1,5 @@
-"""Whether and how traces are sent, from the configuration's one switch and OpenTelemetry's own environment variables.
+"""Whether and how traces are sent, from the configuration's one switch and OpenTelemetry's own environment
+variables.
 
 Imports nothing of OpenTelemetry where tracing is off. Called by the composition root.
 """
@@ -29,7 +30,8 @@ _EXPORTERS: Final = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
 _SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the sending thread may keep the interpreter from the event loop; Python's own default is ten times this."""
+"""How long the sending thread may keep the interpreter from the event loop;
+Python's own default is ten times this."""
 _LAST_SENDING_S: Final = 2.0
 _LOOK_S: Final = 0.02
 
@@ -102,7 +104,9 @@ def _made_exporter() -> SpanExporter:
 
 
 def _resource(worker: int) -> Resource:
-    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say; the name and the instance where they say neither."""
+    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say;
+    the name and the instance where they say neither.
+    """
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
 
     usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}

@@ -1,4 +1,6 @@
-"""Reads a `traceparent` (W3C Trace Context). Pure: any text in, at a bounded cost, and None for whatever is none."""
+"""Reads a `traceparent` (W3C Trace Context).
+Pure: any text in, at a bounded cost, and None for whatever is none.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""One span for each pick: an `Observer` and a listener to the picker's events. It decides at the pick whether it is sampled, and queues the finished span.
+"""One span for each pick: an `Observer` and a listener to the picker's events.
+It decides at the pick whether it is sampled, and queues the finished span.
 
-A span lasts from the request's arrival at the picker to its pick, queue time included; it is sent when the request is over, since only then
-its outcome is known. An unsampled request costs one look at its trace context. Everything but the decision on sampling happens in
-the sending thread (`sending`).
+A span lasts from the request's arrival at the picker to its pick, queue time included; it is sent when the
+request is over, since only then its outcome is known. An unsampled request costs one look at its trace
+context. Everything but the decision on sampling happens in the sending thread (`sending`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class _Span(NamedTuple):
 
 
 class Tracer:
-    """Wraps the observer that counts, which hears the picker's events by itself. Its methods belong to the event loop, and none of them waits."""
+    """Wraps the observer that counts, which hears the picker's events by itself.
+    Its methods belong to the event loop, and none of them waits.
+    """
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Tracer:
     def protocol_error(self, reason: str) -> None:
         self._inner.protocol_error(reason)
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _begin(self, event: Began) -> None:
         contexts = self._sampled(event.asked.trace)

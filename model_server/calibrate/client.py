@@ -1,4 +1,6 @@
-"""Puts probes to a running server over the OpenAI API and writes down when each token came. Caller: the command."""
+"""Puts probes to a running server over the OpenAI API and writes down when each token came.
+Caller: the command.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class ServerUnderTest:
 
 
 async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[str, int | None]:
-    """A model's name and, where the server tells it, its greatest length. CalibrationError: it has no such model."""
+    """A model's name and, where the server tells it, its greatest length.
+    CalibrationError: it has no such model.
+    """
     async with http.get("v1/models") as response:
         if response.status != 200:
             raise CalibrationError(

@@ -1,7 +1,8 @@
 """Fit the cost model to a running server: measures prefill, decoding, and both together, over its OpenAI API.
 
-The server should have nothing else to do meanwhile. Any server will do that streams one token an event and takes token ids
-as prompts and `ignore_eos`: this one with --runner hf, or vLLM. The file it writes is what `serve --cost FILE` reads.
+The server should have nothing else to do meanwhile. Any server will do that streams one token an event and
+takes token ids as prompts and `ignore_eos`: this one with --runner hf, or vLLM. The file it writes is what
+`serve --cost FILE` reads.
 """
 
 from __future__ import annotations

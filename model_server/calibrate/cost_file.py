@@ -1,4 +1,6 @@
-"""The file of a calibration: the costs, how well they fit, and what they were measured on. YAML, or JSON, which is YAML."""
+"""The file of a calibration: the costs, how well they fit, and what they were measured on.
+YAML, or JSON, which is YAML.
+"""
 
 from __future__ import annotations
 

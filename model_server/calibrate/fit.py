@@ -1,8 +1,9 @@
 """From samples to the cost model's figures, by least squares on relative errors, and how well they fit. Pure.
 
-Prefill alone: a + n / rate + n² / (2 · rate · knee), where a is what a request costs beside its computation (network,
-scheduling); the cost model has no place for it, so it is told and left out. Decode: step + per request + per context token.
-Prefill beside decode: what it takes longer than both alone. Figures that would come out below zero are zero.
+Prefill alone: a + n / rate + n² / (2 · rate · knee), where a is what a request costs beside its computation
+(network, scheduling); the cost model has no place for it, so it is told and left out. Decode: step + per
+request + per context token. Prefill beside decode: what it takes longer than both alone. Figures that would
+come out below zero are zero.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ def _quality(seen: Sequence[float], predicted: Sequence[float]) -> Quality:
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> list[float]:
-    """Coefficients, none below zero, that make the relative errors least: the most negative leaves, until none is."""
+    """Coefficients, none below zero, that make the relative errors least:
+    the most negative leaves, until none is.
+    """
     used = list(range(len(rows[0])))
     while True:
         weighted = [[row[i] / value for i in used] for row, value in zip(rows, seen, strict=True)]

@@ -1,8 +1,9 @@
-"""What a calibration asks of a server, and what the times of its tokens say about the cost model's parts. Pure.
+"""What a calibration asks of a server, and what the times of its tokens say about the cost model's parts.
+Pure.
 
-Three kinds of probe: one prompt alone (prefill), several requests that decode together (decode), and a prompt that comes
-while others decode (both in one step). Prompts are random tokens, so nothing is ever found in a cache. Callers: the
-command, and tests that answer probes from an engine under a virtual clock.
+Three kinds of probe: one prompt alone (prefill), several requests that decode together (decode), and a prompt
+that comes while others decode (both in one step). Prompts are random tokens, so nothing is ever found in a
+cache. Callers: the command, and tests that answer probes from an engine under a virtual clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _SHORT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`together` prompts of these lengths at once, each answered with `answer_tokens`; then perhaps one more."""
+    """`together` prompts of these lengths at once, each answered with `answer_tokens`;
+    then perhaps one more.
+    """
 
     together: tuple[int, ...]
     answer_tokens: int
@@ -88,12 +91,16 @@ def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
 
 
 def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
-    """Of equal probes the one that took the least: what else a machine does adds to times and never takes from them."""
+    """Of equal probes the one that took the least:
+    what else a machine does adds to times and never takes from them.
+    """
     return [min(samples, key=_seconds) for samples in measured.values() if samples]
 
 
 def unrest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
-    """How much longer the slowest of equal probes took than the fastest, the median of all: 1 on a quiet machine."""
+    """How much longer the slowest of equal probes took than the fastest, the median of all:
+    1 on a quiet machine.
+    """
     return median(
         max(map(_seconds, samples)) / min(map(_seconds, samples)) for samples in measured.values() if samples
     )

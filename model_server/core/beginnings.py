@@ -1,7 +1,8 @@
 """What the cached blocks after one prefix hold, in the order of their tokens.
 
-A prompt goes on in the block that has most in common with it. In that order the block that has most in common with a prompt stands next to the place where the prompt would stand, so a binary
-search finds it, however many there are. Blocks of equal tokens stand side by side, by their ids.
+A prompt goes on in the block that has most in common with it. In that order the block that has most in common
+with a prompt stands next to the place where the prompt would stand, so a binary search finds it, however many
+there are. Blocks of equal tokens stand side by side, by their ids.
 
 Caller: the cache of partial blocks, one of these for each prefix that cached blocks follow.
 """
@@ -39,7 +40,9 @@ class Beginnings:
         del self._entries[at]
 
     def longest(self, wanted: _Tokens) -> tuple[int, Block | None]:
-        """How many first tokens of `wanted` a block begins with, at most, and such a block: one that ends there, if any does."""
+        """How many first tokens of `wanted` a block begins with, at most, and such a block:
+        one that ends there, if any does.
+        """
         at = bisect_left(self._entries, (wanted,))
         beside = self._entries[max(0, at - 1) : at + 1]
         best = max((_common(tokens, wanted) for tokens, _, _ in beside), default=0)

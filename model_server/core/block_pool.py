@@ -1,16 +1,18 @@
 """The pool of KV cache blocks: who holds them, which are free, and which can be found again by their hash.
 
 Invariants (`check_integrity`):
-- a block is free exactly when nobody holds it (`ref_count == 0`). A free block without a hash holds nothing that anyone
-  could find and is on the stack of empty ones; with a hash it is in the order of eviction;
-- a block with a hash is in the cached map under that hash, and nothing else is. One hash may name several blocks:
-  block tables are append-only, so equal content computed twice stays twice, and the one cached first is served;
-- a free block keeps its hash, and with it its content, until it is taken for something else: that is the eviction;
+- a block is free exactly when nobody holds it (`ref_count == 0`). A free block without a hash holds nothing
+  that anyone could find and is on the stack of empty ones; with a hash it is in the order of eviction;
+- a block with a hash is in the cached map under that hash, and nothing else is. One hash may name several
+  blocks: block tables are append-only, so equal content computed twice stays twice, and the one cached first
+  is served;
+- a free block keeps its hash, and with it its content, until it is taken for something else:
+  that is the eviction;
 - at most `max_unused_blocks` free blocks keep a hash; those over it are forgotten by the same order.
 
-New content goes to empty blocks first, the one freed last before the others, and then to the blocks that the order of
-eviction gives. Blocks are freed tail first, so that of one sequence the block with the longest prefix, which the fewest
-others can share, goes first.
+New content goes to empty blocks first, the one freed last before the others, and then to the blocks that the
+order of eviction gives. Blocks are freed tail first, so that of one sequence the block with the longest
+prefix, which the fewest others can share, goes first.
 
 Callers: the KV cache managers and the prompt cache, which decide; nothing here knows requests or tokens.
 """
@@ -42,7 +44,9 @@ class BlockPool:
         max_unused_blocks: int | None = None,
         on_forget: Callable[[Block], None] = _nobody,
     ) -> None:
-        """`order`: of eviction, by default `lru`. `on_forget` is called just before a block loses its hash."""
+        """`order`: of eviction, by default `lru`.
+        `on_forget` is called just before a block loses its hash.
+        """
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         if max_unused_blocks is not None and max_unused_blocks < 0:
@@ -113,7 +117,9 @@ class BlockPool:
         self._cached.setdefault(block_hash, {})[block.block_id] = block
 
     def uncache(self, block: Block) -> None:
-        """Nobody finds the block's content any more; who holds it keeps it. The block is held, or being taken."""
+        """Nobody finds the block's content any more; who holds it keeps it.
+        The block is held, or being taken.
+        """
         name = block.block_hash
         if name is None:
             return
@@ -145,7 +151,9 @@ class BlockPool:
             self._empty.append(block)
 
     def forget_all(self) -> None:
-        """Nothing cached can be found any more; held blocks stay with their holders. The order of blocks stays."""
+        """Nothing cached can be found any more; held blocks stay with their holders.
+        The order of blocks stays.
+        """
         unused = [self._unused.pop_first() for _ in range(len(self._unused))]
         self._empty[:0] = reversed(unused)
         for block in self.blocks:

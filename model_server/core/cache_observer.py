@@ -1,7 +1,7 @@
 """What somebody outside hears of the prefix cache's content, as it happens. Callers: the KV cache managers.
 
-The managers call while they plan a step, so an observer only takes notes. Only full blocks are told; a block stored
-twice, by two requests that computed the same, is told twice, and so is its removal.
+The managers call while they plan a step, so an observer only takes notes. Only full blocks are told;
+a block stored twice, by two requests that computed the same, is told twice, and so is its removal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How a KV cache is kept: what may be chosen, and nothing else. Callers: engine configuration, cache managers."""
+"""How a KV cache is kept: what may be chosen, and nothing else.
+Callers: engine configuration, cache managers.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """The engine: requests in, tokens out, one step at a time.
 
-A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finish` (append the tokens, end what has
-ended). They are apart because a step takes time: the server begins, waits as long as the runner says, and finishes,
-and in between the engine truly shows what is being computed. `step` does all three for callers with their own time.
+A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finish` (append the tokens, end
+what has ended). They are apart because a step takes time: the server begins, waits as long as the runner
+says, and finishes, and in between the engine truly shows what is being computed. `step` does all three for
+callers with their own time.
 
-Between `begin` and `finish` only `add`, `abort`, `stop` and reads may come. The blocks of a request ended so are free
-at once; the step that was computing it then yields nothing for it.
+Between `begin` and `finish` only `add`, `abort`, `stop` and reads may come.
+The blocks of a request ended so are free at once; the step that was computing it then yields nothing for it.
 
 Everything is deterministic: same calls, same answers. Callers: the server's driver, and tests.
 """
@@ -33,7 +34,8 @@ class StepResult:
     logprobs: Sequence[TokenLogprobs | None] | None = None
     """For each chunk what its request wants to be told of the token; None: nobody wants anything."""
     last_logits: Sequence[object] | None = None
-    """For each chunk that `keeps_logits` what its next token came from; None: of a runner that has no logits."""
+    """For each chunk that `keeps_logits` what its next token came from; None:
+    of a runner that has no logits."""
 
 
 class Runner(Protocol):

@@ -1,14 +1,16 @@
 """Which free block with cached content goes first: the policies beside plain order of release.
 
-- `lru`: a free queue. Blocks are freed tail first, so of one sequence the longest prefix goes first, and of several
-  sequences the one that was freed first;
-- `last-touch`: the step of last use, then the longest prefix, as a heap of heaps: the outer one over steps, for each
-  step an inner one over prefixes. It differs from `lru` only among sequences that end in the same step;
-- `lfu`: the fewest uses, then last use, then the longest prefix. A block is used at least as often as those that
-  continue it, so a chain still goes tail first. Old favourites never fade.
+- `lru`: a free queue. Blocks are freed tail first, so of one sequence the longest prefix goes first,
+  and of several sequences the one that was freed first;
+- `last-touch`: the step of last use, then the longest prefix, as a heap of heaps: the outer one over steps,
+  for each step an inner one over prefixes. It differs from `lru` only among sequences that end in the same
+  step;
+- `lfu`: the fewest uses, then last use, then the longest prefix. A block is used at least as often as those
+  that continue it, so a chain still goes tail first. Old favourites never fade.
 
-Leaving a heap's middle only forgets the entry, which is dropped when it comes up; heaps are rebuilt when forgotten
-entries outnumber the others. Invariant (`check_integrity`): each free block has one entry that counts.
+Leaving a heap's middle only forgets the entry, which is dropped when it comes up; heaps are rebuilt when
+forgotten entries outnumber the others. Invariant (`check_integrity`): each free block has one entry that
+counts.
 
 Callers: the block pool.
 """
@@ -52,7 +54,9 @@ def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOr
 
 
 class LastTouchThenLongest:
-    """Heap of heaps: the outer holds each step with free blocks once, the inner ones (-prefix, age, block)."""
+    """Heap of heaps: the outer holds each step with free blocks once, the inner ones (-prefix, age,
+    block).
+    """
 
     def __init__(self) -> None:
         self._steps: list[int] = []

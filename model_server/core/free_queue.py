@@ -1,14 +1,17 @@
-"""Free blocks that still hold cached content, in order of eviction: first in, first out, and out of the middle at a hit.
+"""Free blocks that still hold cached content, in order of eviction:
+first in, first out, and out of the middle at a hit.
 
-Three ways to leave the middle, behind one protocol; the micro-benchmark compares them (docs/bench-caching.md):
+Three ways to leave the middle, behind one protocol;
+the micro-benchmark compares them (docs/bench-caching.md):
 - `LinkedQueue`: a doubly linked list, O(1) at once;
-- `LazyQueue`: a hit only marks the block, and marked ones are skipped when they come to the front. A marked block that
-  is freed again has to leave its old place first, which is O(n);
-- `DeferredQueue`: a hit only marks the block, and a thread of its own sweeps the marked ones out, O(n), after each step,
-  while the model computes.
+- `LazyQueue`: a hit only marks the block, and marked ones are skipped when they come to the front.
+  A marked block that is freed again has to leave its old place first, which is O(n);
+- `DeferredQueue`: a hit only marks the block, and a thread of its own sweeps the marked ones out, O(n),
+  after each step, while the model computes.
 
-Invariant (`check_integrity`): iteration gives each free block once, in the order of eviction, and `len` counts them.
-A thread other than the engine's exists only in `DeferredQueue`, and only between `end_step` and the next call.
+Invariant (`check_integrity`): iteration gives each free block once, in the order of eviction, and `len`
+counts them. A thread other than the engine's exists only in `DeferredQueue`, and only between `end_step` and
+the next call.
 
 Callers: the block pool.
 """
@@ -33,7 +36,9 @@ class FreeOrder(Protocol):
         ...
 
     def append(self, block: Block) -> None:
-        """The block became free, its `last_use`, `uses` and `prefix_blocks` up to date; of a sequence the tail first."""
+        """The block became free, its `last_use`, `uses` and `prefix_blocks` up to date;
+        of a sequence the tail first.
+        """
         ...
 
     def remove(self, block: Block) -> None:
@@ -104,7 +109,9 @@ class LinkedQueue:
 
 
 class LazyQueue:
-    """Invariant: every marked block has exactly one entry, which is stale, and every free block one that is not."""
+    """Invariant: every marked block has exactly one entry, which is stale,
+    and every free block one that is not.
+    """
 
     __slots__ = ("_entries", "_marked")
 

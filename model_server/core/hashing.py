@@ -1,17 +1,18 @@
 """Block hashes: the name under which a block of tokens is found again.
 
-A block's hash names the whole prefix up to the block's end, and two prompts share a block only when everything before
-it is equal too. There are two ways to that, with the same hits:
+A block's hash names the whole prefix up to the block's end, and two prompts share a block only when
+everything before it is equal too. There are two ways to that, with the same hits:
 - chained: hash(hash of the block before, own tokens), linear in the prompt;
-- direct: hash(all tokens before, own tokens), quadratic in the prompt, and right without an argument about chains.
+- direct: hash(all tokens before, own tokens), quadratic in the prompt,
+  and right without an argument about chains.
 
-What else decides the content of the KV cache, the LoRA adapter, and who may share it, the cache salt, is the prompt's
-`PrefixScope` and part of its hashes.
+What else decides the content of the KV cache, the LoRA adapter, and who may share it, the cache salt,
+is the prompt's `PrefixScope` and part of its hashes.
 
 Algorithms:
-- `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A cryptographic hash
-  keeps tenants apart: with one that can be collided on purpose, a tenant could craft a prompt that reads another's
-  blocks in spite of the salt;
+- `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A
+  cryptographic hash keeps tenants apart: with one that can be collided on purpose, a tenant could craft a
+  prompt that reads another's blocks in spite of the salt;
 - `xxh3`: 128 bits, chained, several times cheaper, for a server with a single tenant;
 - `direct`: sha256 over the whole prefix.
 
@@ -49,10 +50,13 @@ class PrefixScope:
     adapter_path: str = ""
     cache_salt: str = ""
     approximation: str = ""
-    """How its KV differs from what the model computes from the tokens alone (`sel:0.25`); empty: not at all."""
+    """How its KV differs from what the model computes from the tokens alone (`sel:0.25`); empty:
+    not at all."""
 
     def packed(self) -> bytes:
-        """Empty for the plain scope. Fields are preceded by their lengths: different scopes give different bytes."""
+        """Empty for the plain scope.
+        Fields are preceded by their lengths: different scopes give different bytes.
+        """
         fields = [self.adapter_name.encode(), self.adapter_path.encode(), self.cache_salt.encode()]
         if self.approximation:
             fields.append(self.approximation.encode())
@@ -72,7 +76,9 @@ class BlockHasher(ABC):
     def extend(
         self, chain: list[BlockHash], token_ids: Sequence[int], *, num_blocks: int, scope: PrefixScope
     ) -> None:
-        """Append to `chain` until it covers the first `num_blocks` blocks of `token_ids`, all of them full."""
+        """Append to `chain` until it covers the first `num_blocks` blocks of `token_ids`,
+        all of them full.
+        """
         size = self.block_size_tokens
         assert num_blocks * size <= len(token_ids), "a full block has all its tokens"
         for index in range(len(chain), num_blocks):

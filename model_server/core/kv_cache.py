@@ -1,15 +1,18 @@
 """The KV cache manager: which blocks each request holds, and what of a new prompt is there already.
 
 Invariants (`check_integrity`):
-- a request's table covers its computed tokens and those being computed, in order, and is append-only but for one thing:
-  a block that others hold too is copied before the request writes into it, and the copy takes its place;
+- a request's table covers its computed tokens and those being computed, in order, and is append-only but for
+  one thing: a block that others hold too is copied before the request writes into it, and the copy takes its
+  place;
 - a block's reference count is the number of tables and pins that hold it;
-- full blocks are cached (findable) when their slots are handed out: a step computes all its chunks before anything
-  reads them, so a second request of the same step may already share them;
-- never more is handed out than is free. Cached blocks that wait to be evicted are hits and free at once, and a request
-  that takes them as hits cannot also get them as new blocks: both are counted before anything moves.
+- full blocks are cached (findable) when their slots are handed out: a step computes all its chunks before
+  anything reads them, so a second request of the same step may already share them;
+- never more is handed out than is free. Cached blocks that wait to be evicted are hits and free at once, and
+  a request that takes them as hits cannot also get them as new blocks: both are counted before anything
+  moves.
 
-The copies that a step owes are handed over by `take_copies`; the runner makes them in order, before it computes.
+The copies that a step owes are handed over by `take_copies`;
+the runner makes them in order, before it computes.
 
 Callers: the schedulers and the prompt cache. Time, queues and tokens' meaning are not known here.
 """
@@ -117,7 +120,9 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold, 0 to 1; those that are merely pinned give way to requests."""
+        """Share of the blocks that requests hold, 0 to 1;
+        those that are merely pinned give way to requests.
+        """
         if not self._pins:
             return self.pool.usage
         return len({block for table in self._tables.values() for block in table}) / len(self.pool.blocks)
@@ -129,8 +134,8 @@ class KVCacheManager:
     def get_computed(self, request: Request) -> CachedPrefix:
         """What of the request's prefix is in the cache, from the start on without a gap.
 
-        At least one token is left to compute, because the first new token needs its output: a full hit ends one
-        block early. Changes no block.
+        At least one token is left to compute, because the first new token needs its output:
+        a full hit ends one block early. Changes no block.
         """
         if not self.enable_prefix_caching:
             return CachedPrefix((), 0)
@@ -151,7 +156,9 @@ class KVCacheManager:
         return CachedPrefix(found, num_blocks * size, outside_blocks=outside)
 
     def allocate(self, request: Request, prefix: CachedPrefix, *, num_new_tokens: int) -> bool:
-        """Admit a request with its cached `prefix` and slots for the next tokens. False: no room, no change."""
+        """Admit a request with its cached `prefix` and slots for the next tokens.
+        False: no room, no change.
+        """
         assert request.request_id not in self._tables, "the request is admitted already"
         assert num_new_tokens > 0
         kept = self._shareable(prefix)
@@ -190,7 +197,8 @@ class KVCacheManager:
         return True
 
     def take_in(self, request: Request, *, end_block: int) -> int:
-        """Full blocks of a prompt came from another server: cache those up to `end_block` that have room, with nobody holding them.
+        """Full blocks of a prompt came from another server:
+        cache those up to `end_block` that have room, with nobody holding them.
 
         The number of blocks from the start on that are cached now.
         """
@@ -207,7 +215,9 @@ class KVCacheManager:
         return end
 
     def computed(self, request: Request) -> None:
-        """`request.num_computed_tokens` has grown. Full blocks are cached before that; others need to know."""
+        """`request.num_computed_tokens` has grown.
+        Full blocks are cached before that; others need to know.
+        """
 
     def free(self, request: Request) -> None:
         """The request holds nothing any more; what it cached stays findable until it is evicted."""
@@ -215,7 +225,9 @@ class KVCacheManager:
         del self._num_cached_blocks[request.request_id]
 
     def fork(self, request: Request, child: Request) -> None:
-        """`child`, whose tokens begin with what is computed of `request`, shares its blocks. Between steps only."""
+        """`child`, whose tokens begin with what is computed of `request`, shares its blocks.
+        Between steps only.
+        """
         num_blocks = self.blocks_for(request.num_computed_tokens)
         self.adopt(
             child,
@@ -224,7 +236,9 @@ class KVCacheManager:
         )
 
     def adopt(self, request: Request, blocks: Sequence[Block], *, num_tokens: int) -> None:
-        """Admit a request with blocks, held by somebody else, that have its first `num_tokens` tokens computed."""
+        """Admit a request with blocks, held by somebody else,
+        that have its first `num_tokens` tokens computed.
+        """
         assert request.request_id not in self._tables, "the request is admitted already"
         assert num_tokens <= len(request.token_ids)
         assert len(blocks) == self.blocks_for(num_tokens)
@@ -267,7 +281,9 @@ class KVCacheManager:
         self.stats.external_hits_tokens += num_stored_tokens
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached content; requests under way keep their blocks and cache only what they fill from now on."""
+        """Forget all cached content; requests under way keep their blocks and cache only what they fill from
+        now on.
+        """
         self.pool.forget_all()
         self._untold.clear()
         self.observer.cleared()

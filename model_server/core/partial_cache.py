@@ -1,16 +1,18 @@
 """The KV cache manager whose blocks can be found before they are full, and token by token.
 
-As in the report on hash table prefix caching, a partial block is in the table under the hash of its prefix and its
-tokens so far; as it grows its key is replaced, and when it is full the next one gets a key of its own. A key alone finds
-only a prompt that ends exactly where the block does, which a block that has grown by one answer token no longer does.
-So each cached block is also listed under what comes before it, with the tokens it has computed, in their order
-(`beginnings`), and a prompt gets the longest beginning that any of them has in common with it.
+As in the report on hash table prefix caching, a partial block is in the table under the hash of its prefix
+and its tokens so far; as it grows its key is replaced, and when it is full the next one gets a key of its
+own. A key alone finds only a prompt that ends exactly where the block does, which a block that has grown by
+one answer token no longer does. So each cached block is also listed under what comes before it, with the
+tokens it has computed, in their order (`beginnings`), and a prompt gets the longest beginning that any of
+them has in common with it.
 
-Where the cached block is free and ends where the match ends, the request continues in it. Otherwise, since it will
-write into it, it gets a copy of the matching slots.
+Where the cached block is free and ends where the match ends, the request continues in it.
+Otherwise, since it will write into it, it gets a copy of the matching slots.
 
-Invariants (`check_integrity`): a listed block is cached and lists only computed tokens (what a step is still computing
-cannot be copied before that step computes); of a request under way at most the tail is hashed beyond the full blocks.
+Invariants (`check_integrity`): a listed block is cached and lists only computed tokens (what a step is still
+computing cannot be copied before that step computes); of a request under way at most the tail is hashed
+beyond the full blocks.
 
 Full blocks are shared as in the base class. Callers: as for the base class.
 """

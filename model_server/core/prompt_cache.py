@@ -1,13 +1,15 @@
-"""Whole prompts, kept with their blocks and the logits after their last token: the same prompt again needs no prefill.
+"""Whole prompts, kept with their blocks and the logits after their last token:
+the same prompt again needs no prefill.
 
-Beside the block cache, which finds shared beginnings, this finds only equal prompts, but leaves nothing to compute for
-them: the first token is sampled from the kept logits. The blocks stay pinned while the prompt is kept, its partial tail
-included; who continues from them copies the tail before writing into it.
+Beside the block cache, which finds shared beginnings, this finds only equal prompts, but leaves nothing to
+compute for them: the first token is sampled from the kept logits. The blocks stay pinned while the prompt is
+kept, its partial tail included; who continues from them copies the tail before writing into it.
 
-Invariants (`check_integrity`): at most `max_entries` prompts, 0 keeps none; each pins exactly the blocks of its prompt,
-and lets go of them when it leaves, least recently used first.
+Invariants (`check_integrity`): at most `max_entries` prompts, 0 keeps none;
+each pins exactly the blocks of its prompt, and lets go of them when it leaves, least recently used first.
 
-Callers: the prompt engine, and the continuous engine with its scheduler. What logits are is the model's business.
+Callers: the prompt engine, and the continuous engine with its scheduler.
+What logits are is the model's business.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class PromptCache:
         self._entries[key] = entry
 
     def attach(self, request: Request) -> PromptEntry | None:
-        """Admit the request with all of its prompt computed; None, and nothing done, where the prompt is not kept."""
+        """Admit the request with all of its prompt computed;
+        None, and nothing done, where the prompt is not kept.
+        """
         key = _key(request)
         entry = self._entries.get(key)
         if entry is None:

@@ -5,10 +5,11 @@ It is the plain counterpart of the continuous engine, with the cache of whole pr
 - `OfflineScheduler`: add all, then run them to their ends in one batch;
 - `OnlineScheduler`: add at any time; each step gives one token to at most `max_batch_size` requests, in turn.
 
-Invariant (`check_integrity`): the longest that all requests under way can become fits the cache, so that a decoding
-request always finds a block; prompts that are merely kept give way.
+Invariant (`check_integrity`): the longest that all requests under way can become fits the cache,
+so that a decoding request always finds a block; prompts that are merely kept give way.
 
-Greedy answers are the same in all of them, and in the continuous engine. Callers: benchmarks, tests, batch jobs.
+Greedy answers are the same in all of them, and in the continuous engine.
+Callers: benchmarks, tests, batch jobs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class PromptEngine:
         self._reserved_blocks: dict[RequestId, int] = {}
 
     def start(self, request: Request, *, use_prompt_cache: bool = True) -> None:
-        """Compute the prompt, or find it kept, and sample the first token. ValueError, OutOfBlocksError: refused."""
+        """Compute the prompt, or find it kept, and sample the first token.
+        ValueError, OutOfBlocksError: refused.
+        """
         self._reserve(request)
         request.state = RequestState.RUNNING
         entry = self.prompt_cache.attach(request) if use_prompt_cache else None
@@ -153,7 +156,9 @@ class PromptEngine:
 
 
 def run_naive(engine: PromptEngine, requests: Iterable[Request], *, use_prompt_cache: bool = True) -> None:
-    """Each request alone, to its end. `use_prompt_cache`: False is the baseline that finds and keeps no prompt."""
+    """Each request alone, to its end.
+    `use_prompt_cache`: False is the baseline that finds and keeps no prompt.
+    """
     for request in requests:
         engine.start(request, use_prompt_cache=use_prompt_cache)
         while request.finish_reason is None:

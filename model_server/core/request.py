@@ -1,7 +1,8 @@
 """One generation request as the engine sees it: its tokens, how far they are computed, and its times.
 
-A `Request` is the one mutable record of the core. The scheduler moves its state and its computed count, the engine
-appends tokens, and nobody outside the core writes to it. Times are monotonic seconds, given by the caller.
+A `Request` is the one mutable record of the core. The scheduler moves its state and its computed count, the
+engine appends tokens, and nobody outside the core writes to it. Times are monotonic seconds, given by the
+caller.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Request:
     adapter: Adapter | None = None
     cache_salt: str = ""
     approximation: str = ""
-    """Names how its KV is computed where that is not exact: such blocks serve only requests of the same name."""
+    """Names how its KV is computed where that is not exact:
+    such blocks serve only requests of the same name."""
     seed: int = 0
     """For a runner that makes up its answers; one that samples reads `sampling`."""
     sampling: SamplingParams = GREEDY

@@ -1,4 +1,5 @@
-"""How a request wants its tokens chosen, and what is said about a chosen one. Values only: choosing is the runner's.
+"""How a request wants its tokens chosen, and what is said about a chosen one.
+Values only: choosing is the runner's.
 
 Callers: whoever makes requests; the runners.
 """
@@ -22,7 +23,8 @@ class SamplingParams:
     top_k: int = 0
     """Only of this many most likely tokens; 0: all."""
     seed: int = 0
-    """With the token's position it decides the draw: equal seeds, equal answers, whatever else is in the batch."""
+    """With the token's position it decides the draw:
+    equal seeds, equal answers, whatever else is in the batch."""
     num_logprobs: int | None = None
     """Tell each token's log probability, and those of this many most likely ones; None: tell nothing."""
 

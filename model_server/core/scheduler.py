@@ -1,18 +1,18 @@
 """Continuous batching: which requests compute how many tokens in the next step.
 
 The rule, first come first served:
-- each step has a token budget. Running requests are served first, in order of admission: one token each while they
-  decode, as much of the prompt as the budget leaves while they prefill (so long prompts come in chunks between other
-  requests' tokens);
-- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue; it starts
-  again later, with whatever of it is still in the prefix cache. The oldest running request therefore always goes on,
-  and because a request that could not fit alone is refused at the door, every request ends;
-- then waiting requests are admitted while budget, places and blocks last. One that cannot get blocks stops the
-  admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is passed over, and so
-  is one whose prefix is still being loaded from a store below the cache.
+- each step has a token budget. Running requests are served first, in order of admission: one token each while
+  they decode, as much of the prompt as the budget leaves while they prefill (so long prompts come in chunks
+  between other requests' tokens);
+- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue; it
+  starts again later, with whatever of it is still in the prefix cache. The oldest running request therefore
+  always goes on, and because a request that could not fit alone is refused at the door, every request ends;
+- then waiting requests are admitted while budget, places and blocks last. One that cannot get blocks stops
+  the admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is
+  passed over, and so is one whose prefix is still being loaded from a store below the cache.
 
-Invariants (`check_integrity`): a request is waiting or running, never both; running ones hold blocks and waiting ones
-none; at most `max_num_seqs` run, with at most `max_loras` different adapters.
+Invariants (`check_integrity`): a request is waiting or running, never both; running ones hold blocks and
+waiting ones none; at most `max_num_seqs` run, with at most `max_loras` different adapters.
 
 Callers: the engine. No clock: `now` is only written down.
 """
@@ -211,7 +211,9 @@ class Scheduler:
         return self._chunk(request, num_tokens)
 
     def _kept(self, request: Request) -> PromptEntry | None:
-        """What is kept of the request's prompt, which then holds its blocks; None of one that comes back half answered."""
+        """What is kept of the request's prompt, which then holds its blocks;
+        None of one that comes back half answered.
+        """
         if self._prompts is None or request.num_cached_tokens is not None:
             return None
         return self._prompts.attach(request)

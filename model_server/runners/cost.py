@@ -8,9 +8,9 @@ The model of a step's time, in seconds at speed 1, with p the prefill chunks and
               max(step, prefill)                        for prefill alone
               decode                                    for decode alone
 
-so a prefill costs more the further into the prompt it is (attention grows with what came before), and decoding
-requests wait for the prompts that are computed in their step. An adapter that is not resident costs its loading time
-in the first step that uses it; the adapters used last stay resident.
+so a prefill costs more the further into the prompt it is (attention grows with what came before), and
+decoding requests wait for the prompts that are computed in their step. An adapter that is not resident costs
+its loading time in the first step that uses it; the adapters used last stay resident.
 
 The durations are for the caller to wait; no clock is read here.
 """

@@ -25,7 +25,8 @@ _COST_FLAGS = (
     ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "bringing in an adapter"),
     ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this"),
 )
-"""Flag, its unit, the field of `CostModel`, what one of the flag's units is in the field's, and what it means."""
+"""Flag, its unit, the field of `CostModel`, what one of the flag's units is in the field's,
+and what it means."""
 
 
 def add_groups(run: argparse.ArgumentParser) -> None:

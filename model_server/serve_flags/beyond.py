@@ -1,4 +1,6 @@
-"""What goes beyond the cache: prefixes to a store below it, and word of its content to subscribers. Caller: `settings`."""
+"""What goes beyond the cache: prefixes to a store below it, and word of its content to subscribers.
+Caller: `settings`.
+"""
 
 from __future__ import annotations
 

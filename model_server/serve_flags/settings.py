@@ -1,4 +1,6 @@
-"""All flags of `model-server serve`, those of serving itself, and the settings that they come to. Caller: the command line."""
+"""All flags of `model-server serve`, those of serving itself, and the settings that they come to.
+Caller: the command line.
+"""
 
 from __future__ import annotations
 

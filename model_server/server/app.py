@@ -1,7 +1,9 @@
-"""The HTTP routes. Each handler reads, submits, and sends; what it reads and sends is shaped in `openai` and `replies`.
+"""The HTTP routes. Each handler reads, submits, and sends;
+what it reads and sends is shaped in `openai` and `replies`.
 
-A handler is cancelled when its client goes away (`handler_cancellation` in `serve`), and every way out of one aborts
-what it submitted, which for ended requests does nothing: so an abandoned request never keeps its blocks.
+A handler is cancelled when its client goes away (`handler_cancellation` in `serve`), and every way out of one
+aborts what it submitted, which for ended requests does nothing: so an abandoned request never keeps its
+blocks.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Api:
         kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
         remote_prefill: RemotePrefill | None = None,
     ) -> None:
-        """`runtime_lora`: clients may load and unload adapters; otherwise those paths are not there, as in vLLM.
+        """`runtime_lora`: clients may load and unload adapters;
+        otherwise those paths are not there, as in vLLM.
 
         `remote_prefill`: other servers may compute prompts for this one, and this one for them.
         """
@@ -122,7 +125,9 @@ class Api:
         return await self._answer(http, await self._read(http, self._reader.chat), arrival_s)
 
     async def _read(self, http: web.Request, read: Callable[[bytes], Outcome]) -> Outcome:
-        """The body, read. A long one in a thread of its own, one after the other: its text takes seconds to cut into tokens."""
+        """The body, read. A long one in a thread of its own, one after the other:
+        its text takes seconds to cut into tokens.
+        """
         raw = await http.read()
         if len(raw) <= _READ_AT_ONCE_BYTES:
             return read(raw)

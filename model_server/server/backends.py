@@ -111,7 +111,9 @@ def real(
     kv_store: KvStoreSettings | None,
     progress: Callable[[str], None],
 ) -> Backend:
-    """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served. StoreError: not from there."""
+    """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served.
+    StoreError: not from there.
+    """
     try:
         from model_server.runners.hf import model as hf  # noqa: PLC0415 - needs torch
         from model_server.text.pretrained import PretrainedLanguage  # noqa: PLC0415 - needs transformers
@@ -152,7 +154,9 @@ def real(
 
 
 class _Steps:
-    """One thread for all steps, so that the event loop goes on answering while one is computed; adapters change in it too."""
+    """One thread for all steps, so that the event loop goes on answering while one is computed;
+    adapters change in it too.
+    """
 
     def __init__(self, runner: Runner, bank: AdapterBank) -> None:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")

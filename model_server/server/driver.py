@@ -1,10 +1,12 @@
 """Runs the engine in real time: begins a step, waits as long as it takes, finishes it, hands out the tokens.
 
-One task owns the loop; handlers submit and abort from the same thread, between steps or while one is being computed or
-waited for, which the engine allows. With nothing to do the loop sleeps on an event and wakes for nobody.
+One task owns the loop; handlers submit and abort from the same thread, between steps or while one is being
+computed or waited for, which the engine allows. With nothing to do the loop sleeps on an event and wakes for
+nobody.
 
-Steps are timed from when the one before was due, not from when the process woke up, so that a busy machine's late
-wake-ups do not make the modelled server slower; a lag over `_MAX_LAG_S` is forgotten instead of being caught up.
+Steps are timed from when the one before was due, not from when the process woke up, so that a busy machine's
+late wake-ups do not make the modelled server slower; a lag over `_MAX_LAG_S` is forgotten instead of being
+caught up.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ class EngineDriver:
         compute: Callable[[StepPlan], Awaitable[StepResult]] | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """`compute`: the runner's `execute`, somewhere else than in the event loop's thread; None: it takes no time.
+        """`compute`: the runner's `execute`, somewhere else than in the event loop's thread; None:
+        it takes no time.
 
         `staging`: fetches prefixes from a store below the cache; None: there is none.
         """
@@ -116,7 +119,9 @@ class EngineDriver:
         stream: bool,
         stops: StopRule | None = None,
     ) -> None:
-        """Queue all requests of one HTTP request, or none: QueueFullError, DrainingError, ApiError if they never could."""
+        """Queue all requests of one HTTP request, or none:
+        QueueFullError, DrainingError, ApiError if they never could.
+        """
         if self.draining:
             raise DrainingError("The server is shutting down; send the request to another one.")
         if len(requests) > self._max_waiting:
@@ -195,7 +200,9 @@ class EngineDriver:
                 self._deliver(output, reason)
 
     def _read(self, output: TokenOutput) -> FinishReason | None:
-        """Add the token's text to what its receiver will get, and say why the answer ends with it, if it does."""
+        """Add the token's text to what its receiver will get, and say why the answer ends with it,
+        if it does.
+        """
         request = output.request
         receiver = self._receivers[request.request_id]
         # The end marker is not shown.

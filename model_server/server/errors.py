@@ -1,4 +1,6 @@
-"""What a client can get wrong: one exception with its HTTP status, answered once in `app` in OpenAI's shape."""
+"""What a client can get wrong: one exception with its HTTP status,
+answered once in `app` in OpenAI's shape.
+"""
 
 from __future__ import annotations
 

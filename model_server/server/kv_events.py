@@ -1,12 +1,12 @@
 """KV events: what a subscriber is told of the prefix cache's content, in the form that vLLM 0.32 sends.
 
-One message is a batch: [timestamp, [events], data parallel rank] in msgpack, each event a map with its name under
-"type". Fields, their order, and which are left out when they say nothing are vLLM's; recorded messages decoded and
-encoded again give the same bytes (tests/contract).
+One message is a batch: [timestamp, [events], data parallel rank] in msgpack, each event a map with its name
+under "type". Fields, their order, and which are left out when they say nothing are vLLM's; recorded messages
+decoded and encoded again give the same bytes (tests/contract).
 
-`KvEventLog` takes notes while steps are planned and turns them into numbered messages afterwards. It keeps the newest
-messages for subscribers that missed some. Invariants (`check_integrity`): kept messages are numbered without a gap, and
-the newest has the number before the next one.
+`KvEventLog` takes notes while steps are planned and turns them into numbered messages afterwards. It keeps
+the newest messages for subscribers that missed some. Invariants (`check_integrity`): kept messages are
+numbered without a gap, and the newest has the number before the next one.
 
 Pure: no socket and no clock here. Callers: the driver, and `kv_publisher`, which sends.
 """
@@ -165,7 +165,9 @@ class KvEventLog:
         assert sorted(ids) == list(range(1, len(ids) + 1))
 
     def _adapter_id(self, scope: PrefixScope) -> int | None:
-        """A number for each adapter, from 1, in the order in which they store; another path is another adapter."""
+        """A number for each adapter, from 1, in the order in which they store;
+        another path is another adapter.
+        """
         if not scope.adapter_name:
             return None
         key = (scope.adapter_name, scope.adapter_path)

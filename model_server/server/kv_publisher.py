@@ -1,11 +1,12 @@
-"""Sends KV events over ZeroMQ: a PUB socket for what happens now, a ROUTER socket for what a subscriber missed.
+"""Sends KV events over ZeroMQ: a PUB socket for what happens now,
+a ROUTER socket for what a subscriber missed.
 
-On the wire as vLLM has it. PUB sends three frames: topic, number (8 bytes, big-endian), batch. A DEALER that sends an
-empty frame and a number to the ROUTER gets every kept message from that number on, each after an empty frame, and then
-one numbered -1.
+On the wire as vLLM has it. PUB sends three frames: topic, number (8 bytes, big-endian), batch. A DEALER that
+sends an empty frame and a number to the ROUTER gets every kept message from that number on, each after an
+empty frame, and then one numbered -1.
 
-Both sockets bind, whatever the address; vLLM binds only addresses that hold `*`. A subscriber that does not keep up
-loses messages instead of slowing the engine, sees the gap in the numbers, and asks for a replay.
+Both sockets bind, whatever the address; vLLM binds only addresses that hold `*`. A subscriber that does not
+keep up loses messages instead of slowing the engine, sees the gap in the numbers, and asks for a replay.
 
 ZeroMQ is imported when a publisher is opened, so a server without events runs without it. Caller: `serve`.
 """
@@ -124,7 +125,9 @@ class KvPublisher:
 async def open_publisher(
     log: KvEventLog, settings: KvEventSettings, *, wall_clock: Callable[[], float]
 ) -> AsyncIterator[KvPublisher]:
-    """Sockets bound inside. ValueError where ZeroMQ is not installed; OSError where an address cannot be bound."""
+    """Sockets bound inside. ValueError where ZeroMQ is not installed;
+    OSError where an address cannot be bound.
+    """
     try:
         import zmq  # noqa: PLC0415 - only a server with KV events needs it
         import zmq.asyncio  # noqa: PLC0415 - as above

@@ -1,9 +1,9 @@
 """Prometheus metrics under vLLM's names and labels, in a registry of their own.
 
-Gauges and cache counters are read from the engine when somebody scrapes; the rest is counted as steps finish. One
-deviation from vLLM is on purpose: of `lora_requests_info`, whose label sets vLLM keeps for ever, only the last few
-stay. As there, the value is a Unix time and the newest is the truth, and before the first adapter's request there is
-no sample.
+Gauges and cache counters are read from the engine when somebody scrapes; the rest is counted as steps finish.
+One deviation from vLLM is on purpose: of `lora_requests_info`, whose label sets vLLM keeps for ever, only the
+last few stay. As there, the value is a Unix time and the newest is the truth, and before the first adapter's
+request there is no sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The names a request may call: the base model, under one or several names, and the LoRA adapters loaded on it."""
+"""The names a request may call: the base model, under one or several names,
+and the LoRA adapters loaded on it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class ServedModels:
         adapters: Iterable[Adapter] = (),
         max_adapters: int = DEFAULT_MAX_ADAPTERS,
     ) -> None:
-        """`names`: the first is the one in metrics. `root`: what the names stand for. `max_adapters`: at the same time."""
+        """`names`: the first is the one in metrics. `root`: what the names stand for.
+        `max_adapters`: at the same time.
+        """
         if not names or not all(names):
             raise ValueError("a served model needs a name")
         self.names = tuple(names)
@@ -78,7 +82,9 @@ class ServedModels:
 
     @contextmanager
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """Nobody else can load under the name meanwhile; it is served when the block ends without an error."""
+        """Nobody else can load under the name meanwhile;
+        it is served when the block ends without an error.
+        """
         self._check(adapter)
         self._loading.add(adapter.name)
         try:

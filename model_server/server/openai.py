@@ -1,7 +1,7 @@
 """Request bodies of the OpenAI API, read and checked once, into what the engine needs.
 
-What would change an answer's shape and is not there (echo, log probabilities of the prompt) is refused instead of being
-ignored.
+What would change an answer's shape and is not there (echo,
+log probabilities of the prompt) is refused instead of being ignored.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ class RequestReader:
         max_len_tokens: int,
         vocabulary_size: int | None = None,
     ) -> None:
-        """`vocabulary_size`: tokens from it on are refused, as the model has none; None: there is no such thing."""
+        """`vocabulary_size`: tokens from it on are refused, as the model has none; None:
+        there is no such thing.
+        """
         self._models = models
         self._prompts = PromptReader(language, max_len_tokens=max_len_tokens)
         self._sampling = sampling

@@ -1,8 +1,8 @@
 """Prompts out of request bodies: counted while they are still bytes, then decoded and cut into tokens.
 
-A body leaves everything that can be long as raw JSON. Each piece is measured first (bytes, commas, braces), which costs about 2 ns a
-byte, and refused when it cannot fit the model's length. So no body makes many objects or many tokens that are then thrown away.
-Caller: the request reader.
+A body leaves everything that can be long as raw JSON. Each piece is measured first (bytes, commas, braces),
+which costs about 2 ns a byte, and refused when it cannot fit the model's length. So no body makes many
+objects or many tokens that are then thrown away. Caller: the request reader.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ ABSENT = msgspec.Raw()
 """A field that the client left out."""
 _MAX_OPTION_BYTES = 64 * 1024
 _MAX_COUNTED_CHARACTERS = 256 * 1024
-"""/tokenize counts a text up to this length even where the model's own length is shorter: that is what the page is for."""
+"""/tokenize counts a text up to this length even where the model's own length is shorter:
+that is what the page is for."""
 _LONGEST_ESCAPE_BYTES = 6
-"""JSON writes one character in at most so many bytes, as in \\u00e9; a pair of them for one outside the first plane."""
+"""JSON writes one character in at most so many bytes, as in \\u00e9;
+a pair of them for one outside the first plane."""
 _MOST_JSON_MARKS = 8
 """No tokenizer packs more brackets and commas of JSON into one token than this, on the average of a text."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)

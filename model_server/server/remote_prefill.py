@@ -1,11 +1,14 @@
-"""Prompts that another server computes for this one (`--kv-transfer`): the other side of `x-prefiller-host-port`.
+"""Prompts that another server computes for this one (`--kv-transfer`):
+the other side of `x-prefiller-host-port`.
 
-This server sends the request there with one token of answer, asks which blocks of the prompt are there by then, waits as long as their
-transfer takes, and has them in its own cache. The request then runs here as any other, and finds them. Blocks of a made-up model have no
-content, so only their names cross the wire; `KvTransferSettings` says how long their content would take.
+This server sends the request there with one token of answer, asks which blocks of the prompt are there by
+then, waits as long as their transfer takes, and has them in its own cache. The request then runs here as any
+other, and finds them. Blocks of a made-up model have no content, so only their names cross the wire;
+`KvTransferSettings` says how long their content would take.
 
-Whatever goes wrong there costs the request nothing but time: this server computes the prompt itself. Who may set the header makes this
-server call an address, so only the gateway may, and nothing is done without the flag.
+Whatever goes wrong there costs the request nothing but time: this server computes the prompt itself. Who may
+set the header makes this server call an address, so only the gateway may, and nothing is done without the
+flag.
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ class RemotePrefill:
         self._sleep = sleep
 
     def held(self, asked: BlocksAsked) -> BlocksHeld:
-        """For the server that has the blocks: how many it can hand over. ValueError: a hash is no hexadecimal."""
+        """For the server that has the blocks: how many it can hand over.
+        ValueError: a hash is no hexadecimal.
+        """
         pool, count = self._engine.kv_cache.pool, 0
         for text in asked.hashes:
             if pool.find(BlockHash(bytes.fromhex(text))) is None:
@@ -82,7 +87,9 @@ class RemotePrefill:
         return BlocksHeld(count)
 
     async def fetch(self, where: str, path: str, raw: bytes, requests: Sequence[Request]) -> int:
-        """Have the prompt computed at `where`, and its blocks here. Tokens that came; 0 where this server has to compute them."""
+        """Have the prompt computed at `where`, and its blocks here.
+        Tokens that came; 0 where this server has to compute them.
+        """
         prompt = requests[0]
         if any(request.token_ids != prompt.token_ids for request in requests[1:]):
             return 0  # several prompts: llm-d's sidecar sends none of these either

@@ -1,8 +1,8 @@
 """How a body wants its tokens chosen: read once, checked, and refused where the engine could not do it.
 
-A model that makes its answers up chooses nothing: there these fields are accepted without effect, as clients send them
-to every server. Only log probabilities, which would have to be invented, are refused, and numbers that no server takes.
-Caller: the request reader.
+A model that makes its answers up chooses nothing: there these fields are accepted without effect, as clients
+send them to every server. Only log probabilities, which would have to be invented, are refused, and numbers
+that no server takes. Caller: the request reader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brings the server up and down: the composition root of `model-server serve`.
 
-SIGTERM and SIGINT drain: the port closes, requests under way finish (at most `drain_timeout_s`), then the process ends.
-A second signal ends it at once. If the engine's loop fails, the whole server fails with it.
+SIGTERM and SIGINT drain: the port closes, requests under way finish (at most `drain_timeout_s`), then the
+process ends. A second signal ends it at once. If the engine's loop fails, the whole server fails with it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class ServerSettings:
     kv_events: KvEventSettings | None = None
     kv_store: KvStoreSettings | None = None
     kv_transfer: KvTransferSettings | None = None
-    """Prompts may be computed by another server that a request's header names, and for others. None: they may not."""
+    """Prompts may be computed by another server that a request's header names, and for others.
+    None: they may not."""
 
     def __post_init__(self) -> None:
         if self.prompt_cache_entries < 0:
@@ -214,7 +215,8 @@ async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[i
     """The server takes requests inside; yields its port. On the way out it finishes what it has begun."""
     runner = web.AppRunner(
         server.application,
-        auto_decompress=False,  # A compressed body is refused: a thousandth of what it unpacks to may be sent.
+        # A compressed body is refused: a thousandth of what it unpacks to may be sent.
+        auto_decompress=False,
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=settings.drain_timeout_s,

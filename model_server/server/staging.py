@@ -1,10 +1,13 @@
-"""Requests whose prefix is in a store below the cache: it is fetched while they wait, and then they are admitted.
+"""Requests whose prefix is in a store below the cache:
+it is fetched while they wait, and then they are admitted.
 
-A request is looked up when it is submitted. Where the store has more of its prefix than the engine's blocks have, it is marked
-as loading, which the scheduler passes over, and the loader's thread fetches one after the other. Nothing that goes wrong there
-reaches the request: it is computed like any other. When a request has ended, its blocks are left to the store too.
+A request is looked up when it is submitted. Where the store has more of its prefix than the engine's blocks
+have, it is marked as loading, which the scheduler passes over, and the loader's thread fetches one after the
+other. Nothing that goes wrong there reaches the request: it is computed like any other. When a request has
+ended, its blocks are left to the store too.
 
-What is fetched and not yet admitted is bounded: further requests wait for their fetch until others are admitted.
+What is fetched and not yet admitted is bounded:
+further requests wait for their fetch until others are admitted.
 
 Everything here runs in the event loop's thread. Caller: the driver.
 """
@@ -77,11 +80,15 @@ class Staging:
             self._fetch_next()
 
     def aborted(self) -> None:
-        """Requests have ended before their time. What was fetched for one of them makes room, and no step may come."""
+        """Requests have ended before their time.
+        What was fetched for one of them makes room, and no step may come.
+        """
         self._fetch_next()
 
     def stepped(self, plan: StepPlan) -> None:
-        """A step is finished: requests that ended with it are stored, and there may be room for the next fetch."""
+        """A step is finished: requests that ended with it are stored,
+        and there may be room for the next fetch.
+        """
         if self._closed:
             return
         for chunk in plan.chunks:
@@ -89,19 +96,24 @@ class Staging:
             if chunk.samples and chunk.start < request.num_prompt_tokens:
                 _leave(self._loader, partial(self._tiers.learn_from, request))
             if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                # Its blocks are free and keep their content until the next step, which the same thread computes.
+                # Its blocks are free and keep their content until the next step,
+                # which the same thread computes.
                 blocks, num_tokens = tuple(chunk.table), request.num_computed_tokens
                 save = partial(self._tiers.save, request, blocks, num_tokens=num_tokens)
                 _leave(self._step_thread, save)
         self._fetch_next()
 
     def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
-        """From now on the log hears of what the store holds, and `publish` is called for it. Before the first request."""
+        """From now on the log hears of what the store holds, and `publish` is called for it.
+        Before the first request.
+        """
         self._log = log, publish
         self._tiers.listen(self._teller(log, publish))
 
     def cache_was_reset(self) -> None:
-        """Subscribers have dropped everything: what the store holds they have to hear again, and each block once."""
+        """Subscribers have dropped everything:
+        what the store holds they have to hear again, and each block once.
+        """
         if self._log is not None:
             self._num_resets += 1
             _leave(self._loader, partial(self._tiers.listen, self._teller(*self._log)))

@@ -1,7 +1,9 @@
-"""Stop strings: the answer ends where one of them first appears, and a stream never shows the beginning of one.
+"""Stop strings: the answer ends where one of them first appears,
+and a stream never shows the beginning of one.
 
-Text comes in pieces that cut anywhere, so what could still become a stop string is held back until it is decided.
-Where several complete with the same piece, the one that starts first ends the answer. Pure. Caller: the driver.
+Text comes in pieces that cut anywhere, so what could still become a stop string is held back until it is
+decided. Where several complete with the same piece, the one that starts first ends the answer. Pure. Caller:
+the driver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Metrics of the store below the cache, under the names that vLLM gives its own offloading. Caller: `metrics`.
+"""Metrics of the store below the cache, under the names that vLLM gives its own offloading.
+Caller: `metrics`.
 
-`vllm:external_prefix_cache_*` counts tokens that the engine's blocks did not have; `vllm:kv_offload_tiering_*` what moved, by
-tier: GPU is the model's device, CPU main memory, STORAGE the folder. `kv_store:*` has no counterpart there.
+`vllm:external_prefix_cache_*` counts tokens that the engine's blocks did not have;
+`vllm:kv_offload_tiering_*` what moved, by tier: GPU is the model's device, CPU main memory, STORAGE the
+folder. `kv_store:*` has no counterpart there.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """A simulated engine: the core's scheduling and block pool without tokens, fast enough for hours of traffic.
 
-It behaves as `core.engine.Engine` with the cost runner does: the same block pool (the core's own), the same rule for chunks,
-admission and preemption, the same durations. Differential tests hold it to that. What is left out is tokens: a request brings
-the names of its blocks, and an answer's length is known.
+It behaves as `core.engine.Engine` with the cost runner does: the same block pool (the core's own), the same
+rule for chunks, admission and preemption, the same durations. Differential tests hold it to that. What is
+left out is tokens: a request brings the names of its blocks, and an answer's length is known.
 
-Where nothing but decoding can happen, many steps are taken as one stride in closed form: until a request ends or needs
-a block. An arrival cuts a stride at the next step's end, as the real engine would look at its queue then.
+Where nothing but decoding can happen, many steps are taken as one stride in closed form: until a request ends
+or needs a block. An arrival cuts a stride at the next step's end, as the real engine would look at its queue
+then.
 
-Protocol of use: `add` at any time; `wake(now)` when the time of `due_s` has come, which books what was computed and starts the
-next step or stride. `due_s` may move closer with `add`. Caller: the fleet.
+Protocol of use: `add` at any time; `wake(now)` when the time of `due_s` has come, which books what was
+computed and starts the next step or stride. `due_s` may move closer with `add`. Caller: the fleet.
 
 Invariants (`check_integrity`): those of the core's scheduler, and never two strides under way.
 """
@@ -39,7 +40,8 @@ class Counters:
     ttft_sum_s: float = 0.0
     ttft_count: int = 0
     prefill_sum_s: float = 0.0
-    """From admission to first token, of requests that have ended; the next counts the tokens that were computed in it."""
+    """From admission to first token, of requests that have ended;
+    the next counts the tokens that were computed in it."""
     prefill_tokens: int = 0
     adapter_loads: int = 0
     preemptions: int = 0
@@ -97,7 +99,9 @@ class SimEngine:
         return job.end_tokens <= self.shape.capacity_tokens
 
     def add(self, job: Job, *, now: float) -> None:
-        """Queue a request. An idle engine wants to be woken now, a striding one at the end of the step under way."""
+        """Queue a request. An idle engine wants to be woken now,
+        a striding one at the end of the step under way.
+        """
         assert self.fits(job), "the request could never run"
         job.arrived_s = now
         self._waiting.append(job)
@@ -117,7 +121,9 @@ class SimEngine:
         return lost
 
     def wake(self, now: float) -> tuple[list[Job], list[Job]]:
-        """The stride under way is over (or there is none): book it, start the next. Jobs with their first token, and ended ones."""
+        """The stride under way is over (or there is none): book it, start the next.
+        Jobs with their first token, and ended ones.
+        """
         first: list[Job] = []
         ended: list[Job] = []
         if self._stride is not None:
@@ -137,7 +143,7 @@ class SimEngine:
         assert len({j.adapter for j in self._running if j.adapter}) <= self.shape.limits.max_loras
         assert (self._stride is None) == (not self._running)
 
-    # -- booking what was computed -------------------------------------------------------------------------------
+    # -- booking what was computed ---------------------------------------------------------------------------
 
     def _finish(self, stride: Stride, now: float) -> tuple[list[Job], list[Job]]:
         first: list[Job] = []
@@ -178,7 +184,7 @@ class SimEngine:
         counters.prefill_sum_s += job.first_token_s - job.scheduled_s
         counters.prefill_tokens += job.num_prompt_tokens - job.num_cached_tokens
 
-    # -- planning ------------------------------------------------------------------------------------------------
+    # -- planning --------------------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
         budget = self.shape.limits.max_num_batched_tokens
@@ -302,7 +308,7 @@ class SimEngine:
         self._running.append(job)
         return num_tokens
 
-    # -- blocks --------------------------------------------------------------------------------------------------
+    # -- blocks ----------------------------------------------------------------------------------------------
 
     def _append(self, job: Job, num_tokens: int) -> bool:
         assert job.table is not None
@@ -330,10 +336,12 @@ class SimEngine:
         self.pool.release(job.table)
         job.table = None
 
-    # -- time ----------------------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------
 
     def _durations(self, chunks: list[tuple[Job, int]]) -> tuple[float, float]:
-        """Of a step, and how much longer the next one is when all go on decoding; without adapter loads, at speed 1."""
+        """Of a step, and how much longer the next one is when all go on decoding;
+        without adapter loads, at speed 1.
+        """
         costs = self.shape.costs
         prefill, context, decoding = 0.0, 0, 0
         for job, num_tokens in chunks:

@@ -1,11 +1,12 @@
 """Many servers, a router and a workload on one virtual clock.
 
-Owns the clock: a heap of events, each at a time and with a number, so that equal times keep the order in which they were
-planned and the same inputs give the same run, byte for byte. Nothing here is random but the scrapes' phases and
-jitter, which come from the given generator.
+Owns the clock: a heap of events, each at a time and with a number, so that equal times keep the order in
+which they were planned and the same inputs give the same run, byte for byte. Nothing here is random but the
+scrapes' phases and jitter, which come from the given generator.
 
-The router is asked at each arrival and told what a proxy would see: the first token, the end of the answer, and scrapes.
-Which events it uses is its own affair. A server that dies fails what it holds; the workload hears of it and may go on.
+The router is asked at each arrival and told what a proxy would see: the first token, the end of the answer,
+and scrapes. Which events it uses is its own affair. A server that dies fails what it holds; the workload
+hears of it and may go on.
 
 Callers: benchmarks and tests. Knows no routing rule.
 """
@@ -25,7 +26,8 @@ from model_server.sim.request import Record, SimRequest
 from model_server.sim.snapshot import Snapshot, snapshot
 
 WAITS: Final = "(waits)"
-"""A router's answer for a request that has to wait before it gets a server. Only of routers that are a `Gate` too."""
+"""A router's answer for a request that has to wait before it gets a server.
+Only of routers that are a `Gate` too."""
 
 
 class Router(Protocol):
@@ -48,7 +50,9 @@ class Gate(Protocol):
     """Where requests wait that have no server yet. Asked after each event, and when it is due."""
 
     def decided(self, *, now: float) -> Iterable[tuple[int, str | None]]:
-        """Requests whose fate is decided now, each with its server; None refuses it. Each is carried out before the next is asked for."""
+        """Requests whose fate is decided now, each with its server; None refuses it.
+        Each is carried out before the next is asked for.
+        """
 
     @property
     def due_s(self) -> float:
@@ -181,7 +185,7 @@ class Fleet:
                 self._let_go(self._gate, now)
         return self._outcome(now)
 
-    # -- events --------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def _at(self, when: float, handler: _Handler) -> None:
         self._num_events += 1
@@ -272,7 +276,7 @@ class Fleet:
         for when, request in self._workload.after(record, now=now):
             self._plan_arrival(max(when, now), request)
 
-    # -- servers -------------------------------------------------------------------------------------------------
+    # -- servers ---------------------------------------------------------------------------------------------
 
     def _start_server(self, name: str, *, speed: float, now: float) -> None:
         shape = self._plan.shape

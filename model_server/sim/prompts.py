@@ -1,9 +1,9 @@
 """Prompts of simulated requests: what they are made of, their text, and the names of their cache blocks.
 
-A prompt is a sequence of segments (id, tokens). Equal ids in equal order give equal text, so sharing between prompts is said
-by sharing segments, and nothing of 48 KB has to be kept for each request: text is rendered when the request arrives.
-Block names are a chained hash over that text, cut every `block_tokens`, so two prompts share a block exactly when
-everything before it is equal too.
+A prompt is a sequence of segments (id, tokens). Equal ids in equal order give equal text, so sharing between
+prompts is said by sharing segments, and nothing of 48 KB has to be kept for each request: text is rendered
+when the request arrives. Block names are a chained hash over that text, cut every `block_tokens`, so two
+prompts share a block exactly when everything before it is equal too.
 
 Pure functions. Callers: the simulated fleet, and routers that want the text.
 """
@@ -22,7 +22,9 @@ _WORD_BYTES = 8
 
 
 class Segment(NamedTuple):
-    """A piece of text that may occur in several prompts. A longer segment of the same id starts with the shorter one."""
+    """A piece of text that may occur in several prompts.
+    A longer segment of the same id starts with the shorter one.
+    """
 
     segment_id: int
     num_tokens: int

@@ -12,7 +12,8 @@ class SimRequest:
     request_id: int
     segments: tuple[Segment, ...]
     answer: Segment
-    """Its tokens are the length of the answer; a later prompt that goes on from it holds this very segment."""
+    """Its tokens are the length of the answer;
+    a later prompt that goes on from it holds this very segment."""
     adapter: str = ""
     session: str = ""
     tenant: str = ""

@@ -1,6 +1,8 @@
-"""Steps of one plan taken at once, in closed form: when the n-th of them ends, and which one is under way at a moment.
+"""Steps of one plan taken at once, in closed form:
+when the n-th of them ends, and which one is under way at a moment.
 
-Each step lasts a constant longer than the one before, since every answer that is written grows by one token. Called by the engine.
+Each step lasts a constant longer than the one before, since every answer that is written grows by one token.
+Called by the engine.
 """
 
 from __future__ import annotations

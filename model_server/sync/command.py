@@ -60,7 +60,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: ended by a signal, or in sync with --once; 1: not in sync, or the status port is taken; 2: bad flags."""
+    """0: ended by a signal, or in sync with --once; 1: not in sync, or the status port is taken; 2:
+    bad flags.
+    """
     if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
         ("http://", "https://")
     ):

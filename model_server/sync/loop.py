@@ -1,7 +1,8 @@
 """The loop of `lora-sync`: read the file, look at the server, act, tell how it went.
 
-A file that cannot be used is no empty file: the last good one stays in force, and the status says so. A server that
-does not answer is asked again at the next pass. Callers: `command`, and tests, which bring their own clock.
+A file that cannot be used is no empty file: the last good one stays in force, and the status says so. A
+server that does not answer is asked again at the next pass. Callers: `command`, and tests, which bring their
+own clock.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class LoraSync:
             await asyncio.sleep(self.wait_s())
 
     def wait_s(self) -> float:
-        """Until the next pass: the interval give or take a tenth, or less where something is to be tried again."""
+        """Until the next pass: the interval give or take a tenth,
+        or less where something is to be tried again.
+        """
         now = self._clock()
         usual = self._interval_s * (0.9 + 0.2 * self._rng.random())
         retry_at_s = next_retry_s(self._history, now=now)

@@ -2,12 +2,13 @@
 
 The rules:
 - a wanted adapter that is not served is loaded; one served from another path is unloaded first;
-- nothing is unloaded that this process did not load, unless it prunes: adapters given at the server's start, or loaded
-  by somebody else, are not ours to take away;
-- what failed is tried again later, each time after twice as long, with a random share so that the sidecars of a fleet do
-  not ask a shared store at the same moment. A changed path starts afresh.
+- nothing is unloaded that this process did not load, unless it prunes:
+  adapters given at the server's start, or loaded by somebody else, are not ours to take away;
+- what failed is tried again later, each time after twice as long, with a random share so that the sidecars of
+  a fleet do not ask a shared store at the same moment. A changed path starts afresh.
 
-A server that restarts has forgotten what was loaded: what is no longer served is no longer ours, and is loaded again.
+A server that restarts has forgotten what was loaded:
+what is no longer served is no longer ours, and is loaded again.
 
 Pure: time and randomness are arguments. Caller: `loop`.
 """

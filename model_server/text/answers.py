@@ -1,8 +1,8 @@
 """Made-up answers: the same prompt always gets the same words, and as many of them.
 
-Word and length come from the request's fingerprint and the position alone, so a preempted request goes on as if
-nothing had happened. Every token is one registered piece of the tokenizer: the answer's text, sent back in the next
-turn of a conversation, gives the very tokens that were generated, and finds their blocks.
+Word and length come from the request's fingerprint and the position alone, so a preempted request goes on as
+if nothing had happened. Every token is one registered piece of the tokenizer: the answer's text, sent back in
+the next turn of a conversation, gives the very tokens that were generated, and finds their blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _SENTENCE_TOKENS = 12
 
 class Answers:
     def __init__(self, tokenizer: Tokenizer, *, mean_tokens: int) -> None:
-        """`mean_tokens`: mean length of an answer that nothing cuts; lengths spread evenly from half to one and a half."""
+        """`mean_tokens`: mean length of an answer that nothing cuts;
+        lengths spread evenly from half to one and a half.
+        """
         if mean_tokens < 1:
             raise ValueError("the mean answer has at least one token")
         self._shortest = max(1, mean_tokens // 2)

@@ -1,8 +1,8 @@
 """A stand-in for a model's chat template: role markers around each message.
 
-The rendering of a conversation is a prefix of its next turn's: nothing that comes later (the number of messages, the
-generation prompt) changes what is written before it, and an answer plus its end marker is exactly how the assistant's
-message is rendered when the client sends it back.
+The rendering of a conversation is a prefix of its next turn's: nothing that comes later (the number of
+messages, the generation prompt) changes what is written before it, and an answer plus its end marker is
+exactly how the assistant's message is rendered when the client sends it back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the server needs of a model's text: prompts to tokens, tokens to text, as they come and all at once.
 
-Two kinds exist: `standin`, for a model that makes its words up, and `pretrained`, the tokenizer and chat template of a
-real one. Callers: the request reader, the driver.
+Two kinds exist: `standin`, for a model that makes its words up, and `pretrained`,
+the tokenizer and chat template of a real one. Callers: the request reader, the driver.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Language(Protocol):
 
     @property
     def longest_token_characters(self) -> int:
-        """No token stands for more of a text, so a text of so many for each token is too long without counting."""
+        """No token stands for more of a text, so a text of so many for each token is too long without
+        counting.
+        """
         ...
 
     def encode(self, text: str) -> list[TokenId]: ...

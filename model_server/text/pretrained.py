@@ -1,8 +1,9 @@
 """The language of a real model: its own tokenizer and chat template, read from its folder by transformers.
 
-Streaming: a token's text is settled when the text with it no longer ends inside a character. Only the tokens from the
-last settled place on are decoded again, so a long answer costs no more per token than a short one. They are decoded
-together with a few before them, because in many tokenizers a token's text depends on whether something stands before it.
+Streaming: a token's text is settled when the text with it no longer ends inside a character. Only the tokens
+from the last settled place on are decoded again, so a long answer costs no more per token than a short one.
+They are decoded together with a few before them, because in many tokenizers a token's text depends on whether
+something stands before it.
 """
 
 from __future__ import annotations

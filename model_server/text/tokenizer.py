@@ -1,9 +1,9 @@
 """A stand-in for a model's tokenizer: no vocabulary file, about four characters for a token of English.
 
-Text is cut by one regular expression whose pieces are short and depend on nothing behind them, so all tokens of a
-text but the last are tokens of every longer text that starts with it: what a prefix cache lives on. (A text that ends
-inside a marker may differ from there on.) A token's id is a hash of its piece; ids cannot be turned back, except
-those of pieces that were registered (the answers' words).
+Text is cut by one regular expression whose pieces are short and depend on nothing behind them, so all tokens
+of a text but the last are tokens of every longer text that starts with it: what a prefix cache lives on. (A
+text that ends inside a marker may differ from there on.) A token's id is a hash of its piece; ids cannot be
+turned back, except those of pieces that were registered (the answers' words).
 
 Markers like `<|user|>` are single tokens wherever they stand.
 """
@@ -31,11 +31,14 @@ _MAX_REMEMBERED_PIECES = 200_000
 
 
 _AT_ONCE_CHARACTERS = 16 * 1024
-"""A search holds Python's lock to its end, so a long text is searched in parts: other threads get their turn in between."""
+"""A search holds Python's lock to its end, so a long text is searched in parts:
+other threads get their turn in between."""
 
 
 class _PieceIds(dict[str, TokenId]):
-    """Computes what is missing, so that a long text is looked up in one `map` (a third of the time of a loop)."""
+    """Computes what is missing, so that a long text is looked up in one `map` (a third of the time of a
+    loop).
+    """
 
     def __missing__(self, piece: str) -> TokenId:
         token_id = self[piece] = TokenId(xxhash.xxh32_intdigest(piece.encode("utf-8", "surrogatepass")))
@@ -43,7 +46,9 @@ class _PieceIds(dict[str, TokenId]):
 
 
 def _parts(text: str) -> Iterator[list[str]]:
-    """The pieces of a long text. A part's end may cut a piece in two, so the next part starts before the last piece that can be."""
+    """The pieces of a long text.
+    A part's end may cut a piece in two, so the next part starts before the last piece that can be.
+    """
     start = 0
     while len(text) - start > _AT_ONCE_CHARACTERS:
         pieces = PIECES.findall(text, start, start + _AT_ONCE_CHARACTERS)

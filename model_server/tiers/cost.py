@@ -1,11 +1,12 @@
 """When which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
 
-`Machine` and `Work` say what a request costs on stated hardware; `Speeds` learns the same from a running server, which knows
-neither its disk's bandwidth nor its processor's. Pure: times come in as numbers.
+`Machine` and `Work` say what a request costs on stated hardware; `Speeds` learns the same from a running
+server, which knows neither its disk's bandwidth nor its processor's. Pure: times come in as numbers.
 
-The model is a sum: the new tokens' computation, what disk has to give, a latency for each read, and a copy of all that is used, wherever
-it was found. With large tiers the copy is most of it. Reads ahead of the computation make the sum smaller. How near it comes to the measured
-cells of docs/tiers.md is said there, and a test holds it.
+The model is a sum: the new tokens' computation, what disk has to give, a latency for each read, and a copy of
+all that is used, wherever it was found. With large tiers the copy is most of it. Reads ahead of the
+computation make the sum smaller. How near it comes to the measured cells of docs/tiers.md is said there, and
+a test holds it.
 
 Callers: the server's tiers (`Speeds`), tests and docs (the rest).
 """
@@ -20,7 +21,8 @@ _MEMORY = 0.2
 _FEW_TOKENS = 32
 """A step of fewer tokens tells the time of a step rather than that of its tokens."""
 _TRY_AGAIN = 16
-"""So many prefixes are computed instead of being loaded, and then one is loaded, to see whether that has become faster."""
+"""So many prefixes are computed instead of being loaded, and then one is loaded,
+to see whether that has become faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One request: its computation, what its way to the prefix's KV reads from disk, and what it uses in all."""
+    """One request: its computation, what its way to the prefix's KV reads from disk,
+    and what it uses in all.
+    """
 
     computed_tokens: int
     """The new ones; with those of the prefix where it is computed again."""
@@ -65,7 +69,9 @@ class Load:
 
 
 class Speeds:
-    """What this server does in a second, learnt as it goes. One thread computes and another one loads: each writes its own part."""
+    """What this server does in a second, learnt as it goes.
+    One thread computes and another one loads: each writes its own part.
+    """
 
     def __init__(self) -> None:
         self._compute_s_per_token: float | None = None
@@ -78,7 +84,9 @@ class Speeds:
             self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
 
     def loaded(self, load: Load, *, seconds: float) -> None:
-        """A load tells the speed of the place from which most of it came; the other place's share of the time is taken off first."""
+        """A load tells the speed of the place from which most of it came;
+        the other place's share of the time is taken off first.
+        """
         if load.disk_bytes >= load.held_bytes:
             own_s = seconds - load.held_bytes * (self._held_s_per_byte or 0.0)
             if load.disk_bytes:
@@ -88,7 +96,9 @@ class Speeds:
             self._held_s_per_byte = _learnt(self._held_s_per_byte, max(0.0, own_s) / load.held_bytes)
 
     def loading_pays(self, load: Load, *, tokens: int) -> bool:
-        """Loading the prefix is expected to take less time than computing it; unknown speeds are learnt by loading."""
+        """Loading the prefix is expected to take less time than computing it;
+        unknown speeds are learnt by loading.
+        """
         load_s = self._load_s(load)
         if self._compute_s_per_token is None or load_s is None:
             return True

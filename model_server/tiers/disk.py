@@ -37,7 +37,9 @@ class Disk:
 
 
 class RateLimitedDisk(Disk):
-    """One queue that serves `bytes_per_s`, after `per_read_s` for each read: reads take at least that long."""
+    """One queue that serves `bytes_per_s`, after `per_read_s` for each read:
+    reads take at least that long.
+    """
 
     def __init__(self, *, bytes_per_s: float, per_read_s: float) -> None:
         super().__init__()

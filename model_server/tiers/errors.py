@@ -1,4 +1,6 @@
-"""What can be wrong with a stored prefix. Callers: those who open a store, and readers, who compute the prefix instead."""
+"""What can be wrong with a stored prefix.
+Callers: those who open a store, and readers, who compute the prefix instead.
+"""
 
 
 class StoreError(Exception):

@@ -1,8 +1,9 @@
-"""Files of a store's folder: written whole, readable by their owner alone, and read through a bounded number of handles.
+"""Files of a store's folder: written whole, readable by their owner alone,
+and read through a bounded number of handles.
 
-A store has more files than a process may have open. So `OpenFiles` keeps those open that were read last; another one is opened
-again when it is read, and has to be the file that it was: `DamagedSegmentError` where somebody replaced or removed it meanwhile.
-Who is reading holds the handle, which is closed when nobody does.
+A store has more files than a process may have open. So `OpenFiles` keeps those open that were read last;
+another one is opened again when it is read, and has to be the file that it was: `DamagedSegmentError` where
+somebody replaced or removed it meanwhile. Who is reading holds the handle, which is closed when nobody does.
 
 Callers: segments, the store (its manifest), the importance files. Any thread.
 """
@@ -30,7 +31,8 @@ _ONLY_OWNER = 0o600
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
-    """Write or replace the file at once: under its name it is complete. `synced`: after a crash of the machine too.
+    """Write or replace the file at once: under its name it is complete.
+    `synced`: after a crash of the machine too.
 
     OSError of the disk. Where only the folder could not be synced, the file is there.
     """
@@ -66,7 +68,9 @@ class Handle:
     """A file that is open for reading as long as somebody has this."""
 
     def __init__(self, path: Path) -> None:
-        """A link or a pipe that somebody put there is neither followed nor waited for. DamagedSegmentError: it is a link."""
+        """A link or a pipe that somebody put there is neither followed nor waited for.
+        DamagedSegmentError: it is a link.
+        """
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:

@@ -1,4 +1,6 @@
-"""What tells one model's KV from another's: a hash over its folder's configuration and weights. Caller: the served tiers."""
+"""What tells one model's KV from another's: a hash over its folder's configuration and weights.
+Caller: the served tiers.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Which chunks nearly every request of a segment reads: they are fetched while the layer before is computed.
 
-A layer's choice is known only when its queries are, so its reads would wait for the computation, and the next layer's computation for
-its reads. But requests of one prefix choose alike, and reordering puts what they choose into the same chunks.
+A layer's choice is known only when its queries are, so its reads would wait for the computation, and the next
+layer's computation for its reads. But requests of one prefix choose alike, and reordering puts what they
+choose into the same chunks.
 
-Invariants (`check_integrity`): a chunk is counted at most once for each request. Pure. Caller: the tiered reader, in its own thread.
+Invariants (`check_integrity`): a chunk is counted at most once for each request. Pure.
+Caller: the tiered reader, in its own thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether a disk that failed is tried again yet. Pure; time is an argument.
 
-After a failure nothing is tried for a while, which doubles with each further failure and ends with the first success: a full
-or dying disk costs requests next to nothing, and one that has recovered is used again. Callers: the writer, the loads.
+After a failure nothing is tried for a while, which doubles with each further failure and ends with the first
+success: a full or dying disk costs requests next to nothing, and one that has recovered is used again.
+Callers: the writer, the loads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """How much each token of a node mattered to the requests that used it: a running mean for each layer.
 
-One request's attention says little about the next one's, so nothing is forgotten but by the mean. Weights come normalised by
-the caller: each request counts once, however many queries it had. A request may have used only the beginning of the node: then its
-tokens alone are counted. Pure. Callers: what is learnt about a store's nodes, which splits it with its node.
+One request's attention says little about the next one's, so nothing is forgotten but by the mean. Weights
+come normalised by the caller: each request counts once, however many queries it had. A request may have used
+only the beginning of the node: then its tokens alone are counted. Pure. Callers: what is learnt about a
+store's nodes, which splits it with its node.
 
-Invariants (`check_integrity`): every layer has a mean for each token, none negative; tokens that no request has used have zero, and
-stand after those that some have.
+Invariants (`check_integrity`): every layer has a mean for each token, none negative;
+tokens that no request has used have zero, and stand after those that some have.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class NodeImportance:
         return self._uses[0]
 
     def record(self, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()) -> None:
-        """One request's weights, (layer, token), of the node's first tokens or of all; and the tokens that each layer read for it."""
+        """One request's weights, (layer, token), of the node's first tokens or of all;
+        and the tokens that each layer read for it.
+        """
         num_used = len(weights[0]) if weights else 0
         fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
         if not fits or any(len(layer) != num_used for layer in weights):

@@ -1,9 +1,9 @@
 """What was learnt about a store's nodes, beside their segments: a small file a node, kept over a restart.
 
-    <first block's hash>.importance     CRC, a line of JSON (the node's blocks, how many layers), the packed numbers
+    <first block's hash>.importance     CRC, a line of JSON (the node's blocks, layers), the packed numbers
 
-Written whole under another name and renamed, like a segment, but not synced: what a crash loses is learnt again. Files that are
-damaged, or whose node is gone, go when they are read. Callers: the tiered reader.
+Written whole under another name and renamed, like a segment, but not synced: what a crash loses is learnt
+again. Files that are damaged, or whose node is gone, go when they are read. Callers: the tiered reader.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
 def load(
     folder: Path, *, stored: Collection[BlockHash], num_layers: int, block_tokens: int
 ) -> list[tuple[Blocks, NodeImportance]]:
-    """Of the nodes whose names are in `stored`, of a layout with so many layers and tokens a block; other files go."""
+    """Of the nodes whose names are in `stored`, of a layout with so many layers and tokens a block;
+    other files go.
+    """
     found = []
     for path in folder.glob(f"*{SUFFIX}"):
         try:

@@ -1,7 +1,8 @@
 """In which order a node's tokens are stored: a mapping list, and the chunks that a set of tokens needs.
 
-`slots[token]` is the place at which a token of the node is stored. Tokens keep their logical order everywhere else: prefixes
-are matched, and attention is computed, by logical position alone. A permutation of the node's own tokens, never across nodes.
+`slots[token]` is the place at which a token of the node is stored. Tokens keep their logical order everywhere
+else: prefixes are matched, and attention is computed, by logical position alone. A permutation of the node's
+own tokens, never across nodes.
 
 Pure. Callers: the segment writer, the reader of selected tokens, the background reordering.
 """
@@ -22,7 +23,9 @@ class TokenOrder:
 
     @classmethod
     def by_importance(cls, importance: Sequence[float]) -> TokenOrder:
-        """The most important tokens first, equal ones in logical order: any number of them lies in the fewest chunks."""
+        """The most important tokens first, equal ones in logical order:
+        any number of them lies in the fewest chunks.
+        """
         stored = sorted(range(len(importance)), key=lambda token: -importance[token])
         return cls.of_stored(stored)
 

@@ -1,10 +1,12 @@
-"""What requests have taught about the nodes of a store: each one's importance, and which are due to be reordered.
+"""What requests have taught about the nodes of a store:
+each one's importance, and which are due to be reordered.
 
-A node that was split since takes its tokens' means along; one that came back with other blocks starts anew. A node is due after 2
-requests that used it, and then each time their number has doubled since it was reordered: means move ever more slowly.
+A node that was split since takes its tokens' means along; one that came back with other blocks starts anew. A
+node is due after 2 requests that used it, and then each time their number has doubled since it was reordered:
+means move ever more slowly.
 
-Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for; what is due, reordered or unsaved has importance.
-Pure. Caller: the tiered reader, in its own thread.
+Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for;
+what is due, reordered or unsaved has importance. Pure. Caller: the tiered reader, in its own thread.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Learnt:
     def record(
         self, blocks: Blocks, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()
     ) -> None:
-        """One request's, (layer, token), of the node's first tokens or of all; and the tokens that each layer read for it."""
+        """One request's, (layer, token), of the node's first tokens or of all;
+        and the tokens that each layer read for it.
+        """
         importance = self.known(blocks)
         if importance is None:
             importance = NodeImportance(
@@ -64,7 +68,9 @@ class Learnt:
         return name
 
     def orders(self, blocks: Blocks) -> list[TokenOrder] | None:
-        """The most important tokens first, for each layer; None: nothing is known of them. The node is taken to be reordered so."""
+        """The most important tokens first, for each layer; None: nothing is known of them.
+        The node is taken to be reordered so.
+        """
         importance = self.known(blocks)
         if importance is None:
             return None

@@ -1,10 +1,12 @@
-"""The radix tree of stored prefixes: each node a run of blocks, named by the block hashes that the engine and vLLM use.
+"""The radix tree of stored prefixes: each node a run of blocks,
+named by the block hashes that the engine and vLLM use.
 
-A block hash names its whole prefix, so a node is found by its first block's hash alone, and two nodes never hold the same
-block. Where a new prefix leaves a node in its middle, the node is split; the head keeps the node's name.
+A block hash names its whole prefix, so a node is found by its first block's hash alone, and two nodes never
+hold the same block. Where a new prefix leaves a node in its middle, the node is split; the head keeps the
+node's name.
 
-Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes; nodes are not empty.
-Pure. Caller: the prefix store, which does on disk what `insert` reports.
+Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes;
+nodes are not empty. Pure. Caller: the prefix store, which does on disk what `insert` reports.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class PrefixTree:
         return found
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of a prefix's first blocks are in the tree: a block is there only after all those before it."""
+        """How many of a prefix's first blocks are in the tree:
+        a block is there only after all those before it.
+        """
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
     def split(self, head: Node, num_blocks: int) -> Node:
@@ -103,7 +107,9 @@ class PrefixTree:
     def attach(
         self, hashes: Sequence[BlockHash], *, first_block: int, parent_hash: BlockHash | None
     ) -> Node | None:
-        """Put a node back that was in a tree before. None: its blocks are there already, or its parent's end is not."""
+        """Put a node back that was in a tree before.
+        None: its blocks are there already, or its parent's end is not.
+        """
         if not self._node_of.keys().isdisjoint(hashes):
             return None
         parent = self._node_of.get(parent_hash) if parent_hash is not None else None

@@ -36,7 +36,9 @@ def locked(folder: Path) -> int:
 
 
 def check_manifest(folder: Path, layout: KvLayout) -> None:
-    """Write it where there is none. LayoutMismatchError: it is another model's folder. StoreError: it cannot be read."""
+    """Write it where there is none. LayoutMismatchError: it is another model's folder.
+    StoreError: it cannot be read.
+    """
     path = folder / _NAME
     wanted = {"format": _FORMAT, **asdict(layout)}
     if not path.exists():

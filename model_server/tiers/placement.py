@@ -1,12 +1,13 @@
 """Which chunks the fast tiers keep: by score, with a lazily updated min-heap for each tier.
 
-Disk holds a full copy of every chunk, so whatever falls out of a tier is just dropped: nothing here can write back. A chunk that
-is used enters the fastest tier whose weakest chunks it beats; what it displaces there tries the next tier in the same way.
-Uses of chunks are counted as long as disk has them, in a tier or not. A request reads the chunks of a node one after the other, and
-each would be stronger by that one use than those that it has not come to: among chunks of one node, the use that is just made is left out.
+Disk holds a full copy of every chunk, so whatever falls out of a tier is just dropped: nothing here can write
+back. A chunk that is used enters the fastest tier whose weakest chunks it beats; what it displaces there
+tries the next tier in the same way. Uses of chunks are counted as long as disk has them, in a tier or not. A
+request reads the chunks of a node one after the other, and each would be stronger by that one use than those
+that it has not come to: among chunks of one node, the use that is just made is left out.
 
-Scores: `by_uses_and_importance`, the default; `by_importance` (important tokens x uses: the document's); for comparison `by_uses`
-(LFU, with the same full history) and `by_age` (LRU). Decision 0106 has their figures.
+Scores: `by_uses_and_importance`, the default; `by_importance` (important tokens x uses: the document's); for
+comparison `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106 has their figures.
 
 Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 
@@ -50,7 +51,8 @@ _HEAD_START_USES = 2.0
 
 
 def by_uses_and_importance(use: ChunkUse) -> float:
-    """Uses decide. A chunk that reordering has just made starts with half of the uses that its tokens had before, two at the most.
+    """Uses decide. A chunk that reordering has just made starts with half of the uses that its tokens had
+    before, two at the most.
 
     Of two chunks that were used alike the one with more important tokens is stronger.
     """
@@ -88,7 +90,8 @@ class _Tier(Generic[K]):
 class TieredPlacement(Generic[K]):
     """`capacities_bytes`: of the tiers, fastest first; disk is the one below them and has no entry.
 
-    `forgetful`, for comparison: as caches with `by_uses` mostly are, whatever is used enters, and what falls out loses its count.
+    `forgetful`, for comparison: as caches with `by_uses` mostly are, whatever is used enters,
+    and what falls out loses its count.
     """
 
     def __init__(
@@ -125,10 +128,11 @@ class TieredPlacement(Generic[K]):
     def use(
         self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0, node: Hashable = None
     ) -> tuple[int, dict[K, int]]:
-        """A chunk is read. Gives the tier where it was found, and the tier of each chunk, its own included, that has moved for it.
+        """A chunk is read. Gives the tier where it was found, and the tier of each chunk, its own included,
+        that has moved for it.
 
-        `num_important` is how many of its tokens are important to this use. `earlier` counts at a chunk's first use alone: how often
-        its tokens mattered before it was made of them, `node` likewise.
+        `num_important` is how many of its tokens are important to this use. `earlier` counts at a chunk's
+        first use alone: how often its tokens mattered before it was made of them, `node` likewise.
         """
         self._now += 1
         use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier, node=node))
@@ -155,7 +159,9 @@ class TieredPlacement(Generic[K]):
     def adopt(
         self, key: K, *, size_bytes: int, num_important: float, num_uses: int, node: Hashable = None
     ) -> dict[K, int]:
-        """A chunk takes the place of others that are forgotten, with their uses. Gives what has moved, as `use` does."""
+        """A chunk takes the place of others that are forgotten, with their uses.
+        Gives what has moved, as `use` does.
+        """
         assert key not in self._uses, "it is new"
         self._now += 1
         self._uses[key] = ChunkUse(size_bytes, num_important, num_uses, self._now, node=node)
@@ -203,7 +209,9 @@ class TieredPlacement(Generic[K]):
         return self._score(use)
 
     def _place(self, key: K, first_tier: int, moved: dict[K, int]) -> None:
-        """Into the first tier from `first_tier` on where it is stronger than what has to go, or on disk alone."""
+        """Into the first tier from `first_tier` on where it is stronger than what has to go,
+        or on disk alone.
+        """
         for number in range(first_tier, len(self._tiers)):
             displaced = self._make_room(number, key)
             if displaced is not None:
@@ -215,7 +223,9 @@ class TieredPlacement(Generic[K]):
         moved[key] = len(self._tiers)
 
     def _make_room(self, number: int, key: K) -> list[K] | None:
-        """What had to leave the tier for `key`; None, and nothing changed, where that would be as strong as `key`."""
+        """What had to leave the tier for `key`;
+        None, and nothing changed, where that would be as strong as `key`.
+        """
         tier, use = self._tiers[number], self._uses[key]
         if use.size_bytes > tier.capacity_bytes:
             return None

@@ -1,14 +1,15 @@
 """Prefixes read through the tiers: probed keys of every token, then only the chunks that hold chosen ones.
 
-`TieredReader` owns the fast tiers over one store: what is resident, what every token of a node mattered so far, and one thread
-that does all reads. While a layer computes, that thread already fetches the probed keys of the next ones and the chunks that nearly
-every request reads of the next one. A `TieredPrefix` is what one request has of all this.
+`TieredReader` owns the fast tiers over one store: what is resident, what every token of a node mattered so
+far, and one thread that does all reads. While a layer computes, that thread already fetches the probed keys
+of the next ones and the chunks that nearly every request reads of the next one. A `TieredPrefix` is what one
+request has of all this.
 
-What is owned here is touched in that thread alone, so nothing needs a lock; who calls from another one waits for it, but not for
-ever.
+What is owned here is touched in that thread alone, so nothing needs a lock;
+who calls from another one waits for it, but not for ever.
 
-Invariants (`check_integrity`, between requests): exactly the chunks that are placed in a fast tier are held, each of its size; only
-segments that the store has are known.
+Invariants (`check_integrity`, between requests): exactly the chunks that are placed in a fast tier are held,
+each of its size; only segments that the store has are known.
 
 Callers: whoever makes views for requests; the benchmarks.
 """
@@ -65,8 +66,9 @@ class TieredReader:
     ) -> None:
         """`capacities_bytes`: GPU (in main memory too, where the model computes on the CPU), then CPU.
 
-        `score`, `forgetful`: as the placement has them. `device`: where the model computes. The first tier's chunks are kept there, and what is read is given there.
-        `patience_s`: how long a read may take before who waits for it gets a TimeoutError.
+        `score`, `forgetful`: as the placement has them. `device`: where the model computes. The first tier's
+        chunks are kept there, and what is read is given there. `patience_s`: how long a read may take before
+        who waits for it gets a TimeoutError.
         """
         self.store = store
         self.records = records
@@ -115,7 +117,8 @@ class TieredReader:
     def wait_for(self, work: Future[_T]) -> _T:
         """What the reader's thread does. TimeoutError, an OSError: the disk hangs.
 
-        Work is done in its order: as long as one piece of it is waited for in vain, so would be those behind it.
+        Work is done in its order: as long as one piece of it is waited for in vain,
+        so would be those behind it.
         """
         hangs = self._waited_in_vain is not None and not self._waited_in_vain.done()
         try:
@@ -133,7 +136,9 @@ class TieredReader:
         self._thread.submit(self._stage, layer, parts, staged)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
-        """A request's first tokens are computed: what its choices looked at becomes part of the running means."""
+        """A request's first tokens are computed:
+        what its choices looked at becomes part of the running means.
+        """
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
@@ -141,7 +146,9 @@ class TieredReader:
         return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:
-        """Pack what mattered into dense chunks, in every node that has been used. Gives how many nodes. Any thread may call it."""
+        """Pack what mattered into dense chunks, in every node that has been used. Gives how many nodes.
+        Any thread may call it.
+        """
         return sum(self._reorder(old) for old in self.store.segments())
 
     def reorder_next(self) -> bool:
@@ -156,7 +163,9 @@ class TieredReader:
         return False
 
     def _reorder(self, old: Segment) -> bool:
-        """What the fast tiers held of it they go on holding, where the new chunks can be made of what they held."""
+        """What the fast tiers held of it they go on holding,
+        where the new chunks can be made of what they held.
+        """
         orders = self._thread.submit(self._begin_reordering, old).result()
         if orders is None:
             return False
@@ -179,7 +188,9 @@ class TieredReader:
         self.wait_for(self._thread.submit(save))
 
     def listen(self, tell: Tell) -> None:
-        """From now on `tell` hears which nodes the fast tiers hold as a whole; and first of those that they hold now."""
+        """From now on `tell` hears which nodes the fast tiers hold as a whole;
+        and first of those that they hold now.
+        """
 
         def start() -> None:
             self._residency.tell = tell
@@ -276,7 +287,9 @@ class TieredReader:
         return Load(disk_bytes=num_bytes[False], held_bytes=num_bytes[True])
 
     def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
-        """For each layer, of what each chunk holds, when the segment's first chunk is used: reordering does not start from nothing."""
+        """For each layer, of what each chunk holds, when the segment's first chunk is used:
+        reordering does not start from nothing.
+        """
         if (known := self._earlier.get(segment)) is not None:
             return known
         earlier: list[dict[int, int]] = [{} for _ in segment.orders]
@@ -313,7 +326,9 @@ class TieredReader:
         self._forget_replaced()
 
     def _carry_over(self, old: Segment, new: Segment, layer: int) -> None:
-        """Chunks of a layer whose tokens were all in fast tiers, from the places they had to those they have now."""
+        """Chunks of a layer whose tokens were all in fast tiers,
+        from the places they had to those they have now.
+        """
         numbers = range(PROBE, self.store.layout.num_chunks(old.num_tokens))
         keys = {chunk: (old, layer, chunk) for chunk in numbers}
         held = {chunk: self._held[key] for chunk, key in keys.items() if key in self._held}

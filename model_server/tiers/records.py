@@ -1,7 +1,7 @@
 """Keys and values of a model's memory as the bytes that segments hold, and back.
 
-A token's record in a layer is its probed keys, then everything else: the other keys and all values. Callers: whoever stores prefixes
-(of a memory or of copied blocks), the reader (bytes to tensors), benchmarks.
+A token's record in a layer is its probed keys, then everything else: the other keys and all values.
+Callers: whoever stores prefixes (of a memory or of copied blocks), the reader (bytes to tensors), benchmarks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Records:
         return layers
 
     def of_blocks(self, content: torch.Tensor) -> list[LayerRecords]:
-        """Of blocks that were copied out of a memory: (layer, keys and values, block, slot, head, dim), on the CPU."""
+        """Of blocks that were copied out of a memory:
+        (layer, keys and values, block, slot, head, dim), on the CPU.
+        """
         layers = []
         for layer in content:
             keys, values = (part.flatten(0, 1) for part in layer)

@@ -1,8 +1,9 @@
-"""When nodes are reordered in the background: while the engine is idle, and otherwise for a bounded share of the time.
+"""When nodes are reordered in the background:
+while the engine is idle, and otherwise for a bounded share of the time.
 
-One thread, one node after the other; a node is at most `writer.NODE_TOKENS` tokens, so a request that comes meanwhile waits
-for one node's share of the interpreter at most. After a failure, of the disk or any other, nothing is tried for a while.
-Caller: the served tiers.
+One thread, one node after the other; a node is at most `writer.NODE_TOKENS` tokens, so a request that comes
+meanwhile waits for one node's share of the interpreter at most. After a failure, of the disk or any other,
+nothing is tried for a while. Caller: the served tiers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class BackgroundReordering:
         clock: Callable[[], float],
         stop_within: Callable[[float], bool] | None = None,
     ) -> None:
-        """`reorder_next` reorders one node; False: none is due. `busy_share`: of the time, while the engine computes.
+        """`reorder_next` reorders one node; False: none is due.
+        `busy_share`: of the time, while the engine computes.
 
         `stop_within` waits so many seconds, and says whether to stop then.
         """

@@ -1,4 +1,6 @@
-"""Chunks of a reordered layer, made of those of its old order that are at hand. Pure. Caller: the tiered reader."""
+"""Chunks of a reordered layer, made of those of its old order that are at hand. Pure.
+Caller: the tiered reader.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from model_server.tiers.segment import KvLayout
 def repacked(
     held: Mapping[int, torch.Tensor], old: TokenOrder, new: TokenOrder, *, layout: KvLayout
 ) -> dict[int, tuple[torch.Tensor, tuple[int, ...]]]:
-    """New chunks whose tokens are all in `held` (old chunk -> its bytes), each with the old chunks that it is made of."""
+    """New chunks whose tokens are all in `held` (old chunk -> its bytes),
+    each with the old chunks that it is made of.
+    """
     size, num_tokens = layout.chunk_tokens, len(old.slots)
     at_hand = {chunk: content.cpu() for chunk, content in held.items() if chunk >= 0}
     records = torch.empty(num_tokens, layout.rest_bytes, dtype=torch.uint8)

@@ -1,9 +1,10 @@
 """Which nodes the fast tiers hold as a whole, told as it changes.
 
-A node is told of when all its chunks, of all layers, are in a fast tier, and again when the first one leaves. Pure. Caller: the
-tiered reader, in its own thread.
+A node is told of when all its chunks, of all layers, are in a fast tier,
+and again when the first one leaves. Pure. Caller: the tiered reader, in its own thread.
 
-Invariants (`check_integrity`, with the chunks that are held): counts are those of the held chunks; told are the whole nodes.
+Invariants (`check_integrity`, with the chunks that are held): counts are those of the held chunks;
+told are the whole nodes.
 """
 
 from __future__ import annotations

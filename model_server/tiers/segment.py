@@ -1,12 +1,15 @@
-"""One radix node's KV as a file: probed keys of all tokens in logical order, the rest in chunks in stored order.
+"""One radix node's KV as a file: probed keys of all tokens in logical order,
+the rest in chunks in stored order.
 
     magic, length and CRC of the description
-    description: JSON (block hashes, place in the tree), mapping lists (16 bits a token and layer), CRC of each chunk
-    for each layer: the probed keys, one chunk; then chunks of `chunk_tokens` tokens with the other keys and all values
+    description: JSON (block hashes, place in the tree), mapping lists (16 bits a token and layer), CRC of
+    each chunk for each layer: the probed keys, one chunk; then chunks of `chunk_tokens` tokens with the other
+    keys and all values
 
-A file is written whole, and under its name it is complete. What is cut off or altered is noticed by length or CRC, and a file that
-somebody else made is believed no further than it fits. A segment that is replaced stays readable as it was while its file is among
-those that are open; then it is `DamagedSegmentError`, and its reader computes.
+A file is written whole, and under its name it is complete. What is cut off or altered is noticed by length or
+CRC, and a file that somebody else made is believed no further than it fits. A segment that is replaced stays
+readable as it was while its file is among those that are open; then it is `DamagedSegmentError`, and its
+reader computes.
 
 Callers: the store.
 """
@@ -195,7 +198,9 @@ class Segment:
             raise ValueError(f"{wanted} bytes are wanted")
 
     def _read_numbers(self, numbers: bytes) -> None:
-        """The mapping lists, then the checksums. Layers whose order is the logical one share it: most nodes have no other."""
+        """The mapping lists, then the checksums.
+        Layers whose order is the logical one share it: most nodes have no other.
+        """
         layout, logical = self._layout, TokenOrder.logical(self.num_tokens)
         row = 2 * self.num_tokens
         self.orders = []

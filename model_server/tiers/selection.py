@@ -1,8 +1,10 @@
 """Which tokens of a stored prefix a request's new queries need, layer by layer: the probe with a few heads.
 
-The keys of the first heads are read for all tokens. The softmax weights of the new queries on them give each head its top-k
-set; where these sets are alike enough their sum picks the layer's tokens, and where they are not the layer gets everything, so
-that its output is exact. Chosen tokens that stand alone in a chunk may be swapped for others of chunks that are read anyway. Under grouped queries the keys are those of the KV heads which the first query heads use.
+The keys of the first heads are read for all tokens. The softmax weights of the new queries on them give each
+head its top-k set; where these sets are alike enough their sum picks the layer's tokens, and where they are
+not the layer gets everything, so that its output is exact. Chosen tokens that stand alone in a chunk may be
+swapped for others of chunks that are read anyway. Under grouped queries the keys are those of the KV heads
+which the first query heads use.
 
 Callers: the selective view; the accuracy benchmark, which compares other choices.
 """
@@ -42,7 +44,8 @@ class Seen:
     """(prefix tokens, then those up to the last query's own, probed KV head, dim)"""
     scaling: float
     chunks: torch.Tensor | None = None
-    """(prefix tokens,): the chunk that holds each one, numbered from 0; None where nothing is read in chunks."""
+    """(prefix tokens,): the chunk that holds each one, numbered from 0;
+    None where nothing is read in chunks."""
 
 
 Chooser = Callable[[Seen], Choice]
@@ -54,7 +57,9 @@ def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_he
 
 
 def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
-    """(head, prefix token): mean over the new queries, of the first `num_heads` query heads; `group` of them share a KV head."""
+    """(head, prefix token): mean over the new queries, of the first `num_heads` query heads;
+    `group` of them share a KV head.
+    """
     queries = seen.query.shape[0]
     keys = seen.keys[:, [head // group for head in range(num_heads)]]
     weights = attention_weights(
@@ -96,9 +101,11 @@ def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Te
 def in_few_chunks(
     importance: torch.Tensor, chosen: torch.Tensor, *, chunks: torch.Tensor, share: float
 ) -> torch.Tensor:
-    """As many tokens as `chosen`, from fewer chunks: those that hold most of the chosen ones' weight, up to `share` of it.
+    """As many tokens as `chosen`, from fewer chunks:
+    those that hold most of the chosen ones' weight, up to `share` of it.
 
-    A chosen token that stands alone among others costs a whole chunk; the next-best token of a chunk that is read anyway costs nothing.
+    A chosen token that stands alone among others costs a whole chunk;
+    the next-best token of a chunk that is read anyway costs nothing.
     """
     held = torch.zeros(int(chunks.max()) + 1, dtype=torch.float64, device=importance.device)
     held.index_add_(0, chunks[chosen], importance[chosen].double())

@@ -1,17 +1,22 @@
-"""The tiers under a running engine: what its blocks no longer hold is loaded back, and what it computes is stored.
+"""The tiers under a running engine: what its blocks no longer hold is loaded back,
+and what it computes is stored.
 
 Three threads come here, each for its own part:
-- the loader's (`fetch`, `learn_from`, `listen`, `close`), which may wait for the disk: the prefix of a request that waits is read and checked before the request is admitted, so neither the
-  engine nor another request waits for a disk, and a damaged file only means that the prefix is computed;
-- the step's (`execute`, `save`): what was loaded is copied into blocks, then the step is computed, then finished prompts are
-  copied out of the blocks, which nobody can overwrite before the next step, and left to the writer;
+- the loader's (`fetch`, `learn_from`, `listen`, `close`), which may wait for the disk: the prefix of a
+  request that waits is read and checked before the request is admitted, so neither the engine nor another
+  request waits for a disk, and a damaged file only means that the prefix is computed;
+- the step's (`execute`, `save`): what was loaded is copied into blocks, then the step is computed, then
+  finished prompts are copied out of the blocks, which nobody can overwrite before the next step, and left to
+  the writer;
 - the event loop's (`num_held`, `status`): looks, and waits for nobody.
 
-A prefix is stored when its prompt is computed, not when its blocks are about to be reused: the eviction would have to
-wait for the copy in the middle of a step, and a process that dies would take with it all that was still in memory.
+A prefix is stored when its prompt is computed, not when its blocks are about to be reused: the eviction would
+have to wait for the copy in the middle of a step, and a process that dies would take with it all that was
+still in memory.
 
-Stored are exact prefixes. One of an adapter is kept with a digest of the adapter's files, as they were when it was loaded: they may
-change under its name and path while the server is down, and then the prefix is as good as gone.
+Stored are exact prefixes. One of an adapter is kept with a digest of the adapter's files, as they were when
+it was loaded: they may change under its name and path while the server is down, and then the prefix is as
+good as gone.
 
 Callers: the server.
 """
@@ -123,7 +128,8 @@ class ServedTiers:
             self._records,
             self._selection or SelectionSettings(),
             capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
-            # What is loaded whole waits in main memory for its blocks; only selective reads are used where the model computes.
+            # What is loaded whole waits in main memory for its blocks;
+            # only selective reads are used where the model computes.
             device=model.memory.device if self._selection else torch.device("cpu"),
         )
         self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
@@ -146,7 +152,9 @@ class ServedTiers:
         return self._records.shape.bytes_per_token * self.store.layout.block_tokens
 
     def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
-        """In the background. Where everything is loaded nothing is learnt that nodes could be reordered by."""
+        """In the background. Where everything is loaded nothing is learnt that nodes could be reordered
+        by.
+        """
         if self._selection is None or not self.settings.reorder_share:
             return
         self._reordering = BackgroundReordering(
@@ -192,14 +200,18 @@ class ServedTiers:
     # The loader's thread.
 
     def listen(self, tell: Tell) -> None:
-        """From now on `tell`, by any thread, hears what comes and goes; and first of what is there. Waits for reads."""
+        """From now on `tell`, by any thread, hears what comes and goes; and first of what is there.
+        Waits for reads.
+        """
         self.store.listen(tell)
         self.reader.listen(tell)
 
     def fetch(
         self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
     ) -> LoadedPrefix | OutsidePrefix | None:
-        """What the store has of a prefix of which `first_block` blocks are known already. None: no more than these."""
+        """What the store has of a prefix of which `first_block` blocks are known already.
+        None: no more than these.
+        """
         prefix, weights = None, self._weights(adapter)
         if weights is None or not self._health.may_try(now=self._clock()):
             return None
@@ -258,7 +270,9 @@ class ServedTiers:
         self.store.drop_unreadable(segment for segment, _ in (prefix.parts if prefix else ()))
 
     def learn_from(self, request: Request) -> None:
-        """Its prompt is computed: what its first tokens looked at in a selective load counts for later requests."""
+        """Its prompt is computed: what its first tokens looked at in a selective load counts for later
+        requests.
+        """
         if isinstance(request.stored, OutsidePrefix):
             self._health.worked()  # it has been read, which was still to come when it was fetched
             view = _view_of(request)
@@ -330,7 +344,9 @@ class ServedTiers:
         return copied
 
     def _compute_prefix(self, plan: StepPlan, request: Request) -> None:
-        """Into its own blocks, which it has for these tokens too: from now on it reads them like any other request."""
+        """Into its own blocks, which it has for these tokens too:
+        from now on it reads them like any other request.
+        """
         [table] = [chunk.table for chunk in plan.chunks if chunk.request is request]
         assert isinstance(request.stored, OutsidePrefix)
         num_tokens = request.stored.num_blocks * self.store.layout.block_tokens
@@ -343,7 +359,9 @@ class ServedTiers:
             self._model.forward(StepPlan((Chunk(request, start, count, False, table),)))
 
     def close(self, *, timeout_s: float) -> None:
-        """What waits to be written is, as far as the time allows. Who still writes then keeps the folder until the process ends."""
+        """What waits to be written is, as far as the time allows.
+        Who still writes then keeps the folder until the process ends.
+        """
         if not self.writer.drain(timeout_s=timeout_s):
             _log.warning("not all prefixes were stored within %.0f s", timeout_s)
         last_s = min(timeout_s, _LAST_NODE_S)

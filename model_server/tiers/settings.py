@@ -1,7 +1,7 @@
 """What a selective load and a server's store are told.
 
-Plain values, checked once. Callers: everything that selects, the hash key under which approximate results are kept, the
-server's flags.
+Plain values, checked once. Callers: everything that selects,
+the hash key under which approximate results are kept, the server's flags.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class SelectionSettings:
     probe_heads: int = PROBE_HEADS
     alpha: float = DEFAULT_ALPHA
     chunk_share: float = FEW_CHUNKS
-    """Of the chosen tokens' weight, what the chunks that are read have to hold. Under 1 the chunks that hold least are left out, and their
-    tokens replaced by the best ones of chunks that are read. At 1, the document's rule, a chunk is read for one chosen token."""
+    """Of the chosen tokens' weight, what the chunks that are read have to hold. Under 1 the chunks that hold
+    least are left out, and their tokens replaced by the best ones of chunks that are read. At 1, the
+    document's rule, a chunk is read for one chosen token."""
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -39,7 +40,9 @@ class SelectionSettings:
 
     @property
     def cache_key(self) -> str:
-        """What the hashes of blocks cover that were computed after such a load: they are no exact ones, nor those of other settings."""
+        """What the hashes of blocks cover that were computed after such a load:
+        they are no exact ones, nor those of other settings.
+        """
         few_chunks = f":{self.chunk_share:g}" if self.chunk_share < EVERY_CHUNK else ""
         heads = f":heads={self.probe_heads}" if self.probe_heads != PROBE_HEADS else ""
         alpha = f":alpha={self.alpha:g}" if self.alpha != DEFAULT_ALPHA else ""
@@ -64,7 +67,8 @@ class KvStoreSettings:
     device_bytes: int = 0
     """The model's device's memory for them, beside the engine's blocks."""
     ratio: float = 1.0
-    """1: stored prefixes are loaded whole, and answers are exact. Less: only so much of their tokens is read."""
+    """1: stored prefixes are loaded whole, and answers are exact.
+    Less: only so much of their tokens is read."""
     mode: Mode = "load"
     """auto: a prefix whose computation is expected to take less time than its load is computed."""
     chunk_tokens: int = 16
@@ -73,7 +77,8 @@ class KvStoreSettings:
     pending_bytes: int = 512_000_000
     """What may wait to be written; prefixes beyond that are not stored."""
     reorder_share: float = 0.05
-    """Of the time, while the engine computes, for packing important tokens together; 0: never, not even while it is idle."""
+    """Of the time, while the engine computes, for packing important tokens together; 0:
+    never, not even while it is idle."""
     staged_bytes: int = 1_000_000_000
     """What may be loaded ahead for requests that wait for their admission."""
 

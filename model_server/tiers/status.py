@@ -1,4 +1,6 @@
-"""What a running store can say of itself. Plain numbers since the start. Callers: the served tiers (make), metrics (tell)."""
+"""What a running store can say of itself. Plain numbers since the start.
+Callers: the served tiers (make), metrics (tell).
+"""
 
 from __future__ import annotations
 

@@ -1,20 +1,23 @@
-"""The disk tier: a folder with a full copy of every prefix node's KV, one segment file each, under a size limit.
+"""The disk tier: a folder with a full copy of every prefix node's KV, one segment file each,
+under a size limit.
 
     manifest.json     whose KV this is; another model, type or layout is refused
     <first block's hash>.kv
 
-The tree of prefixes is not written down: each segment says where it belongs. So there is nothing that could disagree with the
-files after a crash: a segment whose parent is gone, or whose blocks another one has already (a split that was cut off between
-its two writes), is dropped when the folder is opened, and so is whatever is damaged.
+The tree of prefixes is not written down: each segment says where it belongs. So there is nothing that could
+disagree with the files after a crash: a segment whose parent is gone, or whose blocks another one has already
+(a split that was cut off between its two writes), is dropped when the folder is opened, and so is whatever is
+damaged.
 
-One process at a time has the folder (flock); its threads may read, put and reorder together. Writers wait for each other, and
-nobody who looks something up waits for a file to be written. A reader keeps the segment it was given, whatever replaces it.
-Where room is wanted the node goes that was used longest ago. Who uses a node uses those before it, and of equals the deeper one
-goes first, so that is always a leaf. After a restart what was written first counts as used first.
+One process at a time has the folder (flock); its threads may read, put and reorder together. Writers wait for
+each other, and nobody who looks something up waits for a file to be written. A reader keeps the segment it
+was given, whatever replaces it. Where room is wanted the node goes that was used longest ago. Who uses a node
+uses those before it, and of equals the deeper one goes first, so that is always a leaf. After a restart what
+was written first counts as used first.
 
-Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the limit; no node was
-used after one before it.
-Callers: the tiered reader, whoever computes prefixes, the background reordering.
+Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the
+limit; no node was used after one before it. Callers: the tiered reader, whoever computes prefixes, the
+background reordering.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class PrefixStore:
         capacity_bytes: int,
         disk: Disk | None = None,
     ) -> None:
-        """LayoutMismatchError: the folder belongs to another model. StoreError: to another process, or cannot be used."""
+        """LayoutMismatchError: the folder belongs to another model.
+        StoreError: to another process, or cannot be used.
+        """
         self.layout = layout
         self.disk = disk or Disk()
         self.capacity_bytes = capacity_bytes
@@ -87,7 +92,8 @@ class PrefixStore:
                 self._lock_file = -1
 
     def match(self, hashes: Sequence[BlockHash], *, weights: str = "") -> list[tuple[Segment, int]]:
-        """What is stored of a prefix: segments from its beginning, and how many blocks of each are the prefix's.
+        """What is stored of a prefix: segments from its beginning,
+        and how many blocks of each are the prefix's.
 
         What other weights have computed under the same names is not the prefix's.
         """
@@ -98,7 +104,9 @@ class PrefixStore:
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
 
     def num_held(self, hashes: Sequence[BlockHash], *, weights: str = "") -> int:
-        """How many of a prefix's first blocks are stored. A hint: nobody is waited for, and it may be over in a moment."""
+        """How many of a prefix's first blocks are stored.
+        A hint: nobody is waited for, and it may be over in a moment.
+        """
         return self._tree.num_held(hashes) if self._are_of(hashes, weights) else 0
 
     def put(
@@ -113,10 +121,10 @@ class PrefixStore:
     ) -> int:
         """Store a prefix of full blocks, as far as it is not there. Gives how many blocks are new.
 
-        `layers`: the records of all its tokens from block `first_block` on; where the store does not have what stands before,
-        nothing is stored. `token_ids` (from there on, too) and `scope` are for those who are told. What other `weights` have
-        computed under the same names goes. StoreError: they are of another shape, or more than the store can hold. OSError: of
-        the disk; what was there is there.
+        `layers`: the records of all its tokens from block `first_block` on; where the store does not have
+        what stands before, nothing is stored. `token_ids` (from there on, too) and `scope` are for those who
+        are told. What other `weights` have computed under the same names goes. StoreError: they are of
+        another shape, or more than the store can hold. OSError: of the disk; what was there is there.
         """
         self._check_shape(hashes, layers, first_block=first_block)
         with self._writing:
@@ -145,7 +153,9 @@ class PrefixStore:
             return len(hashes) - covered
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
-        """Store a node's tokens in another order, without holding up readers. None: the node has changed or is gone."""
+        """Store a node's tokens in another order, without holding up readers.
+        None: the node has changed or is gone.
+        """
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
         with self._writing:
             name = old.place.hashes[0]
@@ -157,7 +167,9 @@ class PrefixStore:
             return written
 
     def drop_damaged(self, damaged: Segment) -> None:
-        """A reader found bytes that were not written: the node and all that hangs on it goes, to be computed again."""
+        """A reader found bytes that were not written:
+        the node and all that hangs on it goes, to be computed again.
+        """
         with self._writing, self._lock:
             name = damaged.place.hashes[0]
             node = self._tree.find(name)
@@ -165,7 +177,9 @@ class PrefixStore:
                 self._remove(node)
 
     def drop_unreadable(self, segments: Iterable[Segment]) -> None:
-        """Read all of these, one of which made trouble, and drop what is damaged. A file that cannot be removed stays behind."""
+        """Read all of these, one of which made trouble, and drop what is damaged.
+        A file that cannot be removed stays behind.
+        """
         for own in segments:
             try:
                 own.check_integrity()
@@ -241,7 +255,9 @@ class PrefixStore:
         self._make_room(0, keep=())
 
     def _are_of(self, hashes: Sequence[BlockHash], weights: str) -> bool:
-        """Nothing else has computed what is stored under these names: all that hangs together is of the same weights."""
+        """Nothing else has computed what is stored under these names:
+        all that hangs together is of the same weights.
+        """
         first = self._segments.get(hashes[0]) if hashes else None
         return first is None or first.place.weights == weights
 
@@ -270,7 +286,9 @@ class PrefixStore:
             raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
     def _split(self, node: Node, num_blocks: int) -> None:
-        """The tail first: were the head cut short before, the tail's blocks would be nowhere if the process died."""
+        """The tail first: were the head cut short before,
+        the tail's blocks would be nowhere if the process died.
+        """
         old = self._segments[node.name]
         cut = num_blocks * self.layout.block_tokens
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
@@ -333,7 +351,9 @@ class PrefixStore:
         return layout.data_bytes(num_blocks * layout.block_tokens) + described
 
     def _make_room(self, num_bytes: int, *, keep: Collection[BlockHash]) -> None:
-        """`keep`: the nodes that were just used. StoreError: it would not be enough if all others went; they stay."""
+        """`keep`: the nodes that were just used.
+        StoreError: it would not be enough if all others went; they stay.
+        """
         kept_bytes = sum(self._segments[name].size_bytes for name in keep)
         if kept_bytes + num_bytes > self.capacity_bytes:
             raise StoreError(
@@ -349,7 +369,9 @@ class PrefixStore:
             self._remove(node)
 
     def _remove(self, node: Node) -> None:
-        """The node and all behind it. OSError: a file could not be removed; it goes when the store is opened next, or comes back."""
+        """The node and all behind it.
+        OSError: a file could not be removed; it goes when the store is opened next, or comes back.
+        """
         failed: OSError | None = None
         gone = [node]
         for one in gone:

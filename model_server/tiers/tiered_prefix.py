@@ -1,7 +1,8 @@
-"""One request's prefix in the tiers, as its view reads it: layer by layer, the probed keys first, then what was chosen.
+"""One request's prefix in the tiers, as its view reads it:
+layer by layer, the probed keys first, then what was chosen.
 
-What is read, and in which thread, is the reader's business; here is what is wanted, and where each token is in what came.
-Callers: the tiered reader (makes them), views.
+What is read, and in which thread, is the reader's business;
+here is what is wanted, and where each token is in what came. Callers: the tiered reader (makes them), views.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _T = TypeVar("_T")
 
 
 class Tiers(Protocol):
-    """What a prefix asks of the reader: where its tokens lie, and to fetch what is wanted in the reader's thread."""
+    """What a prefix asks of the reader:
+    where its tokens lie, and to fetch what is wanted in the reader's thread.
+    """
 
     records: Records
     device: torch.device
@@ -55,7 +58,8 @@ class TieredPrefix:
         self._block_tokens = reader.layout.block_tokens
         self._probes: dict[int, Future[list[torch.Tensor]]] = {}
         self._num_fetched_ahead = 0
-        """Layers whose probed keys are on their way or were here; again they come only when they are asked for again."""
+        """Layers whose probed keys are on their way or were here;
+        again they come only when they are asked for again."""
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}
         self._foreseen: torch.Tensor | None = None

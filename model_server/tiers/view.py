@@ -1,7 +1,8 @@
 """A request's view of a stored prefix: chosen tokens of it and all new ones, layer by layer.
 
-In each layer the first chunk of new tokens looks at the probed keys and chooses; what was chosen is read once and serves the
-request's later steps too. Where the prefix comes from is the source's business: paged memory, or the tiers.
+In each layer the first chunk of new tokens looks at the probed keys and chooses; what was chosen is read once
+and serves the request's later steps too. Where the prefix comes from is the source's business: paged memory,
+or the tiers.
 
 Callers: the paged model (`view_for`), the benchmarks.
 """
@@ -29,7 +30,9 @@ class PrefixSource(Protocol):
         ...
 
     def chunks(self, layer: int) -> torch.Tensor | None:
-        """(tokens,): the number of the chunk in which each one is read; None where nothing is read in chunks."""
+        """(tokens,): the number of the chunk in which each one is read;
+        None where nothing is read in chunks.
+        """
         ...
 
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +73,9 @@ class SelectiveView:
     def _select(
         self, layer: int, query: torch.Tensor, new_keys: torch.Tensor, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first chunk chooses. Between the prefix and its tokens may be others, which are in its blocks already."""
+        """The first chunk chooses.
+        Between the prefix and its tokens may be others, which are in its blocks already.
+        """
         probed = self._source.probe_keys(layer)
         seen = Seen(
             layer=layer,

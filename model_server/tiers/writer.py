@@ -1,9 +1,9 @@
 """Prefixes on their way to the store: one thread writes them, and nobody waits for it.
 
-What waits is bounded in bytes; what does not fit is not stored, and counted. A disk that fails is left alone for a while
-(`health`), and what comes meanwhile is not stored either: a request never notices. Whatever else goes wrong with one prefix is
-logged, and the thread goes on. It is a daemon, since a disk that hangs must not keep a process from ending: the store survives a
-write that is cut off.
+What waits is bounded in bytes; what does not fit is not stored, and counted. A disk that fails is left alone
+for a while (`health`), and what comes meanwhile is not stored either: a request never notices. Whatever else
+goes wrong with one prefix is logged, and the thread goes on. It is a daemon, since a disk that hangs must not
+keep a process from ending: the store survives a write that is cut off.
 
 Invariants (`check_integrity`): what waits adds up to `waiting_bytes`, and is at most `capacity_bytes`.
 Callers: the served tiers (offer, from the step thread), the server (drain).
@@ -102,7 +102,9 @@ class BackgroundWriter:
             return self._changed.wait_for(lambda: not self.waiting_bytes, timeout_s)
 
     def close(self, *, timeout_s: float) -> bool:
-        """What waits is not stored any more; what is being written is, if the process lives so long. False: it still is."""
+        """What waits is not stored any more; what is being written is, if the process lives so long.
+        False: it still is.
+        """
         with self._changed:
             self._closed = True
             while self._waiting:

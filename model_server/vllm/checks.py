@@ -1,7 +1,7 @@
 """What a launch profile may not say, because routing would go wrong without an error anywhere.
 
-Each check yields problems and looks at one thing; `problems` runs them all, so that a profile is mended in one go.
-The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
+Each check yields problems and looks at one thing; `problems` runs them all, so that a profile is mended in
+one go. The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
 """
 
 from __future__ import annotations
@@ -270,7 +270,9 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
 
 
 def _flag_of(arg: str) -> str:
-    """Without its value, and without the place in it: vLLM takes `--kv-events-config.endpoint=...` as well."""
+    """Without its value, and without the place in it:
+    vLLM takes `--kv-events-config.endpoint=...` as well.
+    """
     return arg.partition("=")[0].partition(".")[0].replace("_", "-")
 
 

@@ -1,4 +1,6 @@
-"""What is wrong with a launch profile: every problem at once, each with its reason and what to write instead."""
+"""What is wrong with a launch profile: every problem at once,
+each with its reason and what to write instead.
+"""
 
 from __future__ import annotations
 

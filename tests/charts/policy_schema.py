@@ -1,7 +1,9 @@
-"""`python -m tests.charts.policy_schema`: writes `policy` and `config` in the chart's values.schema.json anew.
+"""`python -m tests.charts.policy_schema`:
+writes `policy` and `config` in the chart's values.schema.json anew.
 
-`policy` comes from the CRD of the policy: helm then refuses what the API server would refuse of a policy object, before anything is
-installed. Of `config` the names of the fields are the picker's own. `make docs` runs this.
+`policy` comes from the CRD of the policy: helm then refuses what the API server would refuse of a policy
+object, before anything is installed. Of `config` the names of the fields are the picker's own. `make docs`
+runs this.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _WORKERS: Final = {"type": "integer", "minimum": 1, "maximum": 64}
 
 
 def policy_schema() -> dict[str, Any]:
-    """Of the value `policy`: a policy's spec without its target, and never only tried, since nothing else would route."""
+    """Of the value `policy`: a policy's spec without its target, and never only tried,
+    since nothing else would route."""
     spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     made = _converted(spec)
     del made["properties"]["targetRef"], made["required"]

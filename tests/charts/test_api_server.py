@@ -1,4 +1,5 @@
-"""The charts against a real API server: every object validated by it; install, upgrade, rollback and uninstall by the real helm."""
+"""The charts against a real API server: every object validated by it;
+install, upgrade, rollback and uninstall by the real helm."""
 
 from __future__ import annotations
 

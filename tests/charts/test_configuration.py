@@ -1,4 +1,5 @@
-"""The configuration that the charts write is one that the programs take: read by them, not compared with a text."""
+"""The configuration that the charts write is one that the programs take:
+read by them, not compared with a text."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ def test_behind_envoy_gateway_no_client_names_its_server_or_whom_that_one_calls(
 def test_the_route_of_a_gateway_that_takes_no_headers_from_the_picker_removes_what_servers_obey(
     helm: Helm,
 ) -> None:
-    """Not those of Envoys: there a route's filters come after the picker, and would remove what it has said."""
+    """Not those of Envoys: there a route's filters come after the picker,
+    and would remove what it has said."""
     for provider in ("nginx", "istio", "agentgateway", "ai-gateway", "gke", ""):
         values = {
             "shape": "gateway",
@@ -281,7 +283,7 @@ def test_a_field_that_the_program_lacks_is_found_by_its_own_check(helm: Helm, tm
         config_of(helm.render(GATEWAY, {"config": {"envoy": {"maxBodySize": 1}}}), tmp_path)
 
 
-# -- model servers ---------------------------------------------------------------------------------------------------
+# -- model servers -------------------------------------------------------------------------------------------
 
 POOLS = [{"name": "a"}, {"name": "b", "extraArgs": ["--tensor-parallel-size", "2"], "extraEnv": {"X": "1"}}]
 PROFILES: dict[str, dict[str, Any]] = {

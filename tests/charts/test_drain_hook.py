@@ -99,7 +99,8 @@ async def test_without_an_envoy_there_is_nothing_to_wait_for(tmp_path: Path) -> 
 
 
 async def test_an_envoy_that_does_not_say_how_many_requests_it_has_is_waited_for(tmp_path: Path) -> None:
-    """In its place something that closes connections unanswered for a while, as where it is too busy to say."""
+    """In its place something that closes connections unanswered for a while,
+    as where it is too busy to say."""
     asked, says = 0, b""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

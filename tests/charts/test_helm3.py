@@ -1,4 +1,5 @@
-"""The charts under helm 3, which many clusters still use: the same objects as under helm 4, and upgrades that leave alone what others own."""
+"""The charts under helm 3, which many clusters still use:
+the same objects as under helm 4, and upgrades that leave alone what others own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Python scripts that the charts put into pods, as processes: vLLM's preStop hook, and the gateway's `helm test`."""
+"""The Python scripts that the charts put into pods, as processes:
+vLLM's preStop hook, and the gateway's `helm test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is in the images that buildah built from deploy/docker, and that an image which lacks something is not made."""
+"""What is in the images that buildah built from deploy/docker,
+and that an image which lacks something is not made."""
 
 from __future__ import annotations
 

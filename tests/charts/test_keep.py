@@ -1,4 +1,5 @@
-"""The script that keeps the picker running in Envoy's pod, as a process: who ends it, and what its probe says."""
+"""The script that keeps the picker running in Envoy's pod, as a process:
+who ends it, and what its probe says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The load test's Job: off by default, accepted by a real API server, and its arguments are ones that the generator takes."""
+"""The load test's Job: off by default, accepted by a real API server,
+and its arguments are ones that the generator takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Dashboard and alerts ask only for metrics and labels that exist: the picker's catalogue and the real Envoy's own page say which."""
+"""Dashboard and alerts ask only for metrics and labels that exist:
+the picker's catalogue and the real Envoy's own page say which."""
 
 from __future__ import annotations
 
@@ -203,7 +204,8 @@ def lost(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
 
 
 def test_grafanas_own_schema_knows_every_field_of_the_dashboard() -> None:
-    """Read by Grafana Labs' types of dashboards, panels and queries, and written again: what Grafana would not read is gone."""
+    """Read by Grafana Labs' types of dashboards, panels and queries, and written again:
+    what Grafana would not read is gone."""
     register_default_plugins()
     read = Dashboard.from_json(copy.deepcopy(DASHBOARD))
     written = json.loads(JSONEncoder().encode(read))

@@ -1,4 +1,5 @@
-"""Servers that span several nodes: what the LeaderWorkerSet of the chart model-server says of leaders and of workers."""
+"""Servers that span several nodes: what the LeaderWorkerSet of the chart model-server says of leaders and of
+workers."""
 
 from __future__ import annotations
 

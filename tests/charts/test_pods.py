@@ -1,4 +1,5 @@
-"""Each shape of the gateway as pods: their real commands on the stand-in kubelet, as a user installs them side by side."""
+"""Each shape of the gateway as pods: their real commands on the stand-in kubelet,
+as a user installs them side by side."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ async def test_every_shape_comes_up_serves_and_leaves_nothing(
         plane.helm("install", "behind", GATEWAY, *LLM, "--set", f"{ALONE},shape=gateway")
 
         def all_ready() -> bool:
-            # One server; the default's two replicas, which the autoscaler asks for, and its Valkey; one of each other.
+            # One server; the default's two replicas, which the autoscaler asks for, and its Valkey;
+            # one of each other.
             return len(found := pods(plane)) == 6 and all(map(ready, found))
 
         await wait_until(all_ready, what="six ready pods", timeout_s=PATIENCE_S)

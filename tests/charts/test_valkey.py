@@ -1,4 +1,5 @@
-"""The bundled Valkey: the real server takes what the chart renders; whose password it is, and what follows from a new one."""
+"""The bundled Valkey: the real server takes what the chart renders;
+whose password it is, and what follows from a new one."""
 
 from __future__ import annotations
 

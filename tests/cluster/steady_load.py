@@ -1,7 +1,9 @@
-"""So many requests in flight at every moment, and for each phase of a test what became of those that began in it.
+"""So many requests in flight at every moment, and for each phase of a test what became of those that began in
+it.
 
-Clients open a connection for each request, as many small clients would: what is tried is whether new connections are
-refused and answers cut. Prompts share long prefixes, so that prefix caches matter. Half of the answers are streamed.
+Clients open a connection for each request, as many small clients would: what is tried is whether new
+connections are refused and answers cut. Prompts share long prefixes, so that prefix caches matter. Half of
+the answers are streamed.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class SteadyLoad:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Requests that begin in the block belong to it; those under way before belong to the phase before."""
+        """Requests that begin in the block belong to it;
+        those under way before belong to the phase before."""
         phase = Phase(name)
         self.phases.append(phase)
         began_at = time.monotonic()

@@ -1,4 +1,5 @@
-"""Both charts on the images that buildah built: their own files and nothing of this machine, as their user, read-only."""
+"""Both charts on the images that buildah built:
+their own files and nothing of this machine, as their user, read-only."""
 
 from __future__ import annotations
 

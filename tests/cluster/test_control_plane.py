@@ -1,4 +1,5 @@
-"""The control plane that the cluster tests run on: that it is a real one, and what is left of it when things go wrong."""
+"""The control plane that the cluster tests run on:
+that it is a real one, and what is left of it when things go wrong."""
 
 from __future__ import annotations
 

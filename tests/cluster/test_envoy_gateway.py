@@ -1,6 +1,8 @@
-"""A real Envoy Gateway in front of the picker, by its chart and ours: installed, used, its picker killed and renewed under load.
+"""A real Envoy Gateway in front of the picker, by its chart and ours:
+installed, used, its picker killed and renewed under load.
 
-The control plane, Envoy Gateway, Envoy, both charts and the picker are real; a stand-in kubelet runs the pods.
+The control plane, Envoy Gateway, Envoy, both charts and the picker are real;
+a stand-in kubelet runs the pods.
 """
 
 from __future__ import annotations
@@ -214,7 +216,8 @@ async def envoy_says(site: Installed, node: RunningNode) -> str:
 
 
 async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) -> str:
-    """The share of the prompts that pickers expected in the servers' caches is the share that servers found there."""
+    """The share of the prompts that pickers expected in the servers' caches is the share that servers found
+    there."""
     before = await predicted(site, node)
     cached = tokens = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
@@ -243,7 +246,8 @@ async def decisions(site: Installed, node: RunningNode) -> list[dict[str, Any]]:
 
 
 async def predicted(site: Installed, node: RunningNode) -> tuple[int, int]:
-    """Of all decisions so far: tokens expected in a cache, and tokens of prompts, both as the pickers estimate them."""
+    """Of all decisions so far: tokens expected in a cache, and tokens of prompts,
+    both as the pickers estimate them."""
     made = await decisions(site, node)
     return sum(d["matched_tokens"] for d in made), sum(d["prompt_tokens"] for d in made)
 

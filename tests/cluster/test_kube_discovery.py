@@ -1,4 +1,5 @@
-"""A picker process follows a pool on a real API server: pods that come, go, restart and move, and an API server that is away."""
+"""A picker process follows a pool on a real API server:
+pods that come, go, restart and move, and an API server that is away."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ async def test_without_the_crd_of_pools_pods_are_found_by_labels_and_ports(
 async def test_a_restarted_container_comes_back_with_a_cold_cache(
     cluster: ControlPlane, namespace: str
 ) -> None:
-    """Same name, same address, and never seen not Ready: the table for it is dropped, that of its neighbour stays."""
+    """Same name, same address, and never seen not Ready:
+    the table for it is dropped, that of its neighbour stays."""
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     account = picker_account(cluster, namespace)
     settings = Kubernetes(pool=POOL, kubeconfig=str(account))
@@ -145,7 +147,8 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
 
 
 class Late:
-    """The API server, but the first list claims to be of the distant past: what happened since is no longer known."""
+    """The API server, but the first list claims to be of the distant past:
+    what happened since is no longer known."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -243,7 +246,8 @@ def rss_mib(site: Site) -> float:
 
 
 async def follow_from_the_distant_past(pool: SimulatedPool) -> None:
-    """An API server that was just started knows nothing of before: it answers 410, and the pods are listed anew."""
+    """An API server that was just started knows nothing of before:
+    it answers 410, and the pods are listed anew."""
     names: set[str] = set()
 
     class Names:

@@ -1,4 +1,5 @@
-"""What kubectl shows of policies, in docs/kubernetes-policy.md: made here, and compared up to ages, names and times.
+"""What kubectl shows of policies, in docs/kubernetes-policy.md:
+made here, and compared up to ages, names and times.
 
 `DOCS_REWRITE=1` writes the page's outputs anew.
 """

@@ -1,7 +1,8 @@
-"""InferenceObjectives of both API groups on a real API server: what they say decides, live, which of two waiting requests goes first.
+"""InferenceObjectives of both API groups on a real API server:
+what they say decides, live, which of two waiting requests goes first.
 
-The pool's one server computes a token a second, by the policy's belief, so one prompt keeps it busy; a metrics page without a running
-request says that it is free.
+The pool's one server computes a token a second, by the policy's belief, so one prompt keeps it busy;
+a metrics page without a running request says that it is free.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Gateway:
         await wait_until(so, what=f"priority {priority}")
 
     async def first_of(self, *, named_first: bool) -> str:
-        """Of two requests that wait, one of which names `people`, the one that goes first. named_first: it comes first."""
+        """Of two requests that wait, one of which names `people`, the one that goes first. named_first:
+        it comes first."""
         servers = self.site.servers
         async with AsyncExitStack() as stack:
             servers.running, before = 1, servers.looks

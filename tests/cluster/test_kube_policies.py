@@ -1,4 +1,5 @@
-"""PrefixRoutingPolicies on a real API server: what kubectl is refused, what is applied while requests come, and what status says."""
+"""PrefixRoutingPolicies on a real API server:
+what kubectl is refused, what is applied while requests come, and what status says."""
 
 from __future__ import annotations
 
@@ -245,7 +246,8 @@ async def test_of_several_workers_of_one_pod_one_writes(
 
 
 async def test_writing_status_wakes_nobody(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    """The picker sees its own writes come back, and judges nothing anew; what it says already it does not write again."""
+    """The picker sees its own writes come back, and judges nothing anew;
+    what it says already it does not write again."""
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
         site.policies.apply("p", rule="affinity")
         await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")

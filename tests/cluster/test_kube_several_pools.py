@@ -1,4 +1,5 @@
-"""Several models behind one picker on a real API server: in three InferencePools that come and go, and in one."""
+"""Several models behind one picker on a real API server:
+in three InferencePools that come and go, and in one."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Client:
         self._channel = channel
 
     async def where(self, model: str) -> str:
-        """The first destination of a request for the model, or the status of the picker's own answer, and what it says."""
+        """The first destination of a request for the model, or the status of the picker's own answer,
+        and what it says."""
         body = json.dumps({"model": model, "prompt": "x" * 2000}).encode()
         async with exchange(self._channel, mode=BUFFERED) as one:
             await one.send(body)

@@ -266,7 +266,8 @@ time.sleep(1000)
 def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_holds_it_back(
     pods: Pods, node: RunningNode
 ) -> None:
-    """The first life never becomes alive, the second does: the file that the probe wants outlives the container."""
+    """The first life never becomes alive, the second does:
+    the file that the probe wants outlives the container."""
     mount = [{"name": "shared", "mountPath": "/shared"}]
     script = "if [ -e /shared/lives ]; then touch /shared/alive; fi; touch /shared/lives; trap 'exit 7' TERM; while true; do sleep 0.1; done"
     main = shell(
@@ -337,7 +338,8 @@ def test_a_pod_that_runs_to_its_end_succeeds_or_fails(pods: Pods) -> None:
 def test_nothing_outlives_a_test_run_that_is_killed(
     cluster_tools: ClusterTools, tmp_path: Path, namespace: str
 ) -> None:
-    """Its processes, containers included, its network namespaces and its mounts, looked for from outside of them."""
+    """Its processes, containers included, its network namespaces and its mounts,
+    looked for from outside of them."""
     launcher = textwrap.dedent(f"""
         import sys
         from pathlib import Path

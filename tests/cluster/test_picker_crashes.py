@@ -1,4 +1,5 @@
-"""A picker that crashes again and again in every pod of the gateway: Envoy serves, the pods stay Ready, no request fails."""
+"""A picker that crashes again and again in every pod of the gateway:
+Envoy serves, the pods stay Ready, no request fails."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CRASHES: Final = 9
-"""The pauses between them come to 37 s: a liveness probe that wants a picker at any moment would end the container in 30."""
+"""The pauses between them come to 37 s:
+a liveness probe that wants a picker at any moment would end the container in 30."""
 
 
 def since(pod: dict[str, Any]) -> str:

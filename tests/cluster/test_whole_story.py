@@ -1,8 +1,9 @@
-"""The gateway's life in a cluster, by the charts, under load: installed, used, re-programmed, scaled, harmed, upgraded,
-left alone by its API server, and removed.
+"""The gateway's life in a cluster, by the charts, under load:
+installed, used, re-programmed, scaled, harmed, upgraded, left alone by its API server, and removed.
 
-The control plane, helm, kubectl, Envoy, the picker and the model servers are real; a stand-in kubelet runs the pods. One
-test, because each chapter goes on from the one before; each chapter is a function. No request may fail in any of them.
+The control plane, helm, kubectl, Envoy, the picker and the model servers are real; a stand-in kubelet runs
+the pods. One test, because each chapter goes on from the one before; each chapter is a function. No request
+may fail in any of them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) 
 
 
 async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
-    """Each of the two pickers may teach one server. A busy machine may be too slow for a pick: then it is tried again."""
+    """Each of the two pickers may teach one server.
+    A busy machine may be too slow for a pick: then it is tried again."""
     seen: list[int] = []
 
     async def warm() -> bool:
@@ -229,7 +231,8 @@ async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
 
 
 async def the_api_server_is_away(site: Installed, node: RunningNode, load: SteadyLoad) -> str:
-    """Nothing changes but that nothing can be changed; afterwards it can. What the pickers cost in that quiet time."""
+    """Nothing changes but that nothing can be changed; afterwards it can.
+    What the pickers cost in that quiet time."""
     pickers = [
         f"{NAMESPACE}/{pod['metadata']['name']}" for pod in await site.pods("gateway", component="gateway")
     ]

@@ -1,4 +1,5 @@
-"""`python -m tests.cluster_env build|lock|up`: prepare the control plane of the tests, or run one to look at."""
+"""`python -m tests.cluster_env build|lock|up`:
+prepare the control plane of the tests, or run one to look at."""
 
 from __future__ import annotations
 

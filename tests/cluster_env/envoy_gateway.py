@@ -1,6 +1,8 @@
-"""Owns the cached Envoy Gateway: its program, compiled from its Go module, and the chart and CRDs that lie in that module.
+"""Owns the cached Envoy Gateway: its program, compiled from its Go module,
+and the chart and CRDs that lie in that module.
 
-One folder of the cache (`tests.harness.cached_builds`), keyed by the version. Called by the command line and the fixtures.
+One folder of the cache (`tests.harness.cached_builds`), keyed by the version.
+Called by the command line and the fixtures.
 """
 
 from __future__ import annotations

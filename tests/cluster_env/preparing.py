@@ -1,4 +1,5 @@
-"""What a fresh control plane needs before tests can work on it. Called by the fixtures, and by tests with one of their own."""
+"""What a fresh control plane needs before tests can work on it.
+Called by the fixtures, and by tests with one of their own."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _option(config: pytest.Config, name: str) -> str:
-    """Empty where the options are unknown: pytest reads this file too late when it runs every test of the project."""
+    """Empty where the options are unknown:
+    pytest reads this file too late when it runs every test of the project."""
     return str(config.getoption(name, default="") or "")
 
 

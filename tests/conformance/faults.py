@@ -1,7 +1,7 @@
 """A picker with one fault, to see that the suite notices: our own behind a proxy that spoils what passes.
 
-Each fault changes the requests, the answers or the health service in the way in which pickers really go wrong. Used by
-`test_suite` alone.
+Each fault changes the requests, the answers or the health service in the way in which pickers really go
+wrong. Used by `test_suite` alone.
 """
 
 from __future__ import annotations

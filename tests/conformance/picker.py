@@ -1,7 +1,7 @@
 """The picker under test: where it is, what it knows, and, for our own, the switches that some rows need.
 
-`PickerUnderTest` is all that a row may use of a picker it did not start. `OwnPicker` adds what our admin address shows
-and the files that steer it.
+`PickerUnderTest` is all that a row may use of a picker it did not start.
+`OwnPicker` adds what our admin address shows and the files that steer it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ CALM: Mapping[str, Any] = {
     "scrape": {"failuresToEject": 100},
     "failures": UNMARKED,
 }
-"""A policy that does nothing unasked: no sampled answers, no endpoint leaves while the test's loop is busy elsewhere."""
+"""A policy that does nothing unasked: no sampled answers,
+no endpoint leaves while the test's loop is busy elsewhere."""
 ALIAS: Final = "gpt"
 """What `picker_of_models` replaces by `m`."""
 _APART: Mapping[str, Any] = {
@@ -137,7 +138,8 @@ async def own_picker(
     policy: Mapping[str, Any] = CALM,
     **fields: Any,
 ) -> AsyncIterator[OwnPicker]:
-    """`epp serve` on a free port, with four model servers of which one has an IPv6 address, or with `backends`."""
+    """`epp serve` on a free port, with four model servers of which one has an IPv6 address,
+    or with `backends`."""
     address = f"127.0.0.1:{free_port()}"
     listen = {"address": address, **fields.pop("listen", {})}
     config = config_in(directory, listen=listen, policyFile=str(directory / "policy.yaml"), **fields)
@@ -167,7 +169,8 @@ async def own_picker(
 
 @asynccontextmanager
 async def picker_of_models(directory: Path, **fields: Any) -> AsyncIterator[OwnPicker]:
-    """Ours, with an alias, and servers that list one model. The last of them computes prompts for the others, `endpoints`."""
+    """Ours, with an alias, and servers that list one model.
+    The last of them computes prompts for the others, `endpoints`."""
     async with own_picker(directory, policy=_APART, **fields) as picker:
         *answering, prefiller = picker.backends
         for backend in picker.backends:

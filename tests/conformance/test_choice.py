@@ -24,13 +24,14 @@ def with_and_without_body() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("body", [BODY, None], ids=["body", "body-less"])
 
 
-# -- row 3 -------------------------------------------------------------------------------------------------------
+# -- row 3 ---------------------------------------------------------------------------------------------------
 
 
 @every_mode
 @with_and_without_body()
 async def test_row_03_a_subset_list_binds(picker: PickerUnderTest, mode: Mode, body: bytes | None) -> None:
-    """The data plane may name the endpoints that are allowed, as a list; the pick and its fallbacks are among them."""
+    """The data plane may name the endpoints that are allowed, as a list;
+    the pick and its fallbacks are among them."""
     for allowed in (picker.endpoints[:1], picker.endpoints[1:]):
         routed = await picker.route(mode, body, subset=list(allowed))
         assert set(routed.destinations) <= set(allowed)
@@ -58,7 +59,8 @@ async def test_row_03_the_port_counts(picker: PickerUnderTest) -> None:
 
 
 async def test_row_03_ipv6_addresses_match_in_brackets(picker: PickerUnderTest) -> None:
-    """An IPv6 endpoint is written in brackets in the hint and in the answer, and is found however it is spelled."""
+    """An IPv6 endpoint is written in brackets in the hint and in the answer,
+    and is found however it is spelled."""
     ipv6 = [endpoint for endpoint in picker.endpoints if endpoint.startswith("[")]
     if not ipv6:
         pytest.skip("none of --picker-endpoints is IPv6")
@@ -82,13 +84,14 @@ async def test_row_03_unknown_entries_are_passed_over(picker: PickerUnderTest) -
 async def test_row_03_nobody_eligible_is_503(
     picker: PickerUnderTest, mode: Mode, body: bytes | None, subset: Any
 ) -> None:
-    """Nothing outside the hint is ever chosen, not even where the hint leaves nothing: the client gets 503."""
+    """Nothing outside the hint is ever chosen, not even where the hint leaves nothing:
+    the client gets 503."""
     async with picker.exchange(mode) as exchange:
         await exchange.send(body, subset=subset)
         assert exchange.refused.status == 503
 
 
-# -- rows 4 and 5 ------------------------------------------------------------------------------------------------
+# -- rows 4 and 5 --------------------------------------------------------------------------------------------
 
 
 @every_mode
@@ -96,13 +99,15 @@ async def test_row_03_nobody_eligible_is_503(
 async def test_row_04_header_and_metadata_say_the_same(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """Data planes read one or the other: the pick is in the request header and in the dynamic metadata, equal."""
+    """Data planes read one or the other:
+    the pick is in the request header and in the dynamic metadata, equal."""
     routed = await picker.route(mode, body)
     assert routed.told_destination == routed.destination
 
 
 async def test_row_04_one_answer_carries_both(picker: PickerUnderTest) -> None:
-    """Header and metadata come in one message, so that no data plane acts on half a pick; no other namespace is set."""
+    """Header and metadata come in one message, so that no data plane acts on half a pick;
+    no other namespace is set."""
     routed = await picker.route(DUPLEX, BODY)
     assert list(routed.metadata) == [LB]
     assert routed.carriers == 1
@@ -113,7 +118,8 @@ async def test_row_04_one_answer_carries_both(picker: PickerUnderTest) -> None:
 async def test_row_05_the_pick_is_a_list_of_different_endpoints(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """An ordered list with commas, `ip:port` each, no endpoint twice, and more than one where there are more."""
+    """An ordered list with commas, `ip:port` each, no endpoint twice,
+    and more than one where there are more."""
     routed = await picker.route(mode, body)
     assert len(routed.destinations) >= 2
     assert len(set(routed.destinations)) == len(routed.destinations)
@@ -127,7 +133,7 @@ async def test_row_05_fallbacks_stay_within_the_subset(picker: PickerUnderTest) 
     assert (await picker.route(BUFFERED, BODY, subset=two[1:])).destinations == two[1:]
 
 
-# -- row 10 ------------------------------------------------------------------------------------------------------
+# -- row 10 --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, EARLY, DUPLEX, NONE], ids=["buffered", "early", "duplex", "none"])
@@ -196,7 +202,7 @@ async def test_row_15_the_values_of_a_repeated_header_are_one_list(flagged: Pick
     assert (await flagged.route(BUFFERED, BODY, headers=headers)).destinations == [first, second]
 
 
-# -- row 11 ------------------------------------------------------------------------------------------------------
+# -- row 11 --------------------------------------------------------------------------------------------------
 
 
 @every_mode
@@ -205,7 +211,8 @@ async def test_row_15_the_values_of_a_repeated_header_are_one_list(flagged: Pick
 async def test_row_11_a_destination_that_the_client_sends_is_gone(
     picker: PickerUnderTest, mode: Mode, body: bytes | None, name: str
 ) -> None:
-    """Whatever a client puts into the destination header, once or twice, only the pick is in it afterwards."""
+    """Whatever a client puts into the destination header, once or twice,
+    only the pick is in it afterwards."""
     claims = [(name, NOWHERE[0]), (name, f"{NOWHERE[1]},{picker.endpoints[0]}")]
     routed = await picker.route(mode, body, headers=claims)
     assert routed.destination == routed.told_destination
@@ -221,7 +228,7 @@ async def test_row_11_a_refused_request_goes_nowhere(picker: PickerUnderTest, mo
         assert LB not in exchange.metadata
 
 
-# -- row 16 ------------------------------------------------------------------------------------------------------
+# -- row 16 --------------------------------------------------------------------------------------------------
 
 
 @every_mode
@@ -257,12 +264,13 @@ async def test_row_15_the_status_is_read_under_its_real_name(ours: OwnPicker) ->
     assert (await ours.admin("/decisions/status-read"))["status"] == 418
 
 
-# -- row 18 ------------------------------------------------------------------------------------------------------
+# -- row 18 --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX, NONE], ids=["buffered", "full_duplex", "none"])
 async def test_row_18_the_scores_are_told_when_asked_for(flagged: PickerUnderTest, mode: Mode) -> None:
-    """With its flag on, the metadata holds a number for the endpoints that were considered, by their ip:port."""
+    """With its flag on, the metadata holds a number for the endpoints that were considered,
+    by their ip:port."""
     flagged.needs("scores")
     routed = await flagged.route(mode, BODY)
     scores = routed.metadata[LB][SCORES]

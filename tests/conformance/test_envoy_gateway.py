@@ -1,4 +1,5 @@
-"""Rows through the real Envoy set up as a Gateway does it: full duplex both ways, failing closed, a subset hint.
+"""Rows through the real Envoy set up as a Gateway does it:
+full duplex both ways, failing closed, a subset hint.
 
 The picker gets the whole body of requests and answers in pieces and has to send both back.
 """
@@ -34,7 +35,8 @@ FAIL_CLOSED: dict[str, Any] = {"holdStreams": False, "envoy": {"failOpen": False
 
 
 def as_a_gateway(document: dict[str, Any]) -> None:
-    """Full duplex, trailers included; and a filter before the picker that turns a header into the subset hint."""
+    """Full duplex, trailers included; and a filter before the picker that turns a header into the subset
+    hint."""
     filters = connection_manager(document)["http_filters"]
     mode = filters[0]["typed_config"]["processing_mode"]
     mode.update(
@@ -132,7 +134,8 @@ async def test_row_12_a_bad_request_is_refused_before_any_server_sees_it(duplex:
 async def test_row_14_a_drain_cuts_no_answer_that_passes_through_the_picker(
     tmp_path: Path, both_transports: None
 ) -> None:
-    """Failing closed, a cut stream would be a cut answer: the picker stays until they are over, and answers new ones."""
+    """Failing closed, a cut stream would be a cut answer:
+    the picker stays until they are over, and answers new ones."""
     async with running_gateway(tmp_path, policy=CALM, edit=as_a_gateway, **FAIL_CLOSED) as gateway:
         for backend in gateway.backends:
             backend.behaviour.chunks = 3

@@ -58,7 +58,8 @@ async def test_row_04_the_first_destination_serves(through: Gateway) -> None:
 
 
 async def test_row_05_the_next_of_the_list_serves_when_the_first_is_dead(through: Gateway) -> None:
-    """A server that died a moment ago is still named first; its requests are served by the second, none fails."""
+    """A server that died a moment ago is still named first;
+    its requests are served by the second, none fails."""
     first = through.backend_at((await decided(through, await through.client.complete(long("x"))))[0])
     await first.stop()
     try:
@@ -149,7 +150,7 @@ async def test_row_16_the_client_hears_the_request_id(through: Gateway) -> None:
     assert await decided(through, made[0])
 
 
-# -- with the picker away ----------------------------------------------------------------------------------------
+# -- with the picker away ------------------------------------------------------------------------------------
 
 
 def held(gateway: Gateway) -> int:
@@ -178,7 +179,8 @@ async def whole(gateway: Gateway, answers: list[OpenReply]) -> None:
 
 
 async def test_row_14_a_killed_picker_cuts_no_answer_and_new_requests_fall_back(tmp_path: Path) -> None:
-    """The picker dies without a word: answers in flight complete, and new requests are spread over the servers."""
+    """The picker dies without a word: answers in flight complete,
+    and new requests are spread over the servers."""
     async with running_gateway(tmp_path, policy=CALM) as gateway, answers_in_flight(gateway) as answers:
         gateway.picker.process.kill()
         await gateway.picker.process.wait()
@@ -189,7 +191,8 @@ async def test_row_14_a_killed_picker_cuts_no_answer_and_new_requests_fall_back(
 
 
 async def test_row_11_a_client_does_not_name_its_server_while_the_picker_is_down(tmp_path: Path) -> None:
-    """With nobody to overwrite the header, it must be gone before routing: the fallback policy spreads the requests."""
+    """With nobody to overwrite the header, it must be gone before routing:
+    the fallback policy spreads the requests."""
     async with running_gateway(tmp_path, policy=CALM) as gateway:
         gateway.picker.process.kill()
         await gateway.picker.process.wait()

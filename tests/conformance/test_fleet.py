@@ -127,8 +127,8 @@ async def in_flight(picker: OwnPicker) -> dict[str, int]:
 async def test_row_07_the_booking_moves_to_who_served(
     ours: OwnPicker, mode: Mode, *, attribute: bool
 ) -> None:
-    """Where another endpoint served than the first choice, the picker books that one, counts the difference, and
-    expects the prompt to be cached there."""
+    """Where another endpoint served than the first choice, the picker books that one, counts the difference,
+    and expects the prompt to be cached there."""
     body = prompt(f"moved by {mode} {attribute}")
     before = await ours.running.metric("epp_served_mismatch_total")
     async with ours.exchange(mode) as exchange:

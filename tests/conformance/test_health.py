@@ -70,7 +70,8 @@ async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[lis
 
 @pytest.mark.parametrize("service", NAMES)
 async def test_row_08_health_answers_under_its_names(picker: PickerUnderTest, service: str) -> None:
-    """Kubelets ask for liveness and readiness, data planes for the service or for nothing: all are SERVING."""
+    """Kubelets ask for liveness and readiness, data planes for the service or for nothing:
+    all are SERVING."""
     assert await picker.health(service) == STATUS.SERVING
 
 
@@ -92,7 +93,8 @@ async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: Path) -> None:
-    """Told to stop, readiness goes first and liveness stays; streams in flight finish, and new ones are answered."""
+    """Told to stop, readiness goes first and liveness stays;
+    streams in flight finish, and new ones are answered."""
     async with own_picker(tmp_path) as picker, watching(picker, "liveness", *READINESS) as watches:
         liveness, *readiness = watches
         for watched in watches:
@@ -115,8 +117,9 @@ async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: 
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_14_a_drain_ends_with_ok_what_has_passed_response_headers(tmp_path: Path) -> None:
-    """A stream that only waits for an answer's end is let go at once, with OK: an error would cut the answer where the
-    gateway fails closed. One whose answer has not begun is kept until it has; so is one whose answer passes through."""
+    """A stream that only waits for an answer's end is let go at once, with OK: an error would cut the answer
+    where the gateway fails closed. One whose answer has not begun is kept until it has; so is one whose
+    answer passes through."""
     async with own_picker(tmp_path) as picker, AsyncExitStack() as stack:
 
         async def sent(mode: Mode) -> Exchange:
@@ -159,7 +162,8 @@ async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_heade
 @pytest.mark.usefixtures("controllable")
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
 async def test_row_01_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
-    """Gateways reach pickers across the cluster: with TLS, and with certificates on both sides where asked."""
+    """Gateways reach pickers across the cluster:
+    with TLS, and with certificates on both sides where asked."""
     tls = write_tls(tmp_path, mutual=mutual)
     listen = {"tls": {"certFile": tls.cert_file, "keyFile": tls.key_file, "clientCaFile": tls.client_ca_file}}
     async with own_picker(tmp_path, listen=listen) as picker:

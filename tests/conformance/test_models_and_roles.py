@@ -1,4 +1,5 @@
-"""Rows 19 and 20: the models that servers have, names that stand for others, and who computes a prompt for whom."""
+"""Rows 19 and 20: the models that servers have, names that stand for others,
+and who computes a prompt for whom."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ async def test_row_20_a_client_names_no_server_to_call(
 
 @every_reading_mode
 async def test_row_20_the_prefill_server_is_named(of_models: OwnPicker, mode: Mode) -> None:
-    """Where the servers that answer are busy, a long prompt is computed by another; a client's own header changes nothing."""
+    """Where the servers that answer are busy, a long prompt is computed by another;
+    a client's own header changes nothing."""
     async with AsyncExitStack() as stack:
         for n in range(4 * len(of_models.endpoints)):
             under_way = await stack.enter_async_context(of_models.exchange(mode))

@@ -45,7 +45,8 @@ def in_pieces(body: bytes, size: int) -> list[bytes]:
 async def test_row_01_a_request_is_routed_and_its_stream_ends_well(
     picker: PickerUnderTest, mode: Mode
 ) -> None:
-    """Whichever body mode the data plane uses, the request gets an endpoint and the gRPC stream ends with OK."""
+    """Whichever body mode the data plane uses, the request gets an endpoint and the gRPC stream ends with
+    OK."""
     routed = await picker.route(mode, completion())
     assert set(routed.destinations) <= set(picker.endpoints)
     assert routed.response.values(":status") == ["200"]
@@ -82,7 +83,8 @@ async def test_row_01_a_client_that_goes_away_in_mid_request_harms_no_other(pick
 async def test_row_02_answers_come_as_headers_then_body_then_trailers(
     picker: PickerUnderTest, mode: Mode, *, trailers: bool
 ) -> None:
-    """In full duplex the data plane takes the answers in the order of the request's parts, each once but for the body."""
+    """In full duplex the data plane takes the answers in the order of the request's parts,
+    each once but for the body."""
     pieces = in_pieces(completion("in order " * 2000), 5000)
     async with picker.exchange(mode) as exchange:
         await exchange.send(pieces, trailers=trailers)
@@ -97,7 +99,8 @@ async def test_row_02_answers_come_as_headers_then_body_then_trailers(
 async def test_row_02_the_body_comes_back_byte_for_byte_in_pieces_that_fit(
     picker: PickerUnderTest, mode: Mode, size: int
 ) -> None:
-    """The data plane keeps no copy, so the picker returns every byte, at most 62,000 in a message, and ends once."""
+    """The data plane keeps no copy, so the picker returns every byte, at most 62,000 in a message,
+    and ends once."""
     start, end = b'{"model": "m", "prompt": "', b'"}'
     body = b"7" if size == 1 else start + b"x" * (size - len(start) - len(end)) + end
     path = "/anything" if size == 1 else "/v1/completions"
@@ -156,7 +159,8 @@ async def test_row_02_a_streamed_answer_passes_piece_by_piece(picker: PickerUnde
 async def test_row_15_names_in_any_case_and_either_kind_of_value(
     picker: PickerUnderTest, *, plain_values: bool
 ) -> None:
-    """A header is the same in any case, and its value may be in `value` or `raw_value`: both hold what a client sent."""
+    """A header is the same in any case, and its value may be in `value` or `raw_value`:
+    both hold what a client sent."""
     routed = await picker.route(
         BUFFERED,
         completion(),
@@ -189,8 +193,8 @@ async def test_row_15_bytes_that_are_no_text_are_no_error(picker: PickerUnderTes
 
 
 class Pinned:
-    """Prompts that were each sent, by the subset hint, to an endpoint of their own, so that only reading a prompt
-    tells where it belongs."""
+    """Prompts that were each sent, by the subset hint, to an endpoint of their own,
+    so that only reading a prompt tells where it belongs."""
 
     def __init__(self) -> None:
         self.home: dict[str, bytes] = {}
@@ -222,8 +226,8 @@ def pinned(picker: PickerUnderTest) -> Pinned:
 async def test_row_17_any_cut_of_the_same_bytes_gives_the_same_pick(
     picker: PickerUnderTest, pinned: Pinned, mode: Mode, cuts: list[float], which: int
 ) -> None:
-    """Where the network cuts a body says nothing about the request: a prompt goes where its prefix is, in one piece
-    or in many, also with a cut inside a character."""
+    """Where the network cuts a body says nothing about the request:
+    a prompt goes where its prefix is, in one piece or in many, also with a cut inside a character."""
     homes = list((await pinned.fill(picker)).items())
     home, body = homes[which % len(homes)]
     at = sorted({int(cut * len(body)) for cut in cuts} - {0})
@@ -237,7 +241,8 @@ async def test_row_17_any_cut_of_the_same_bytes_gives_the_same_pick(
 async def test_row_17_every_body_mode_finds_the_same_endpoint(
     picker: PickerUnderTest, pinned: Pinned, mode: Mode
 ) -> None:
-    """The mode is the data plane's business: the same prompt goes to the same endpoint through each of them."""
+    """The mode is the data plane's business:
+    the same prompt goes to the same endpoint through each of them."""
     for home, body in (await pinned.fill(picker)).items():
         routed = await picker.route(mode, body)
         assert routed.destinations[0] == home

@@ -84,7 +84,8 @@ async def test_row_12_a_body_over_the_limit_is_413(
 async def test_row_13_what_is_not_understood_is_routed(
     picker: PickerUnderTest, mode: Mode, case: str
 ) -> None:
-    """APIs that the picker does not know are the servers' business: it chooses by load and stays out of the way."""
+    """APIs that the picker does not know are the servers' business:
+    it chooses by load and stays out of the way."""
     method, path, body = PASSED[case]
     routed = await picker.route(mode, body, method=method, path=path)
     assert set(routed.destinations) <= set(picker.endpoints)
@@ -100,7 +101,8 @@ async def test_row_13_a_query_and_a_prefix_of_the_path_do_no_harm(picker: Picker
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_06_no_endpoint_at_all_is_503(tmp_path: Path) -> None:
-    """Without any endpoint every request, with or without a body, is answered 503, and none once there are some."""
+    """Without any endpoint every request, with or without a body, is answered 503,
+    and none once there are some."""
     async with running_backends(2) as backends, own_picker(tmp_path, backends=[]) as picker:
         for mode in MODES.values():
             for body in (BODY, None):
@@ -117,7 +119,8 @@ async def test_row_06_no_endpoint_at_all_is_503(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_06_shedding_is_429_with_a_time_to_come_back(tmp_path: Path) -> None:
-    """Where the policy refuses rather than queues, a saturated fleet answers 429 and says when to try again."""
+    """Where the policy refuses rather than queues, a saturated fleet answers 429 and says when to try
+    again."""
     load = {"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7}
     scrape = {**CALM["scrape"], "intervalSeconds": 0.1}
     async with (

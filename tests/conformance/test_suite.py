@@ -1,4 +1,5 @@
-"""The suite itself: every row has tests and a line in the reference page, and each fault of a picker is noticed."""
+"""The suite itself: every row has tests and a line in the reference page,
+and each fault of a picker is noticed."""
 
 from __future__ import annotations
 

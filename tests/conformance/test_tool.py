@@ -1,4 +1,5 @@
-"""`python -m epp.conformance`: our picker passes every row in every dialect, and one that does not fit is found out."""
+"""`python -m epp.conformance`: our picker passes every row in every dialect,
+and one that does not fit is found out."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""What both sides of the wire rely on: recordings of a real vLLM under `data/`, and the rules read from them."""
+"""What both sides of the wire rely on: recordings of a real vLLM under `data/`,
+and the rules read from them."""

@@ -1,8 +1,9 @@
-"""Random histories of a KV cache, as text that both sides read: vLLM's manager when they are recorded, ours in the test.
+"""Random histories of a KV cache, as text that both sides read:
+vLLM's manager when they are recorded, ours in the test.
 
-A trace is a small cache and a list of steps. Prompts share beginnings, adapters and salts often enough that most
-lookups hit something, and the cache is small enough that most admissions evict. Standard library only: the recorder
-runs in the environment of vLLM, where nothing of this project is installed.
+A trace is a small cache and a list of steps. Prompts share beginnings, adapters and salts often enough that
+most lookups hit something, and the cache is small enough that most admissions evict. Standard library only:
+the recorder runs in the environment of vLLM, where nothing of this project is installed.
 """
 
 from __future__ import annotations

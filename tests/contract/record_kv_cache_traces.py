@@ -1,12 +1,14 @@
-"""Drives vLLM's own KVCacheManager through random traces and writes what it did to `data/kv_cache_traces.json.gz`.
+"""Drives vLLM's own KVCacheManager through random traces and writes what it did to
+`data/kv_cache_traces.json.gz`.
 
-Run from the repository root with the Python of the vLLM environment (its `environment.locate().python`), a minute:
+Run from the repository root with the Python of the vLLM environment (its `environment.locate().python`),
+a minute:
 
     env -u PYTHONHASHSEED PYTHON_OF_VLLM -m tests.contract.record_kv_cache_traces
 
-Recorded with vLLM 0.32 on the CPU. vLLM keeps block 0 for itself, so its blocks are numbered from 1 and one more is
-ordered; the file numbers them from 0. vLLM is imported by name, since nothing of it is installed where types are
-checked.
+Recorded with vLLM 0.32 on the CPU. vLLM keeps block 0 for itself, so its blocks are numbered from 1 and one
+more is ordered; the file numbers them from 0. vLLM is imported by name, since nothing of it is installed
+where types are checked.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class RecordedBatch:
     topic: str
     sequence: int
     payload: bytes
-    """msgpack: [timestamp, [event, ...], data parallel rank]; each event is a map with its name under "type"."""
+    """msgpack: [timestamp, [event, ...], data parallel rank];
+    each event is a map with its name under "type"."""
 
     def events(self) -> list[dict[str, Any]]:
         _timestamp, events, _rank = msgspec.msgpack.decode(self.payload)

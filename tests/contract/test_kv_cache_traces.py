@@ -1,4 +1,5 @@
-"""Ours against what vLLM's own KVCacheManager did on 1,000 random traces: hits, blocks, refusals, order of eviction."""
+"""Ours against what vLLM's own KVCacheManager did on 1,000 random traces:
+hits, blocks, refusals, order of eviction."""
 
 from __future__ import annotations
 

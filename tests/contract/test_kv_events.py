@@ -1,4 +1,5 @@
-"""KV events are vLLM's, byte for byte: its recorded messages through our classes, and our messages through its own."""
+"""KV events are vLLM's, byte for byte: its recorded messages through our classes,
+and our messages through its own."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ def plain(event: object) -> Any:
 def test_the_same_requests_give_the_same_events_as_vllm_in_the_same_order(
     recording: KvEventRecording,
 ) -> None:
-    """Hashes, parents, tokens, adapters, extra keys, resets; with 64 blocks evictions too (vLLM keeps one for itself)."""
+    """Hashes, parents, tokens, adapters, extra keys, resets;
+    with 64 blocks evictions too (vLLM keeps one for itself)."""
     num_blocks = {"sha256": 63, "sha256_cbor": 2047}[recording.hash_algorithm]
     ours = [e for p in own_messages(recording, num_blocks=num_blocks) for e in decode_batch(p).events]
     theirs = [e for b in recording.batches for e in decode_batch(b.payload).events]
@@ -160,7 +162,8 @@ def test_vllms_own_classes_read_ours_and_would_have_written_the_same_bytes(
 
 
 def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
-    """What a store below the cache tells, with tokens where it has just been given them, and without where it reopened."""
+    """What a store below the cache tells, with tokens where it has just been given them,
+    and without where it reopened."""
     size, log = recording.block_tokens, KvEventLog(block_size_tokens=recording.block_tokens)
     hashes = [BlockHash(bytes([number]) * 32) for number in range(1, 4)]
     salted = PrefixScope(cache_salt="tenant")

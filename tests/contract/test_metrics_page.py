@@ -1,7 +1,7 @@
 """The reader of metrics pages against pages that a real vLLM wrote.
 
-The full parser of prometheus_client reads the same recordings, so the expected numbers are not copied by hand and stay
-right when the recordings are made anew.
+The full parser of prometheus_client reads the same recordings,
+so the expected numbers are not copied by hand and stay right when the recordings are made anew.
 """
 
 from __future__ import annotations

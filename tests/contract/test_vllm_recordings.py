@@ -1,4 +1,5 @@
-"""The recordings say what the picker and the model server take from a real vLLM. Nothing runs here but parsers."""
+"""The recordings say what the picker and the model server take from a real vLLM.
+Nothing runs here but parsers."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ def samples(page: str, name: str) -> list[Sample]:
 
 
 def expected_hashes(recording: KvEventRecording, request: RecordedRequest) -> list[bytes]:
-    # The server ran in the folder that holds the adapters, so an adapter's path is its name. Two string objects, not
-    # one: pickle writes the second mention of the same object as a reference, and so gives another hash.
+    # The server ran in the folder that holds the adapters, so an adapter's path is its name. Two string
+    # objects, not one: pickle writes the second mention of the same object as a reference, and so gives
+    # another hash.
     path = "".join(list(request.model))
     return block_hashes(
         request.computed_token_ids,

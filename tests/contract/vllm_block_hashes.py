@@ -1,8 +1,9 @@
-"""vLLM's block hashes, computed from the rule alone: what exact mode has to reproduce without asking a server.
+"""vLLM's block hashes, computed from the rule alone:
+what exact mode has to reproduce without asking a server.
 
-hash(block) = H((hash of the block before, the block's tokens, extra keys or None)), with H = sha256 over the pickled or
-the canonical CBOR form of that tuple. The first block's parent is H(seed). An adapter is an extra key of each of its
-blocks, a cache salt of the first only. Events carry the low 64 bits of a hash.
+hash(block) = H((hash of the block before, the block's tokens, extra keys or None)), with H = sha256 over the
+pickled or the canonical CBOR form of that tuple. The first block's parent is H(seed). An adapter is an extra
+key of each of its blocks, a cache salt of the first only. Events carry the low 64 bits of a hash.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ PATTERNS = [re.compile(route["pattern"]) for route in OPERATORS]
 def reaches_operators(target: str) -> bool:
     """What vLLM would do with a request for `target`.
 
-    Its HTTP server takes off the query and decodes once; its router asks the regular expression of each route.
+    Its HTTP server takes off the query and decodes once;
+    its router asks the regular expression of each route.
     """
     path = unquote(re.sub(r"^http://[^/]*", "", target).partition("?")[0].partition("#")[0])
     return any(pattern.match(path) for pattern in PATTERNS)

@@ -1,6 +1,8 @@
-"""The two gateways that are no Envoy, as far as a picker and a client see them: an HTTP server that asks the picker and proxies.
+"""The two gateways that are no Envoy, as far as a picker and a client see them:
+an HTTP server that asks the picker and proxies.
 
-Written after agentgateway's `ext_proc.rs` and NGINX Gateway Fabric's `endpoint_picker.go` and `epp.js`. Both run in the test's event loop.
+Written after agentgateway's `ext_proc.rs` and NGINX Gateway Fabric's `endpoint_picker.go` and `epp.js`.
+Both run in the test's event loop.
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ class AgentGateway(Scripted):
 
 
 class NginxGatewayFabric(Scripted):
-    """A connection for each request: plain headers, one body, half-close; reads `raw_value`; goes on whatever the picker says."""
+    """A connection for each request: plain headers, one body, half-close; reads `raw_value`;
+    goes on whatever the picker says."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

@@ -131,7 +131,8 @@ class Setup:
         return await self.picker.metric("epp_refused_total", reason="saturated")
 
     def ideal_hit_ratio(self, marker: str) -> float:
-        """Of the prompts with `marker` in them, the share that its server had seen, had it an endless cache."""
+        """Of the prompts with `marker` in them, the share that its server had seen,
+        had it an endless cache."""
         hit = total = 0
         for backend in self.backends:
             seen: list[str] = []

@@ -1,4 +1,5 @@
-"""What each gateway does, as its source has it: Envoy's configuration for those that are Envoys, and what clients of each see."""
+"""What each gateway does, as its source has it:
+Envoy's configuration for those that are Envoys, and what clients of each see."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Shape:
     name: str
     """Of the dialect."""
     edit: Edit | None = None
-    """Makes our own Envoy's configuration that of the gateway. None: the gateway is no Envoy, and `scripted` plays it."""
+    """Makes our own Envoy's configuration that of the gateway.
+    None: the gateway is no Envoy, and `scripted` plays it."""
     reads_list: bool = True
     duplex: bool = False
     """Bodies pass the picker both ways, and the gateway fails closed."""
@@ -29,7 +31,8 @@ class Shape:
     """Tells the picker which endpoints it may choose from."""
     tells_served: bool = False
     bare: bool = False
-    """Tells the picker no path, and takes nothing from its answer but the destination: no refusal, header or body."""
+    """Tells the picker no path, and takes nothing from its answer but the destination:
+    no refusal, header or body."""
     abort_is: str = "ended"
     """The outcome of a request whose client goes in the middle of the answer."""
 
@@ -90,9 +93,10 @@ def _envoy_gateway(document: dict[str, Any]) -> None:
 
 
 def _istio(document: dict[str, Any]) -> None:
-    """As istiod writes it (its filters.go, route.go and cluster_builder.go): the filter asks for nothing, the route of an
-    InferencePool switches it on, and the policy that reads the pick notes which server took the request. The pool says FailClose,
-    the API's default: with FailOpen Envoy lets some requests pass without a picker.
+    """As istiod writes it (its filters.go, route.go and cluster_builder.go): the filter asks for nothing, the
+    route of an InferencePool switches it on, and the policy that reads the pick notes which server took the
+    request. The pool says FailClose, the API's default: with FailOpen Envoy lets some requests pass without a
+    picker.
     """
     chosen = _filter(document)
     caller = chosen["grpc_service"]

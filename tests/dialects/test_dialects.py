@@ -1,4 +1,5 @@
-"""Each gateway with our picker: what its clients see, and what the picker knows afterwards. One process set for each gateway."""
+"""Each gateway with our picker: what its clients see, and what the picker knows afterwards.
+One process set for each gateway."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_bac
 
 
 async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:
-    """The decode server is busy, so that the prompt is cheaper computed elsewhere. The client's own header never counts."""
+    """The decode server is busy, so that the prompt is cheaper computed elsewhere.
+    The client's own header never counts."""
     prefiller, decoder = setup.backends[:2]
     own = {PREFILLER: "203.0.113.9:80", "x-prefiller-url": "203.0.113.9:80"}
 
@@ -147,7 +149,8 @@ async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setu
 
 
 async def test_a_dead_first_choice_is_passed_over_at_once_or_once_scrapes_have_told(setup: Setup) -> None:
-    """A gateway that reads a list turns to the next. One that reads one address fails until the picker knows."""
+    """A gateway that reads a list turns to the next.
+    One that reads one address fails until the picker knows."""
     prompt = f"who dies {WORDS * 120}"
     dead = setup.backend((await setup.client.complete(prompt)).served_by)
     await dead.stop()
@@ -305,7 +308,8 @@ async def test_the_picker_hears_who_served_where_the_gateway_tells(setup: Setup)
 
 
 async def test_a_killed_picker_is_as_the_gateway_has_it_and_is_found_again(setup: Setup) -> None:
-    """Where answers do not pass the picker they go on, and new requests do too. Where they do, the gateway fails closed."""
+    """Where answers do not pass the picker they go on, and new requests do too.
+    Where they do, the gateway fails closed."""
     for backend in setup.backends:
         backend.behaviour.before_last.shut()
         backend.behaviour.chunks = 3

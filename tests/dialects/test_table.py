@@ -30,7 +30,8 @@ def test_the_table_says_what_is_tested(name: str) -> None:
 
 
 def table(heading: str) -> Mapping[str, list[str]]:
-    """The table whose second column has this heading: its other columns by dialect. `all but` names the ones that are left out."""
+    """The table whose second column has this heading: its other columns by dialect.
+    `all but` names the ones that are left out."""
     section = DOCUMENT.read_text().partition("## Gateways")[2].partition("\n## ")[0]
     lines = section.partition(f"| `dialect` | {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     found = {}

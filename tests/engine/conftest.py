@@ -1,4 +1,5 @@
-"""Where torch is missing these tests are not collected: `make test-engine` runs them, and `make test` runs that."""
+"""Where torch is missing these tests are not collected:
+`make test-engine` runs them, and `make test` runs that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The benchmarks that need torch, on tiny random models: they run, and the engines they compare do the same work."""
+"""The benchmarks that need torch, on tiny random models:
+they run, and the engines they compare do the same work."""
 
 from __future__ import annotations
 

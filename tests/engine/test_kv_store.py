@@ -1,4 +1,5 @@
-"""A server with a KV store below its cache: what is loaded says the same as what is computed, whatever happened in between."""
+"""A server with a KV store below its cache:
+what is loaded says the same as what is computed, whatever happened in between."""
 
 from __future__ import annotations
 
@@ -282,8 +283,8 @@ async def test_an_adapters_prefixes_are_its_own_and_are_gone_when_its_file_has_c
 async def test_many_requests_at_once_say_what_they_say_alone(
     serve: Serve, tmp_path: Path, ratio: float
 ) -> None:
-    """With a pool that holds a few of them, so that prefixes come and go, and requests are preempted. With a ratio near 1 every layer
-    of this model loads everything, and what is read selectively is exact too."""
+    """With a pool that holds a few of them, so that prefixes come and go, and requests are preempted. With a
+    ratio near 1 every layer of this model loads everything, and what is read selectively is exact too."""
     texts = [FIRST[: 250 + 90 * number] + SECOND[: 60 * (number % 3)] for number in range(8)]
     async with serve(folder=tmp_path / "other", num_blocks=128) as server:
         expected = [(await server.ask(text))[0] for text in texts]

@@ -1,4 +1,5 @@
-"""A KV store that fails never fails a request: what cannot be loaded is computed, what cannot be written is not stored."""
+"""A KV store that fails never fails a request:
+what cannot be loaded is computed, what cannot be written is not stored."""
 
 from __future__ import annotations
 

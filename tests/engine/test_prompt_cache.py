@@ -1,4 +1,5 @@
-"""Whole prompts kept by a real model's runner: no forward pass for one that is there, and the same draws from its logits."""
+"""Whole prompts kept by a real model's runner:
+no forward pass for one that is there, and the same draws from its logits."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: fl
 
 
 def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_model() -> None:
-    """Two requests write into copies of one kept block of 5 tokens, at the same time, and go on with different tokens."""
+    """Two requests write into copies of one kept block of 5 tokens, at the same time,
+    and go on with different tokens."""
     prompt = tokens(21, seed=1)
     engine = engine_of(entries=4)
     run(engine, ask("first", prompt, temperature=0.0, seed=1))

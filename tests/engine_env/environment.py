@@ -1,8 +1,9 @@
 """Owns the cached engine environment: the pinned packages of the extra `engine`, with what runs tests/engine.
 
-As with the vLLM environment, whose builder does the work, the folder is named after a hash of what decides its content,
-a folder under its final name is complete, and one process builds at a time. Torch comes without its CUDA packages: for
-tests and for `make run` on machines without a GPU; elsewhere users install `prefix-gateway[engine]` the usual way.
+As with the vLLM environment, whose builder does the work, the folder is named after a hash of what decides
+its content, a folder under its final name is complete, and one process builds at a time. Torch comes without
+its CUDA packages: for tests and for `make run` on machines without a GPU; elsewhere users install
+`prefix-gateway[engine]` the usual way.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ LOCK_FILE = shared.REQUIREMENTS / "engine.txt"
 _PYPROJECT = shared.REQUIREMENTS.parent / "pyproject.toml"
 
 _VARIABLES = {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-"""The second keeps oneDNN from AMX, which some virtual machines announce and then refuse: bfloat16 ends the process there."""
+"""The second keeps oneDNN from AMX, which some virtual machines announce and then refuse:
+bfloat16 ends the process there."""
 _RECIPE = b"1"
 """Raise it when `build` comes to leave something else behind."""
 _SMOKE_TEST = (
@@ -89,7 +91,8 @@ def require() -> EngineEnvironment:
 
 
 def become_python(*arguments: str) -> NoReturn:
-    """This process goes on as the environment's Python, with one thread for torch: more of them wait for each other."""
+    """This process goes on as the environment's Python, with one thread for torch:
+    more of them wait for each other."""
     python = require().python
     os.execve(python, [str(python), *arguments], {**_VARIABLES, **os.environ})
 

@@ -1,4 +1,5 @@
-"""`make fuzz`: generated input for one entry or all of them, for as long as wanted. What fails is written to build/fuzz."""
+"""`make fuzz`: generated input for one entry or all of them, for as long as wanted.
+What fails is written to build/fuzz."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ class Entry(Protocol):
         """A document as this entry has it."""
 
     async def feed(self, data: bytes) -> bool:
-        """True: it was taken; False: refused with the error that is this entry's own. Anything else is a finding."""
+        """True: it was taken; False: refused with the error that is this entry's own.
+        Anything else is a finding."""
 
     async def check(self) -> None:
         """Assert the invariants of what is behind it, and the bounds of what it holds."""

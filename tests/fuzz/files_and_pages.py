@@ -1,4 +1,5 @@
-"""What is read from files and pages: a model server's metrics and models, the endpoints file, the policy file."""
+"""What is read from files and pages: a model server's metrics and models, the endpoints file,
+the policy file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The picker's entries that listen or read from a connection: admin pages, the workers' hub, what Redis holds."""
+"""The picker's entries that listen or read from a connection:
+admin pages, the workers' hub, what Redis holds."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class AdminPages(OfBytes):
         assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
 
     async def _exchange(self, data: bytes, *, end: bool) -> bytes:
-        """What comes back until the server closes. end: say that no more comes, since the request may be half of one."""
+        """What comes back until the server closes. end:
+        say that no more comes, since the request may be half of one."""
         reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
         answer = b""
         try:

@@ -22,7 +22,8 @@ _CHECK_EVERY: Final = 50
 _DOCUMENTS: Final = 0.5
 """Share of the inputs."""
 _BLOCKS_AN_INPUT: Final = 4.0
-"""Allocated blocks by which an entry may grow for each input of the second half: caches fill, and leaks are larger."""
+"""Allocated blocks by which an entry may grow for each input of the second half:
+caches fill, and leaks are larger."""
 
 
 @dataclass(frozen=True, slots=True)

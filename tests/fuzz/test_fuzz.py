@@ -1,4 +1,5 @@
-"""Generated input at all entries, ten million bytes each: typed errors only, state that stays sound, nothing grows."""
+"""Generated input at all entries, ten million bytes each:
+typed errors only, state that stays sound, nothing grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Documents with one value exchanged, added or left out: what a change of bytes seldom makes, since most of them are no document."""
+"""Documents with one value exchanged, added or left out:
+what a change of bytes seldom makes, since most of them are no document."""
 
 from __future__ import annotations
 

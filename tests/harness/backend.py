@@ -1,7 +1,8 @@
 """A model server that does as a test says: answers with its own name, streams, waits, fails, resets, hangs.
 
-It runs in the test's event loop. What it received is recorded; its `/metrics` page speaks vLLM's names with values
-that a test sets. A pause is a `Gate` that the test opens, so that tests wait for events and not for time.
+It runs in the test's event loop. What it received is recorded; its `/metrics` page speaks vLLM's names with
+values that a test sets. A pause is a `Gate` that the test opens, so that tests wait for events and not for
+time.
 """
 
 from __future__ import annotations
@@ -93,11 +94,13 @@ class Behaviour:
     """So many of the next requests get `fail_status`."""
     fail_status: int = 503
     cached_share: float | None = None
-    """What an answer that is not streamed says in its usage: so much of the prompt was cached. None: it has no usage."""
+    """What an answer that is not streamed says in its usage: so much of the prompt was cached.
+    None: it has no usage."""
 
 
 class Backend:
-    """One scriptable model server. Made by `running_backend`; it can be stopped and started on the same port."""
+    """One scriptable model server.
+    Made by `running_backend`; it can be stopped and started on the same port."""
 
     def __init__(self, name: str, *, address: Address) -> None:
         self.name = name

@@ -1,6 +1,8 @@
-"""A real headless Chromium, driven over its DevTools protocol: what a person would see, asked of the browser itself.
+"""A real headless Chromium, driven over its DevTools protocol:
+what a person would see, asked of the browser itself.
 
-Debian's package: `chromium()` installs it where it is missing and apt-get may be used; elsewhere it says what to install.
+Debian's package: `chromium()` installs it where it is missing and apt-get may be used;
+elsewhere it says what to install.
 """
 
 from __future__ import annotations

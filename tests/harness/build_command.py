@@ -1,4 +1,5 @@
-"""What the commands that prepare cached things share: how they talk, what they say at the end, and their exit status."""
+"""What the commands that prepare cached things share:
+how they talk, what they say at the end, and their exit status."""
 
 from __future__ import annotations
 

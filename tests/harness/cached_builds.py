@@ -1,9 +1,9 @@
 """The user's cache folder, where what takes minutes to build is kept outside any checkout.
 
-Each thing lives in a folder named after a hash of everything that decides its content, so a changed pin makes a new
-folder and checkouts with equal pins share one. Invariants: a folder under its final name is complete (built elsewhere,
-checked, renamed), and one process at a time builds things of one kind (a file lock). Called by the packages that
-build: `tests.vllm_env` and `tests.cluster_env`.
+Each thing lives in a folder named after a hash of everything that decides its content, so a changed pin makes
+a new folder and checkouts with equal pins share one. Invariants: a folder under its final name is complete
+(built elsewhere, checked, renamed), and one process at a time builds things of one kind (a file lock). Called
+by the packages that build: `tests.vllm_env` and `tests.cluster_env`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None
     """Hold the lock of this kind of thing, waiting for whoever holds it."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / f"{kind}.lock").open("w") as file:
-        # Installers inherit the lock: where this process is killed, it is free once they have stopped writing.
+        # Installers inherit the lock: where this process is killed,
+        # it is free once they have stopped writing.
         os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
 """A real OpenTelemetry collector, compiled once from its Go modules, and what it forwards.
 
-It takes OTLP over gRPC and over HTTP, and sends what it took as JSON to this process, so that a test reads spans as the collector
-understood them. The program is cached outside the checkout under the hash of its sources.
+It takes OTLP over gRPC and over HTTP, and sends what it took as JSON to this process, so that a test reads
+spans as the collector understood them. The program is cached outside the checkout under the hash of its
+sources.
 """
 
 from __future__ import annotations

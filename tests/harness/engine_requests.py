@@ -21,7 +21,8 @@ def request_of(
     arrival_s: float = 0.0,
     ignore_eos: bool = False,
 ) -> Request:
-    """prompt: its tokens, or how many tokens that count up from `first`; None: from where no other request has any.
+    """prompt: its tokens, or how many tokens that count up from `first`; None:
+    from where no other request has any.
 
     Without a name the request has one that no other has.
     """

@@ -1,4 +1,5 @@
-"""Envoy with one listener for each way in which it can hand over a request, and servers behind it that tell what came."""
+"""Envoy with one listener for each way in which it can hand over a request,
+and servers behind it that tell what came."""
 
 from __future__ import annotations
 

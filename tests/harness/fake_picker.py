@@ -1,6 +1,7 @@
 """An ext_proc server that answers as a test says, to see what a bootstrap makes Envoy do.
 
-It runs in the test's event loop, decides nothing, and records what Envoy told it. Not for tests of the picker.
+It runs in the test's event loop, decides nothing, and records what Envoy told it.
+Not for tests of the picker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A picker in exact mode beside the test, on its event loop: it follows servers that publish KV events, and picks nothing by itself."""
+"""A picker in exact mode beside the test, on its event loop:
+it follows servers that publish KV events, and picks nothing by itself."""
 
 from __future__ import annotations
 

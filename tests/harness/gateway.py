@@ -1,7 +1,7 @@
 """The whole gateway on free ports: backends in the test's loop, the picker and Envoy as processes.
 
-`config_in` writes a configuration for a directory; `running_gateway` starts everything on one, with the real picker;
-`running_bootstrap` does so with the fake picker, to test Envoy's side alone.
+`config_in` writes a configuration for a directory; `running_gateway` starts everything on one,
+with the real picker; `running_bootstrap` does so with the fake picker, to test Envoy's side alone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def write_endpoints(
     roles: Mapping[str, str] | None = None,
     rewrites: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """The endpoints file, by rename, as an operator's tools do. `roles` by name; `rewrites`: other names for models."""
+    """The endpoints file, by rename, as an operator's tools do.
+    `roles` by name; `rewrites`: other names for models."""
     listed = [{"name": b.name, "address": str(b.address)} for b in backends]
     for each in listed:
         if roles and each["name"] in roles:
@@ -243,7 +244,8 @@ async def running_bootstrap(
     edit: Edit | None = None,
     **fields: Any,
 ) -> AsyncIterator[Bench]:
-    """Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`, and `extra` dead endpoints."""
+    """Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`,
+    and `extra` dead endpoints."""
     config = config_in(directory, workers=workers, **fields)
     document = bootstrap_document(config)
     if edit:

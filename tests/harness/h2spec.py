@@ -1,4 +1,5 @@
-"""h2spec, a conformance tester for HTTP/2 servers: built once from its Go module, cached by version outside the checkout."""
+"""h2spec, a conformance tester for HTTP/2 servers:
+built once from its Go module, cached by version outside the checkout."""
 
 from __future__ import annotations
 

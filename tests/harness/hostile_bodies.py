@@ -1,6 +1,8 @@
-"""Bodies that look for the most CPU and memory that one byte can cause: a piece of JSON repeated in some place of a body.
+"""Bodies that look for the most CPU and memory that one byte can cause:
+a piece of JSON repeated in some place of a body.
 
-`WORST` are those that were dearest, or were dear once: each is a case of the tests. `shapes` makes more of them by chance.
+`WORST` are those that were dearest, or were dear once: each is a case of the tests.
+`shapes` makes more of them by chance.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""An HTTP/2 client in clear text, by prior knowledge: many requests on one connection, and pings when a test wants.
+"""An HTTP/2 client in clear text, by prior knowledge:
+many requests on one connection, and pings when a test wants.
 
-aiohttp speaks HTTP/1.1 only. Flow control is answered at once; request bodies must fit the first window (64 KB).
+aiohttp speaks HTTP/1.1 only. Flow control is answered at once;
+request bodies must fit the first window (64 KB).
 """
 
 from __future__ import annotations

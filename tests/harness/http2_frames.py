@@ -1,4 +1,5 @@
-"""The client's half of HTTP/2, frame by frame: bytes that a test sends, right or wrong, and the server's bytes as frames.
+"""The client's half of HTTP/2, frame by frame:
+bytes that a test sends, right or wrong, and the server's bytes as frames.
 
 It keeps no rules, so that a test can break them. `CallerSide` drives a `Connection` without any socket.
 """

@@ -1,4 +1,5 @@
-"""An admin address whose picker is made up: so many endpoints, requests of every outcome, an account of misses, hot prefixes."""
+"""An admin address whose picker is made up:
+so many endpoints, requests of every outcome, an account of misses, hot prefixes."""
 
 from __future__ import annotations
 

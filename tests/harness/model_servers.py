@@ -1,4 +1,5 @@
-"""Model servers of this repository as processes, for tests in which caches must be real. They listen where they like."""
+"""Model servers of this repository as processes, for tests in which caches must be real.
+They listen where they like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A picker that follows a real API server by a way that can be cut, and what can go wrong there: each fault and its repair.
+"""A picker that follows a real API server by a way that can be cut, and what can go wrong there:
+each fault and its repair.
 
 It is in exact mode. Its one pod is played by the test, and so are the KV events of the pod's server.
 """
@@ -47,7 +48,8 @@ _TOKENS: Final = list(range(16))
 
 @dataclass(slots=True)
 class Events:
-    """The KV events of the pod's server: the same block again and again, named from the seed that the server was started with."""
+    """The KV events of the pod's server:
+    the same block again and again, named from the seed that the server was started with."""
 
     socket: zmq.Socket[bytes]
     seed: str = _HASH_SEED
@@ -87,7 +89,8 @@ class PickerInCluster:
     events: Events
     relay: Relay
     ca_file: Path
-    """Where the picker looks for the API server's certificate; not there at first, so that it has no way into the cluster."""
+    """Where the picker looks for the API server's certificate;
+    not there at first, so that it has no way into the cluster."""
 
     @property
     def address(self) -> str:
@@ -100,7 +103,8 @@ class PickerInCluster:
         await self.picker.process.wait_ready(self.picker.ready)
 
     async def break_much(self) -> None:
-        """A policy that is refused, a role without the Lease, a server whose blocks are named in another way."""
+        """A policy that is refused, a role without the Lease,
+        a server whose blocks are named in another way."""
         self.policies.apply("p", sessionHeader="host")
         self._allow(lease=False)
         await self._restart_server(_OTHER_HASH_SEED)

@@ -7,7 +7,8 @@ import random
 import socket
 from typing import Final
 
-# Below the range from which the kernel takes ports of outgoing connections: there one could be gone a moment later.
+# Below the range from which the kernel takes ports of outgoing connections:
+# there one could be gone a moment later.
 _FIRST: Final = 12_000
 _LAST: Final = 31_000
 

@@ -1,4 +1,5 @@
-"""What a test gets that needs something built beforehand: it, a skip that names the command, or a failure where CI must not skip."""
+"""What a test gets that needs something built beforehand:
+it, a skip that names the command, or a failure where CI must not skip."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Built = TypeVar("Built")
 
 
 def prepared(require: Callable[[], Built], *, required_by: str) -> Built:
-    """What `require` gives. Where it is not built the test is skipped, or fails if the variable `required_by` is 1."""
+    """What `require` gives. Where it is not built the test is skipped,
+    or fails if the variable `required_by` is 1."""
     try:
         return require()
     except BuildFailedError as error:

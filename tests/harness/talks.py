@@ -1,7 +1,9 @@
-"""Conversations at a steady rate, for tests in which the servers' caches matter: each turn begins with all that was said before.
+"""Conversations at a steady rate, for tests in which the servers' caches matter:
+each turn begins with all that was said before.
 
-A picker that saw only some of a conversation's turns sends the next one elsewhere, so what pickers tell each other shows in
-the hits. Every talk has as many turns as any other and users are at different ones, so hits do not change with time.
+A picker that saw only some of a conversation's turns sends the next one elsewhere, so what pickers tell each
+other shows in the hits. Every talk has as many turns as any other and users are at different ones, so hits do
+not change with time.
 """
 
 from __future__ import annotations

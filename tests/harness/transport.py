@@ -1,7 +1,8 @@
-"""Which transport the pickers of a test run on: our own HTTP/2, unless a module asks for both (`transport_fixtures`).
+"""Which transport the pickers of a test run on:
+our own HTTP/2, unless a module asks for both (`transport_fixtures`).
 
-Every picker that the harness starts, in this process or another, gets `listen.transport` from here. `make run` imports this
-module, so it does without pytest.
+Every picker that the harness starts, in this process or another, gets `listen.transport` from here.
+`make run` imports this module, so it does without pytest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`python -m tests.image_env build|lock`: build the images of deploy/docker into the cache, and say how large they are."""
+"""`python -m tests.image_env build|lock`:
+build the images of deploy/docker into the cache, and say how large they are."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def sources(stage: Stage) -> list[tuple[list[str], str]]:
 
 
 def context_files(path: Path) -> Sequence[Path]:
-    """The Dockerfile, and every file of the repository that it copies: tracked, or new and not ignored by git."""
+    """The Dockerfile, and every file of the repository that it copies:
+    tracked, or new and not ignored by git."""
     wanted = sorted({file for stage in read(path) for files, _ in sources(stage) for file in files})
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *wanted],

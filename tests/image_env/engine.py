@@ -1,7 +1,8 @@
-"""buildah as the tests use it: storage of its own in the cache folder, no daemon, no network but pip's and Debian's.
+"""buildah as the tests use it: storage of its own in the cache folder, no daemon,
+no network but pip's and Debian's.
 
-What the machine's pip configuration says (an index, certificates) is given to builds as a mounted file, so that nothing of it
-gets into an image. Called by `environment`.
+What the machine's pip configuration says (an index, certificates) is given to builds as a mounted file,
+so that nothing of it gets into an image. Called by `environment`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Engine:
         run(*self.command, "commit", "--quiet", "--rm", container, name)
 
     def build_flags(self) -> Sequence[str]:
-        """What a build needs on this machine: isolation without a daemon, the network, and pip's configuration."""
+        """What a build needs on this machine:
+        isolation without a daemon, the network, and pip's configuration."""
         mounts = [*self._pip_mounts(), (Path("/etc/resolv.conf"), "/etc/resolv.conf")]
         return (
             *("--layers", "--isolation", "chroot", "--network", "host", "--pull-never"),
@@ -95,7 +97,8 @@ class Engine:
 
 
 def pip_settings() -> dict[str, str]:
-    """What pip on this machine is told by its files and by variables, which win. Only settings of every command."""
+    """What pip on this machine is told by its files and by variables, which win.
+    Only settings of every command."""
     said = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     ).stdout
@@ -104,7 +107,8 @@ def pip_settings() -> dict[str, str]:
 
 
 def require_packages(progress: Any) -> None:
-    """Install Debian's packages of the engine where they are missing. BuildFailedError says how, where that is not possible."""
+    """Install Debian's packages of the engine where they are missing.
+    BuildFailedError says how, where that is not possible."""
     missing = [name for name in PACKAGES if shutil.which(name) is None]
     if not missing:
         return

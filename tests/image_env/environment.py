@@ -1,8 +1,10 @@
-"""Owns the built images of deploy/docker: for each a root folder, its settings and its bills of materials, in the cache.
+"""Owns the built images of deploy/docker:
+for each a root folder, its settings and its bills of materials, in the cache.
 
-The bases are made by mmdebstrap from Debian's packages; their key is their recipe. An image's key is that and every file that its
-Dockerfile copies, so that an unchanged image costs nothing, and a changed source file only the steps after it: buildah keeps the
-layers of earlier builds. The images are built by `make images`, as a user builds them.
+The bases are made by mmdebstrap from Debian's packages; their key is their recipe. An image's key is that and
+every file that its Dockerfile copies, so that an unchanged image costs nothing, and a changed source file
+only the steps after it: buildah keeps the layers of earlier builds. The images are built by `make images`, as
+a user builds them.
 """
 
 from __future__ import annotations

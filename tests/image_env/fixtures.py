@@ -1,6 +1,8 @@
-"""The built images for tests, as `pytest_plugins = ["tests.image_env.fixtures"]` brings them; such tests are marked `cluster`.
+"""The built images for tests, as `pytest_plugins = ["tests.image_env.fixtures"]` brings them;
+such tests are marked `cluster`.
 
-Where they are not built the tests are skipped with the command that builds them, or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
+Where they are not built the tests are skipped with the command that builds them,
+or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A picker that is to follow a cluster and cannot reach it: it runs, is not ready, and leaves alone what Envoy knows."""
+"""A picker that is to follow a cluster and cannot reach it:
+it runs, is not ready, and leaves alone what Envoy knows."""
 
 from __future__ import annotations
 

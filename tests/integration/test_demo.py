@@ -1,4 +1,5 @@
-"""`python -m bench.demo` as a user starts it: the table, the visit, every way to end it, and what it says when it cannot go on."""
+"""`python -m bench.demo` as a user starts it:
+the table, the visit, every way to end it, and what it says when it cannot go on."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def demo(*options: str, tmp: Path) -> Iterator[Demo]:
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A short path: a unix socket's may have some hundred characters, which pytest's own directories come near."""
+    """A short path: a unix socket's may have some hundred characters,
+    which pytest's own directories come near."""
     with tempfile.TemporaryDirectory(prefix="demo-") as directory:
         yield Path(directory)
 

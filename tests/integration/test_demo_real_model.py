@@ -1,4 +1,5 @@
-"""`make run MODEL=...`, with a tiny random model in the place of SmolLM2: it computes, and its words come through the gateway."""
+"""`make run MODEL=...`, with a tiny random model in the place of SmolLM2:
+it computes, and its words come through the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prefill and decode apart, on real Envoy: the picker names a prefill endpoint, and the decode server has the prompt computed there."""
+"""Prefill and decode apart, on real Envoy:
+the picker names a prefill endpoint, and the decode server has the prompt computed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Certificates that are renewed under a running gateway: the picker goes on being asked, clients see the new one."""
+"""Certificates that are renewed under a running gateway:
+the picker goes on being asked, clients see the new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`envoy.extraHttpFilters`: who has no API key gets 401 from the real Envoy; the keys are in a file that changes while Envoy runs."""
+"""`envoy.extraHttpFilters`: who has no API key gets 401 from the real Envoy;
+the keys are in a file that changes while Envoy runs."""
 
 from __future__ import annotations
 

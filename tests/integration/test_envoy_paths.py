@@ -1,4 +1,5 @@
-"""What clients can reach through the real Envoy on our bootstrap: never the model servers' pages for operators."""
+"""What clients can reach through the real Envoy on our bootstrap:
+never the model servers' pages for operators."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.envoy
 
 
 async def ask(address: Address, path: str) -> int | None:
-    """The status; None when the request was not understood. The path goes out byte for byte, which no HTTP client does."""
+    """The status; None when the request was not understood.
+    The path goes out byte for byte, which no HTTP client does."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n".encode())

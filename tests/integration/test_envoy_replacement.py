@@ -1,4 +1,5 @@
-"""Replacing a running Envoy by another on the same port, as docs/operations.md says it: no request is lost."""
+"""Replacing a running Envoy by another on the same port, as docs/operations.md says it:
+no request is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A data plane that does not say its body modes, against `epp serve`: it is taken to do what the configuration says.
+"""A data plane that does not say its body modes, against `epp serve`:
+it is taken to do what the configuration says.
 
 Envoy's own messages, without Envoy: the one of these tests always says its modes.
 """

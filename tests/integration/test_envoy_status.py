@@ -1,4 +1,5 @@
-"""The listener for those who watch the real Envoy: two pages of its admin page, read only, and nothing else."""
+"""The listener for those who watch the real Envoy:
+two pages of its admin page, read only, and nothing else."""
 
 from __future__ import annotations
 

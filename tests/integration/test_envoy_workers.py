@@ -1,4 +1,5 @@
-"""Several workers of a picker behind one Envoy: shares, deaths, hangs, returns; and TLS on both sides of Envoy."""
+"""Several workers of a picker behind one Envoy: shares, deaths, hangs, returns;
+and TLS on both sides of Envoy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exact mode live: two of this repository's model servers publish KV events over ZeroMQ, the picker's table follows them."""
+"""Exact mode live: two of this repository's model servers publish KV events over ZeroMQ,
+the picker's table follows them."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
 
 
 async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_routed() -> None:
-    """As after a restart of the picker: the server's events are replayed, the prompt tells which chunks they are."""
+    """As after a restart of the picker:
+    the server's events are replayed, the prompt tells which chunks they are."""
     a, b = EndpointName("a"), EndpointName("b")
     async with following() as running:
         body = {"model": "made-up", "messages": [{"role": "system", "content": text("old")}], "max_tokens": 1}
@@ -263,7 +265,8 @@ async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_
                     publisher.publish()
 
             async def until_heard() -> None:
-                """What is sent before the subscription is known to the publisher is not heard: send on until one is."""
+                """What is sent before the subscription is known to the publisher is not heard:
+                send on until one is."""
 
                 def newest_heard() -> bool:
                     send()

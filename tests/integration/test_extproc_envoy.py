@@ -334,7 +334,8 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
 
 @pytest.fixture
 def overloaded(rig: Rig) -> Iterator[None]:
-    """The picker believes that every request has waited for too long. Nothing is left of that for other tests."""
+    """The picker believes that every request has waited for too long.
+    Nothing is left of that for other tests."""
     if transport() == "grpcio":
         pytest.skip("calls wait inside gRPC, where the picker cannot see them")
     believed = rig.server.overload

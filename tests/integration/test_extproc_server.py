@@ -1,4 +1,5 @@
-"""The ext_proc service over a real gRPC channel, on either transport: wire, health, drain, TLS, and what broken streams leave."""
+"""The ext_proc service over a real gRPC channel, on either transport:
+wire, health, drain, TLS, and what broken streams leave."""
 
 from __future__ import annotations
 
@@ -388,7 +389,7 @@ async def test_a_socket_in_a_folder_that_is_not_there_names_the_folder(tmp_path:
             pass
 
 
-# -- TLS ------------------------------------------------------------------------------------------------------------------
+# -- TLS -----------------------------------------------------------------------------------------------------
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:

@@ -128,7 +128,8 @@ async def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: Path) -> None:
-    # The count is the matter, not the rate: they come in waves, and a slow machine may take its time over each.
+    # The count is the matter, not the rate:
+    # they come in waves, and a slow machine may take its time over each.
     async with running_gateway(tmp_path, envoy={"messageTimeoutSeconds": 30}) as gateway:
         for backend in gateway.backends:
             backend.behaviour.before_last.shut()
@@ -136,7 +137,8 @@ async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: P
         for count in range(200, 2001, 200):
             pending += [asyncio.create_task(gateway.client.complete(f"{count + n}")) for n in range(200)]
             await wait_until(lambda count=count: held(gateway) == count, what=f"{count} are held")  # type: ignore[misc]  # mypy cannot type a default of a lambda
-        # A busy picker routes a share of each wave by load and lets these streams go: they were picked, and hold nothing.
+        # A busy picker routes a share of each wave by load and lets these streams go:
+        # they were picked, and hold nothing.
         let_go = await gateway.picker.metric("epp_unread_bodies_total", reason="overload")
         assert await gateway.picker.metric("epp_in_flight") + let_go == 2000
         for backend in gateway.backends:

@@ -1,4 +1,5 @@
-"""Model servers die, come and go, or show nonsense as metrics: what clients of the whole gateway notice of it."""
+"""Model servers die, come and go, or show nonsense as metrics:
+what clients of the whole gateway notice of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model server that answers 500 at once, or hangs, while its metrics are fine: it must not draw the traffic of the others."""
+"""A model server that answers 500 at once, or hangs, while its metrics are fine:
+it must not draw the traffic of the others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Requests that flow control holds, through the real Envoy, on both transports: they wait longer than Envoy's own patience, and are lost in no way.
+"""Requests that flow control holds, through the real Envoy, on both transports:
+they wait longer than Envoy's own patience, and are lost in no way.
 
-The servers compute one token a second, by the policy's belief, so one prompt keeps each busy for a minute; a metrics page without a running
-request says that its server is free after all.
+The servers compute one token a second, by the policy's belief, so one prompt keeps each busy for a minute;
+a metrics page without a running request says that its server is free after all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A request that flow control holds while its body is here: full duplex through the real Envoy, for longer than its patience."""
+"""A request that flow control holds while its body is here:
+full duplex through the real Envoy, for longer than its patience."""
 
 from __future__ import annotations
 

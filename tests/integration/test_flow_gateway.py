@@ -1,4 +1,5 @@
-"""What flow control decides, seen by clients of the whole gateway; what depends on the transport is in test_flow_envoy."""
+"""What flow control decides, seen by clients of the whole gateway;
+what depends on the transport is in test_flow_envoy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Two `epp serve` processes with flow control that share over a real Redis: bounds and shares are the pool's.
 
-The one server computes a token a second, by the policy's belief, so one request at a time keeps it busy until the test ends it.
+The one server computes a token a second, by the policy's belief,
+so one request at a time keeps it busy until the test ends it.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ async def test_at_most_so_many_wait_at_both_together(tmp_path: Path) -> None:
 
 
 async def test_what_one_picker_lets_go_for_a_tenant_counts_as_its_share_at_the_other(tmp_path: Path) -> None:
-    """The first tenant's request came first there, and would be first; but the other picker has let go one of it."""
+    """The first tenant's request came first there, and would be first;
+    but the other picker has let go one of it."""
     async with running_pool(tmp_path) as pool:
         went = await (await pool.ask(1, "first"))
 

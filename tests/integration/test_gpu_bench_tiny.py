@@ -1,4 +1,5 @@
-"""`make bench-gpu ARGS=--tiny`: every step of the command runs on the CPU, the two vLLM servers behind the gateway included."""
+"""`make bench-gpu ARGS=--tiny`: every step of the command runs on the CPU,
+the two vLLM servers behind the gateway included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What model servers, files and Redis say cannot end a picker: a running `epp serve` gets all of it and goes on serving."""
+"""What model servers, files and Redis say cannot end a picker:
+a running `epp serve` gets all of it and goes on serving."""
 
 from __future__ import annotations
 

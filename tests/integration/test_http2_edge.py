@@ -1,4 +1,5 @@
-"""Our HTTP/2 on real sockets against peers that misbehave: what they get, what is counted, and that others do not notice."""
+"""Our HTTP/2 on real sockets against peers that misbehave:
+what they get, what is counted, and that others do not notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The live side of the routing comparison in seconds: a real picker and a standing-in rule before real model servers."""
+"""The live side of the routing comparison in seconds:
+a real picker and a standing-in rule before real model servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The live page in a real headless Chromium: what a person sees there, with four endpoints and a thousand, and what a keyboard reaches."""
+"""The live page in a real headless Chromium:
+what a person sees there, with four endpoints and a thousand, and what a keyboard reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The live page of several pickers, where the others are many servers' pickers, of another version, or no pickers."""
+"""The live page of several pickers, where the others are many servers' pickers, of another version,
+or no pickers."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ async def test_a_page_of_many_servers_comes_whole() -> None:
         async with live_page(1500, siblings=(address_of(other),)) as scene:
 
             async def both() -> bool:
-                """The other has a second to answer, and on a busy machine may miss it; ten seconds later it is asked again."""
+                """The other has a second to answer, and on a busy machine may miss it;
+                ten seconds later it is asked again."""
                 return bool(shown(await scene.board.packed())["pickers"] == 2)
 
             await wait_until(both, what="both parts are shown", timeout_s=60)

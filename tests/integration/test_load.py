@@ -1,4 +1,5 @@
-"""The load tests as a user starts them: against a real gateway, whose servers count along, and against a server of bad manners."""
+"""The load tests as a user starts them:
+against a real gateway, whose servers count along, and against a server of bad manners."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ async def the_same_trace_goes_by_both_rules(fleet: Fleet, out: Path) -> None:
     assert len(read([out / "least-cost" / "recording.jsonl"]).calls) == 24
 
 
-# -- a server of bad manners ------------------------------------------------------------------------------------------
+# -- a server of bad manners ---------------------------------------------------------------------------------
 
 MODELS: Final = json.dumps({"data": [{"id": "m", "parent": None}]}).encode()
 TOKEN: Final = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

@@ -1,4 +1,5 @@
-"""The command itself: a port of its choice, draining on SIGTERM, and messages for settings that make no sense."""
+"""The command itself: a port of its choice, draining on SIGTERM,
+and messages for settings that make no sense."""
 
 from __future__ import annotations
 

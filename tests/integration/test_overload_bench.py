@@ -1,4 +1,5 @@
-"""The overload of docs/flow-control.md, in its short form: a real Envoy, the picker, two model servers, locust."""
+"""The overload of docs/flow-control.md, in its short form:
+a real Envoy, the picker, two model servers, locust."""
 
 from __future__ import annotations
 

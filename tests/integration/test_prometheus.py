@@ -1,7 +1,8 @@
-"""Debian's Prometheus on a running gateway, by the chart's own ServiceMonitor and rules: every alert fires by its cause and stops after it.
+"""Debian's Prometheus on a running gateway, by the chart's own ServiceMonitor and rules:
+every alert fires by its cause and stops after it.
 
-Durations are shortened: ranges to `WINDOW`, each `for:` to one second, and `OTHER` besides. Each alert fires by what really happens, to the
-gateway or to a second picker, which follows a real API server.
+Durations are shortened: ranges to `WINDOW`, each `for:` to one second, and `OTHER` besides. Each alert fires
+by what really happens, to the gateway or to a second picker, which follows a real API server.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ async def too_many_connections(gateway: Gateway) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def too_many_requests(gateway: Gateway) -> AsyncIterator[None]:
-    """So many at once that the narrow breaker turns some away, and fewer than the connections that Envoy takes."""
+    """So many at once that the narrow breaker turns some away,
+    and fewer than the connections that Envoy takes."""
 
     async def one() -> None:
         try:
@@ -247,7 +249,8 @@ def rules_of(helm: Helm) -> list[dict[str, Any]]:
 
 
 async def one_picker_has_no_way_in_and_one_server_is_slow(site: Site) -> set[str]:
-    """The picker that follows the API server lacks the file with its certificate, so the source fails and is started again."""
+    """The picker that follows the API server lacks the file with its certificate,
+    so the source fails and is started again."""
     slow = site.gateway.backends[3].behaviour
     slow.headers_pause_s = 2.0
     fired = await site.prometheus.wait_firing(WITHOUT_A_WAY_IN | BY_A_SLOW_SERVER)
@@ -336,7 +339,8 @@ async def much_breaks(site: Site) -> set[str]:
     looks = count()
 
     def now_and_then() -> None:
-        """The one that is well otherwise fails too: with 503, which Envoy retries elsewhere, and at times with what the client sees."""
+        """The one that is well otherwise fails too:
+        with 503, which Envoy retries elsewhere, and at times with what the client sees."""
         look = next(looks)
         if look % 5 == 0:
             steady.behaviour.fail_status = 500 if look % 15 == 0 else 503

@@ -1,4 +1,5 @@
-"""Files that change under a running picker: what is accepted takes effect, what is refused changes nothing."""
+"""Files that change under a running picker:
+what is accepted takes effect, what is refused changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The bench of serving loads: its client against our server with made-up words, and what it makes of the times."""
+"""The bench of serving loads: its client against our server with made-up words,
+and what it makes of the times."""
 
 from __future__ import annotations
 

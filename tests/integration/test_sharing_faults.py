@@ -1,4 +1,5 @@
-"""Redis killed, stalled, full, refusing: no pick waits or fails, what waits is bounded, and sharing goes on afterwards."""
+"""Redis killed, stalled, full, refusing:
+no pick waits or fails, what waits is bounded, and sharing goes on afterwards."""
 
 from __future__ import annotations
 

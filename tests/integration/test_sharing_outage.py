@@ -1,4 +1,5 @@
-"""Redis away for a minute, stalled, full or refusing, seen by clients: pickers behind one Envoy under a steady load of conversations.
+"""Redis away for a minute, stalled, full or refusing, seen by clients:
+pickers behind one Envoy under a steady load of conversations.
 
 No request fails, and the servers' hits come back. `pytest -s` prints what each phase gave.
 """

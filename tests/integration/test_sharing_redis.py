@@ -1,4 +1,5 @@
-"""Pickers that share over real Redis and Valkey servers: alone, in a cluster, under a sentinel; TLS, auth and pools."""
+"""Pickers that share over real Redis and Valkey servers: alone, in a cluster, under a sentinel;
+TLS, auth and pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers of one machine share over a local socket, with no Redis: the hub, its links, and whole workers behind Envoy."""
+"""Workers of one machine share over a local socket, with no Redis:
+the hub, its links, and whole workers behind Envoy."""
 
 from __future__ import annotations
 
@@ -150,7 +151,8 @@ async def _entries(picker: PickerProcess) -> list[float]:
 
 
 async def _all_heard(picker: PickerProcess) -> bool:
-    """Requests that bypassed a busy picker are nobody's business; what a stored table told is heard as well."""
+    """Requests that bypassed a busy picker are nobody's business;
+    what a stored table told is heard as well."""
     picks = await picker.metric("epp_pick_seconds_count")
     said = await picker.metric("epp_sharing_said_events_total")
     return picks > 0 and said == 2 * picks <= await picker.metric("epp_sharing_heard_events_total")

@@ -1,4 +1,5 @@
-"""Spans of a real picker behind a real Envoy, as a real OpenTelemetry collector takes them; and collectors that are away or hang."""
+"""Spans of a real picker behind a real Envoy, as a real OpenTelemetry collector takes them;
+and collectors that are away or hang."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.envoy
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every picker that a test starts: spans leave soon, and a hung collector is waited for longer than any test."""
+    """Of every picker that a test starts:
+    spans leave soon, and a hung collector is waited for longer than any test."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
 

@@ -1,6 +1,8 @@
-"""The C heap of a picker over 50,000 streams that the data plane resets, as Envoy ends every request: it must stay flat.
+"""The C heap of a picker over 50,000 streams that the data plane resets, as Envoy ends every request:
+it must stay flat.
 
-The client here is no gRPC library: it writes the same frames again with other stream numbers, on one connection.
+The client here is no gRPC library: it writes the same frames again with other stream numbers,
+on one connection.
 """
 
 from __future__ import annotations

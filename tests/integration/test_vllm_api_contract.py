@@ -1,7 +1,8 @@
 """The same requests to vLLM and to the model server: equal status codes, shapes, ends and counts of tokens.
 
-Where ours has a field, vLLM has it too, of the same kind; vLLM has more. Requests that the two treat differently on purpose
-(echo, prompt_logprobs, tools without a parser, bodies not called JSON) are in docs/model-server.md and not here.
+Where ours has a field, vLLM has it too, of the same kind; vLLM has more. Requests that the two treat
+differently on purpose (echo, prompt_logprobs, tools without a parser, bodies not called JSON) are in
+docs/model-server.md and not here.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ async def sides(vllm_servers: tuple[VllmServer, VllmServer], start: Start) -> Si
 
 
 def shape(value: Any, *, known: Any) -> Any:
-    """Names and kinds of what is in `value`, as far as `known`, another answer to the same request, has them too."""
+    """Names and kinds of what is in `value`, as far as `known`, another answer to the same request,
+    has them too."""
     if isinstance(value, dict) and isinstance(known, dict):
         return {name: shape(inner, known=known[name]) for name, inner in value.items() if name in known}
     if isinstance(value, list) and isinstance(known, list):

@@ -1,4 +1,5 @@
-"""The environment builder and the launcher, without vLLM: what they leave behind when something goes wrong."""
+"""The environment builder and the launcher, without vLLM:
+what they leave behind when something goes wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exact mode on real vLLM: what we make of a prompt is what its own events say, and the table follows them."""
+"""Exact mode on real vLLM: what we make of a prompt is what its own events say,
+and the table follows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real vLLM behind the real Envoy and picker: what the picker predicts is what the servers' own counters then say.
+"""Real vLLM behind the real Envoy and picker:
+what the picker predicts is what the servers' own counters then say.
 
 Servers live as long as the run, so each test sends text of its own.
 """
@@ -32,7 +33,8 @@ Servers = tuple[VllmServer, VllmServer]
 
 
 async def warm_up(gateway: VllmGateway, *, label: str) -> float:
-    """Ordinary requests until the picker has learned from the servers' counters how many bytes make a token."""
+    """Ordinary requests until the picker has learned from the servers' counters how many bytes make a
+    token."""
     before = await bytes_per_token(gateway)
     for batch in range(10):
         prompts = [prose(f"{label} {batch} {n}", words=600) for n in range(4)]
@@ -129,7 +131,8 @@ async def test_adapters_and_salts_share_no_prefix_and_an_adapter_keeps_to_its_se
         assert await gateway.counted(HITS) - hits == sum(a.cached_tokens for a in again)
 
         for n, adapter in enumerate(("alpha", "beta")):
-            # One after another: a queue that is longer than a load is a reason to load the adapter elsewhere too.
+            # One after another: a queue that is longer than a load is a reason to load the adapter elsewhere
+            # too.
             others = [
                 await gateway.complete(prose(f"{adapter} {m}", words=100), model=adapter) for m in range(4)
             ]
@@ -187,7 +190,8 @@ def said(vocabulary: Mapping[str, int], seed: str, *, words: int) -> str:
 
 
 def whole_word_tokens(server: VllmServer) -> dict[str, int]:
-    """Words that with the space before them are one token each: what a model says in these is read as it was said.
+    """Words that with the space before them are one token each:
+    what a model says in these is read as it was said.
 
     A random model's own choice of tokens is not: the same text, sent back, is cut into other tokens.
     """

@@ -1,4 +1,5 @@
-"""Real vLLM behind the real Envoy and picker: a server that is killed under load and returns, and a picker that drains."""
+"""Real vLLM behind the real Envoy and picker:
+a server that is killed under load and returns, and a picker that drains."""
 
 from __future__ import annotations
 
@@ -197,7 +198,8 @@ def restart(server: VllmServer) -> None:
 async def test_a_picker_that_drains_cuts_no_answer(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
-    """It waits for answers whose headers it has yet to see, and leaves before the streamed ones have ended."""
+    """It waits for answers whose headers it has yet to see,
+    and leaves before the streamed ones have ended."""
     # Answers that stream through the picker must be let go like the others.
     policy = {"sampling": {"share": 1.0}}
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:

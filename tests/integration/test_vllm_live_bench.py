@@ -1,4 +1,5 @@
-"""A run of the live comparison before real vLLM servers: conversations are answered, hit, and both sides say how many tokens."""
+"""A run of the live comparison before real vLLM servers:
+conversations are answered, hit, and both sides say how many tokens."""
 
 from __future__ import annotations
 

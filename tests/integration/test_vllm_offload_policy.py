@@ -1,7 +1,8 @@
 """The importance score as the cache policy of vLLM's CPU offload tier.
 
-Once vLLM's own manager alone, driven as vLLM's scheduler drives it, and once in a real server that was started by a profile.
-vLLM's CPU backend has no copies for its offload tier; the server gets plain ones (`tests/vllm_env/main_memory_offload.py`).
+Once vLLM's own manager alone, driven as vLLM's scheduler drives it, and once in a real server that was
+started by a profile. vLLM's CPU backend has no copies for its offload tier; the server gets plain ones
+(`tests/vllm_env/main_memory_offload.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def test_the_documents_example_keeps_chunk_b_where_vllms_policies_keep_a(answers
 
 
 def test_chunks_leave_in_the_order_of_the_score_and_a_prompt_from_its_tail(answers: dict[str, Any]) -> None:
-    """w1 0 x 2, w0 1 x 2, y 5 x 2, x 4 x 3, new0 32 x 1; z0 and z1, of which nothing was said, 32 x 2, stay."""
+    """w1 0 x 2, w0 1 x 2, y 5 x 2, x 4 x 3, new0 32 x 1;
+    z0 and z1, of which nothing was said, 32 x 2, stay."""
     assert answers["order"] == ["w1", "w0", "y", "x", "new0"]
 
 
@@ -147,7 +149,8 @@ def for_main_memory(args: list[str]) -> list[str]:
 def server(
     vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[vllm.VllmServer]:
-    # The launcher's own arguments come first, and the last one given counts; the port is the launcher's choice.
+    # The launcher's own arguments come first, and the last one given counts;
+    # the port is the launcher's choice.
     _, _, _, *rest = for_main_memory(arguments(offloading()))
     options = vllm.ServerOptions(
         cache_blocks=4 * PROMPT_CHUNKS,

@@ -79,7 +79,8 @@ def started(vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPath
     adapters = vllm_environment.model_folder
     profile = read(profile_text(folder, adapters))
     assert problems(profile) == []
-    # The launcher's own arguments come first, and the last one given counts; the port is the launcher's choice.
+    # The launcher's own arguments come first, and the last one given counts;
+    # the port is the launcher's choice.
     model, _, _, *rest = arguments(profile)
     assert model == tiny_model.MODEL
     options = vllm.ServerOptions(

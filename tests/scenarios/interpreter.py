@@ -1,9 +1,10 @@
 """Runs a scenario: a text file of commands to a picker, each followed by what it must answer.
 
-A file is a sequence of blocks, separated by empty lines. A block is any number of comment lines (`#`), command lines, a line
-`----`, and the output of those commands. Sizes of prompts are in tokens (four bytes each, as a fresh picker assumes);
-`system:1000+user:200` is 1,000 tokens of one text and 200 of another. Endpoints are named by one word each. Names with
-`model=` and the like are options; the commands are the methods `do_...` below.
+A file is a sequence of blocks, separated by empty lines. A block is any number of comment lines (`#`),
+command lines, a line `----`, and the output of those commands. Sizes of prompts are in tokens (four bytes
+each, as a fresh picker assumes); `system:1000+user:200` is 1,000 tokens of one text and 200 of another.
+Endpoints are named by one word each. Names with `model=` and the like are options; the commands are the
+methods `do_...` below.
 """
 
 from __future__ import annotations
@@ -64,10 +65,11 @@ class World:
         self.picker.table.check_integrity()
         return output
 
-    # -- the world -----------------------------------------------------------------------------------------------
+    # -- the world -------------------------------------------------------------------------------------------
 
     def do_policy(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`policy rule=affinity gain.minMatchTokens=64`: the fields of the spec that differ from the defaults."""
+        """`policy rule=affinity gain.minMatchTokens=64`:
+        the fields of the spec that differ from the defaults."""
         self.picker.set_policy(_policy(options), now=self.now)
         yield "ok"
 
@@ -99,7 +101,8 @@ class World:
         yield f"at {self.now:g}s"
 
     def do_scrape(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`scrape a b waiting=3 kv_usage=0.5`: one good page from each; `scrape a failed=3`: so many without."""
+        """`scrape a b waiting=3 kv_usage=0.5`: one good page from each; `scrape a failed=3`:
+        so many without."""
         failed = int(options.pop("failed", 0))
         values: dict[str, Any] = {"running": 0, "waiting": 0, "kv_usage": 0.0}  # as an idle server says
         values |= {
@@ -114,7 +117,7 @@ class World:
                 self.picker.observe(EndpointName(name), metrics, now=self.now)
         yield "ok"
 
-    # -- requests ------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def do_pick(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`pick r1 prompt=system:1000+user:200 model=m salt=s session=u stream=yes subset=a,b`"""
@@ -202,7 +205,8 @@ class World:
         return f"{name} -> {decision.chosen} at {at:.2f}s{waited}{would}"
 
     def do_burst(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`burst 40 prompt=...`: so many requests at once, all left open; where they went. `{i}` is the number."""
+        """`burst 40 prompt=...`: so many requests at once, all left open; where they went.
+        `{i}` is the number."""
         counts: Counter[str] = Counter()
         for number in range(int(names[0])):
             numbered = {key: text.replace("{i}", str(number)) for key, text in options.items()}
@@ -235,7 +239,8 @@ class World:
         yield "ok"
 
     def do_serve(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`serve prompt=... [times=3]`: whole requests, one after another, answered by their first choice at once."""
+        """`serve prompt=... [times=3]`:
+        whole requests, one after another, answered by their first choice at once."""
         chosen = []
         for _ in range(int(options.pop("times", 1))):
             pick = self._pick(options)
@@ -244,7 +249,7 @@ class World:
             chosen.append(str(pick.decision.chosen))
         yield "by " + " ".join(chosen)
 
-    # -- what is remembered --------------------------------------------------------------------------------------
+    # -- what is remembered ----------------------------------------------------------------------------------
 
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Tokens that the table believes each server holds."""
@@ -257,7 +262,7 @@ class World:
             undone = state.backlog.undone_tokens(now=self.now, rate=state.rate.tokens_per_s)
             yield f"{state.endpoint.name} in_flight={state.in_flight} undone={undone:.0f} tokens"
 
-    # -- parts ---------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
     def _pick(self, options: dict[str, str]) -> Pick:
         return self.picker.pick(self._request(options), now=self.now)

@@ -30,7 +30,7 @@ from tests.unit.picker_questions import (
     undone,
 )
 
-# -- prefixes ----------------------------------------------------------------------------------------------------
+# -- prefixes ------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_cached() -> None:
@@ -108,7 +108,7 @@ def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
     assert decision.reason == "load"
 
 
-# -- who may be picked -------------------------------------------------------------------------------------------
+# -- who may be picked ---------------------------------------------------------------------------------------
 
 
 def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
@@ -216,7 +216,7 @@ def test_prescribed_endpoints_that_do_not_exist_are_a_503() -> None:
     assert in_flight(picker) == {}
 
 
-# -- load --------------------------------------------------------------------------------------------------------
+# -- load ----------------------------------------------------------------------------------------------------
 
 
 def saturate(picker: Picker, *, now: float) -> None:

@@ -17,7 +17,8 @@ PROMPT_BYTES = 8000
 
 
 class LruServer:
-    """Keeps the last so many whole prompts, and counts as vLLM does. Without a size on its page unless told one."""
+    """Keeps the last so many whole prompts, and counts as vLLM does.
+    Without a size on its page unless told one."""
 
     def __init__(self, prompts: int, *, stated_tokens: int | None = None) -> None:
         self._prompts = prompts
@@ -48,7 +49,8 @@ class LruServer:
 def believed_prompts(
     *, at_first: int, really: int, learn: bool = True, stated: int | None = None, seconds: int = 1500
 ) -> float:
-    """Prompts that the picker believes the server to keep, after one prompt a second of 200 that are not all alike popular."""
+    """Prompts that the picker believes the server to keep,
+    after one prompt a second of 200 that are not all alike popular."""
     table = Table(default_capacity_tokens=at_first * PROMPT_BYTES // 4, learn_capacity=learn)
     picker = a_picker(PolicySpec(table=table), on=endpoints("a"))
     server = LruServer(really, stated_tokens=stated * PROMPT_BYTES // 4 if stated else None)

@@ -1,4 +1,5 @@
-"""Prompts that one server computes for another that answers (P/D): who is asked, what is booked, and what the request carries."""
+"""Prompts that one server computes for another that answers (P/D):
+who is asked, what is booked, and what the request carries."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from tests.unit.picker_questions import (
 )
 
 LONG = 80_000
-"""Bytes: 20,000 tokens, 2.5 s of prefill at the rate that nobody has learned yet. Their KV cache takes 0.27 s to move."""
+"""Bytes: 20,000 tokens, 2.5 s of prefill at the rate that nobody has learned yet.
+Their KV cache takes 0.27 s to move."""
 SHORT = 800
 
 

@@ -11,7 +11,7 @@ from epp.request.response import ResponseFeedback
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import A, a_picker, ask, check, endpoints, in_flight, policy_of, serve, text
 
-# -- policy ------------------------------------------------------------------------------------------------------
+# -- policy --------------------------------------------------------------------------------------------------
 
 
 def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> None:
@@ -51,7 +51,7 @@ def test_the_share_of_sampled_requests_is_the_policys() -> None:
         assert fewest <= sampled <= most
 
 
-# -- decisions ---------------------------------------------------------------------------------------------------
+# -- decisions -----------------------------------------------------------------------------------------------
 
 
 def test_a_decision_says_what_was_known_and_why() -> None:

@@ -1,4 +1,5 @@
-"""The picker as its callers see it: what is booked for a request until its end, and what is learned from it."""
+"""The picker as its callers see it: what is booked for a request until its end,
+and what is learned from it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.unit.picker_questions import (
     undone,
 )
 
-# -- the answer --------------------------------------------------------------------------------------------------
+# -- the answer ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
@@ -141,7 +142,7 @@ def test_ends_after_the_endpoint_left_and_came_back_do_no_harm() -> None:
     check(picker)
 
 
-# -- learning ----------------------------------------------------------------------------------------------------
+# -- learning ------------------------------------------------------------------------------------------------
 
 
 def test_a_sampled_answer_teaches_bytes_per_token() -> None:

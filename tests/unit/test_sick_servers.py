@@ -31,7 +31,8 @@ RULES: tuple[RuleName, ...] = get_args(RuleName)
 
 @dataclass
 class Traffic:
-    """An open loop: requests at even times, well servers take some seconds, the sick one does what `sick` says."""
+    """An open loop: requests at even times, well servers take some seconds,
+    the sick one does what `sick` says."""
 
     servers: str = "abcd"
     rule: RuleName = "least-cost"
@@ -39,7 +40,8 @@ class Traffic:
     sick_from: float = 0.0
     sick_to: float = 20.0
     sick: Callable[[str], tuple[float, int | None]] = lambda model: (0.002, 500)
-    """By model, when the answer begins and its status; None: no answer, and the client leaves after ten seconds."""
+    """By model, when the answer begins and its status; None:
+    no answer, and the client leaves after ten seconds."""
     models: tuple[str, ...] = ("m",)
     retries: bool = False
     pickers: int = 1

@@ -103,7 +103,8 @@ def test_parts_beside_one_another_keep_their_failures_apart(
 
 
 def test_every_test_belongs_to_one_part() -> None:
-    """By the parts' own expressions, over all combinations of markers, in the folders that have a part of their own and elsewhere."""
+    """By the parts' own expressions, over all combinations of markers,
+    in the folders that have a part of their own and elsewhere."""
     markers = ("envoy", "vllm", "cluster", "slow", "processes")
     for number in range(2 ** len(markers)):
         has = {marker for place, marker in enumerate(markers) if number >> place & 1}

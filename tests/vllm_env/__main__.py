@@ -1,4 +1,5 @@
-"""`python -m tests.vllm_env build|lock|record`: prepare the real vLLM of the tests, or what was recorded from it."""
+"""`python -m tests.vllm_env build|lock|record`:
+prepare the real vLLM of the tests, or what was recorded from it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Libraries that satisfy the dynamic loader where PyPI's torch asks for CUDA, on a machine that will never call them.
+"""Libraries that satisfy the dynamic loader where PyPI's torch asks for CUDA,
+on a machine that will never call them.
 
-The torch wheel links to libcudart, libcublas, libnccl and so on, 4 GB of packages that a CPU run does not use, and
-`import torch` fails without them. This module reads from torch's own libraries which names they miss, and compiles
-for each missing library one of the same name in which every function reports "no CUDA device". The result is for
-tests only. Called by `environment`; needs a C compiler and readelf.
+The torch wheel links to libcudart, libcublas, libnccl and so on, 4 GB of packages that a CPU run does not
+use, and `import torch` fails without them. This module reads from torch's own libraries which names they
+miss, and compiles for each missing library one of the same name in which every function reports "no CUDA
+device". The result is for tests only. Called by `environment`; needs a C compiler and readelf.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def read_shared_object(path: Path) -> SharedObject:
 def plan(objects: Mapping[str, SharedObject]) -> dict[str, set[Symbol]]:
     """Which stand-ins `objects` (file name -> what it asks for) need, and what each must define.
 
-    A versioned symbol belongs to the library that its version names. The loader finds one without a version in any
-    library that the asking object loads, so it goes into the first.
+    A versioned symbol belongs to the library that its version names. The loader finds one without a version
+    in any library that the asking object loads, so it goes into the first.
     """
     standins: dict[str, set[Symbol]] = {}
     for shared in objects.values():

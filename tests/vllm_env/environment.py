@@ -1,9 +1,10 @@
-"""Owns the cached vLLM environment: a virtual environment with vLLM for the CPU, and the tiny model beside it.
+"""Owns the cached vLLM environment: a virtual environment with vLLM for the CPU,
+and the tiny model beside it.
 
-Each lives in a folder of the user's cache that is named after a hash of everything that decides its content, so a
-changed pin makes a new folder and checkouts with equal pins share one. Invariants: a folder under its final name is
-complete (built elsewhere, checked, renamed), and one process builds at a time (a file lock). Called by the command
-line, the server launcher and the fixtures.
+Each lives in a folder of the user's cache that is named after a hash of everything that decides its content,
+so a changed pin makes a new folder and checkouts with equal pins share one. Invariants: a folder under its
+final name is complete (built elsewhere, checked, renamed), and one process builds at a time (a file lock).
+Called by the command line, the server launcher and the fixtures.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def require() -> VllmEnvironment:
 
 
 def build(*, progress: Callable[[str], None]) -> VllmEnvironment:
-    """Make what is missing of the environment, telling `progress` each step; at once where nothing is missing."""
+    """Make what is missing of the environment, telling `progress` each step;
+    at once where nothing is missing."""
     environment = locate()
     if environment.ready:
         return environment
@@ -119,7 +121,8 @@ def others() -> list[Path]:
 
 
 def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callable[[str], None]) -> None:
-    """A virtual environment in `folder` with the packages of `lock_file`, its torch without CUDA, seen to work."""
+    """A virtual environment in `folder` with the packages of `lock_file`, its torch without CUDA,
+    seen to work."""
     python = folder / "bin" / "python"
     run(*uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, folder)
     # Bytecode now, or each server that starts first compiles 20,000 files.

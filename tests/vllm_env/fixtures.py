@@ -1,8 +1,8 @@
 """Fixtures that hand real vLLM servers to tests; a test module asks for them with
 `pytest_plugins = ["tests.vllm_env.fixtures"]` and marks its tests `vllm`.
 
-Two servers start once a run, about a minute after the first test asks. Where the environment is not built the tests
-are skipped with the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_VLLM=1.
+Two servers start once a run, about a minute after the first test asks. Where the environment is not built the
+tests are skipped with the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_VLLM=1.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def _two_servers(
 def vllm_servers(
     _two_servers: tuple[server.VllmServer, server.VllmServer],
 ) -> tuple[server.VllmServer, server.VllmServer]:
-    """Two servers that run, one that an earlier test killed included. Their caches hold what earlier tests sent.
+    """Two servers that run, one that an earlier test killed included.
+    Their caches hold what earlier tests sent.
 
     They publish KV events on the topic `kv-events`.
     """

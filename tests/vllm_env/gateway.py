@@ -1,7 +1,8 @@
 """The gateway over real vLLM servers: Envoy and `epp serve` as processes, and what a test asks of them.
 
-`running_vllm_gateway` starts both on free ports before servers that run already. Requests carry an id of their own, so
-that a reply comes with the picker's decision about it. Called by the tests of the whole gateway on vLLM.
+`running_vllm_gateway` starts both on free ports before servers that run already. Requests carry an id of
+their own, so that a reply comes with the picker's decision about it. Called by the tests of the whole gateway
+on vLLM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""vLLM's own offload tier with a worker for its CPU backend, which has none: between main memory and main memory.
+"""vLLM's own offload tier with a worker for its CPU backend, which has none:
+between main memory and main memory.
 
-vLLM's connector, scheduler side, manager and cache policy are the real ones; only the copies, which vLLM makes with CUDA
-streams, are plain ones here. So a real server can be seen to use a cache policy on a machine without a GPU. Loaded by
-vLLM itself (`spec_module_path`), in the vLLM environment; nothing else imports it.
+vLLM's connector, scheduler side, manager and cache policy are the real ones; only the copies, which vLLM
+makes with CUDA streams, are plain ones here. So a real server can be seen to use a cache policy on a machine
+without a GPU. Loaded by vLLM itself (`spec_module_path`), in the vLLM environment; nothing else imports it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Drives vLLM's own offload manager as its scheduler does, without an engine: run in the vLLM environment, writes JSON.
+"""Drives vLLM's own offload manager as its scheduler does, without an engine:
+run in the vLLM environment, writes JSON.
 
-`python -m tests.vllm_env.offload_manager` answers every question below at once, since importing vLLM takes longest. The tests
-read the answers; what must hold at each step of a history is asserted here.
+`python -m tests.vllm_env.offload_manager` answers every question below at once, since importing vLLM takes
+longest. The tests read the answers; what must hold at each step of a history is asserted here.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ def what_the_cpu_backend_says() -> str:
 
 
 def random_history(*, seed: int, steps: int = 1500) -> int:
-    """Stores and reads that overlap, fail and are reset; the number of chunks that were evicted on the way."""
+    """Stores and reads that overlap, fail and are reset;
+    the number of chunks that were evicted on the way."""
     rng = random.Random(seed)
     manager = manager_with(OURS, num_chunks=24)
     storing: list[tuple[list[OffloadKey], ReqContext]] = []
@@ -201,7 +203,8 @@ def random_history(*, seed: int, steps: int = 1500) -> int:
 
 
 def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tuple[int, int]]:
-    """Prefix and question of each request. `drift`: a tenth of the ranks change hands every fiftieth request."""
+    """Prefix and question of each request.
+    `drift`: a tenth of the ranks change hands every fiftieth request."""
     rng = random.Random(seed)
     weights = [1 / (rank + 1) ** 0.9 for rank in range(prefixes)]
     names = list(range(prefixes))
@@ -215,7 +218,8 @@ def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tu
 
 
 def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
-    """Prompts of a shared prefix of 8 to 32 chunks and 2 of their own, in a tier that holds a tenth of the prefixes."""
+    """Prompts of a shared prefix of 8 to 32 chunks and 2 of their own,
+    in a tier that holds a tenth of the prefixes."""
     rng = random.Random(5)
     prefixes = 120
     lengths = [rng.randrange(8, 33) for _ in range(prefixes)]

@@ -1,7 +1,8 @@
 """Writes tests/contract/data: what a real vLLM says on the wire, for tests that run without one.
 
-Everything is asked with fixed prompts; times, ids and timestamps are the server's own, so a second recording differs
-in those. Refuses to write anything that names a path of the machine. Called by `python -m tests.vllm_env record`.
+Everything is asked with fixed prompts; times, ids and timestamps are the server's own, so a second recording
+differs in those. Refuses to write anything that names a path of the machine. Called by
+`python -m tests.vllm_env record`.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[s
     requests: list[dict[str, object]] = []
     with _tap(environment, address=f"ipc://{server.options.kv_events_socket}") as events:
         _wait_for_subscriber(server, events)
-        # Empties the cache, so that the recording starts from nothing. vLLM sends the event that says so, and every
-        # other, only with the next request's.
+        # Empties the cache, so that the recording starts from nothing. vLLM sends the event that says so,
+        # and every other, only with the next request's.
         assert server.post("/reset_prefix_cache", b"").status == 200
         conversation = prose("first turn", words=200)
         requests.append(_ask(server, conversation))
@@ -233,7 +234,8 @@ def _refuse_paths(files: Mapping[str, str], *, private: tuple[Path, ...]) -> Non
 
 
 def _one_item_a_line(value: Mapping[str, object]) -> str:
-    """JSON whose lists at the first level have an item on each line: readable in a diff, and not a token a line."""
+    """JSON whose lists at the first level have an item on each line:
+    readable in a diff, and not a token a line."""
     parts = []
     for key, part in value.items():
         text = json.dumps(part)

@@ -1,8 +1,8 @@
 """Every route that this vLLM can serve, as patterns of its own router.
 
-Runs inside the vLLM environment, not in ours: it builds vLLM's application with every task and mode on, without an
-engine, and prints a JSON list of {path, pattern} on its last line. `tests/contract/data/routes.json` is that list, for runs without
-vLLM. Called by `recording`.
+Runs inside the vLLM environment, not in ours: it builds vLLM's application with every task and mode on,
+without an engine, and prints a JSON list of {path, pattern} on its last line.
+`tests/contract/data/routes.json` is that list, for runs without vLLM. Called by `recording`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Starts, watches and kills one real vLLM server on the CPU.
 
-A server is a process group of its own, listening on 127.0.0.1, and never outlives the process that started it: a
-guard that reads from a pipe kills the group when the pipe closes. Called by the fixtures and the recorder.
+A server is a process group of its own, listening on 127.0.0.1, and never outlives the process that started
+it: a guard that reads from a pipe kills the group when the pipe closes. Called by the fixtures and the
+recorder.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ REQUEST_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.2
 
 _PORTS = range(18000, 28000)
-"""Below the range from which Linux takes ports by itself: a server binds seconds after its port was chosen."""
+"""Below the range from which Linux takes ports by itself:
+a server binds seconds after its port was chosen."""
 
 
 class VllmServerError(Exception):
@@ -243,7 +245,8 @@ class VllmServer:
             "--max-num-seqs",
             "32",
             "--enforce-eager",
-            # Of bfloat16 vLLM makes AMX instructions wherever a CPU announces them, and some machines then refuse to run them.
+            # Of bfloat16 vLLM makes AMX instructions wherever a CPU announces them,
+            # and some machines then refuse to run them.
             "--dtype",
             "float32",
         ]
@@ -291,7 +294,8 @@ def _variables(environment: VllmEnvironment) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    # Nothing of the caller's Python or vLLM settings reaches the server: PYTHONHASHSEED alone changes every block hash.
+    # Nothing of the caller's Python or vLLM settings reaches the server:
+    # PYTHONHASHSEED alone changes every block hash.
     return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VLLM_"))} | own
 
 

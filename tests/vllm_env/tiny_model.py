@@ -1,9 +1,11 @@
-"""Write a Llama with random weights, its tokenizer and chat template, and two LoRA adapters: `tiny_model.py FOLDER`.
+"""Write a Llama with random weights, its tokenizer and chat template, and two LoRA adapters:
+`tiny_model.py FOLDER`.
 
-The model talks nonsense, quickly. What the tests need of it is real: prefix caching, LoRA, chat templates, and a
-tokenizer that cuts English at about three characters a token. Weights come from fixed seeds, and the tokenizer from the
-English that ships inside Python, so one Python always writes the same files. `environment` runs this file as a script
-under the Python of the vLLM environment; the functions import what only that Python has.
+The model talks nonsense, quickly. What the tests need of it is real: prefix caching, LoRA, chat templates,
+and a tokenizer that cuts English at about three characters a token. Weights come from fixed seeds, and the
+tokenizer from the English that ships inside Python, so one Python always writes the same files. `environment`
+runs this file as a script under the Python of the vLLM environment; the functions import what only that
+Python has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""The caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a larger shape on a GPU.
+"""The caching documents' rows that need a model:
+SmolLM2 on one CPU thread, or random weights of a larger shape on a GPU.
 
-Rows 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5; sides in turns, medians of the repeats. `--layers 4` takes the model's first
-four layers (its tables say so): all thirty take hours, and what is compared is the same work left out. `--shape 8b --device
-cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every measurement and adds to what a run of the same
-model left there, so that short runs make one table. `make bench-engine` runs this where torch is; `ARGS="--rows 000-7"` one row.
+Rows 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5; sides in
+turns, medians of the repeats. `--layers 4` takes the model's first four layers (its tables say so): all
+thirty take hours, and what is compared is the same work left out. `--shape 8b --device cuda` makes 8 billion
+random weights on the GPU. `--json FILE` keeps every measurement and adds to what a run of the same model left
+there, so that short runs make one table. `make bench-engine` runs this where torch is; `ARGS="--rows 000-7"`
+one row.
 """
 
 from __future__ import annotations

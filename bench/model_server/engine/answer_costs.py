@@ -1,7 +1,9 @@
-"""What an item costs by the length of its answer, and the length at which the cache gives a wanted gain. Pure: no torch.
+"""What an item costs by the length of its answer, and the length at which the cache gives a wanted gain.
+Pure: no torch.
 
-An item with an answer of a tokens takes P + (a - 1) D seconds: P gives its first token, D each further one. The cache
-changes P alone, so its gain (P without + (a - 1) D) / (P with + (a - 1) D) falls towards 1 as answers grow. Caller: the row.
+An item with an answer of a tokens takes P + (a - 1) D seconds: P gives its first token, D each further one.
+The cache changes P alone, so its gain (P without + (a - 1) D) / (P with + (a - 1) D) falls towards 1 as
+answers grow. Caller: the row.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class AnswerCosts:
 
 
 def fit(points: Sequence[tuple[int, float, float]]) -> AnswerCosts:
-    """Least squares over (answer tokens, seconds of an item with the cache, without): two lines of one slope."""
+    """Least squares over (answer tokens, seconds of an item with the cache, without):
+    two lines of one slope."""
     further = [answer - 1 for answer, _, _ in points]
     mean = fmean(further)
     spread = 2 * sum((x - mean) ** 2 for x in further)

@@ -1,7 +1,9 @@
-"""The hash table report's rows (000) on an engine: items a second with partial blocks cached, over those without.
+"""The hash table report's rows (000) on an engine:
+items a second with partial blocks cached, over those without.
 
-Requests come in waves of 8, since requests of one step cannot find what that step computes. The sides take turns at each wave, not at
-each run: what is asked is a few per cent, and a busy machine changes more than that within a run. Caller: the command.
+Requests come in waves of 8, since requests of one step cannot find what that step computes. The sides take
+turns at each wave, not at each run: what is asked is a few per cent, and a busy machine changes more than
+that within a run. Caller: the command.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from model_server.core.sampling import GREEDY, SamplingParams
 SHORT_TOKENS, WAVE = 15, 8
 """The report's prompts; its answers are not known."""
 REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
-"""The report's cache: partial blocks, at most K unused ones, evicted from a heap of heaps. 64 requests leave more than K."""
+"""The report's cache: partial blocks, at most K unused ones, evicted from a heap of heaps.
+64 requests leave more than K."""
 IDENTICAL = ((1.0, 2), (1.0, 16), (0.1, 16))
 CURVE = tuple((n / 10, 2) for n in range(1, 11))
 """(p, answer tokens): the row's own points, and the report's second figure."""
@@ -91,7 +94,8 @@ def by_answer(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
 
 
 def question(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """000-6's question, "What is your name?", 64 times and once before; answers are drawn at a temperature of 1, and so differ."""
+    """000-6's question, "What is your name?", 64 times and once before;
+    answers are drawn at a temperature of 1, and so differ."""
     drawn = SamplingParams(temperature=1.0)
     row = "000-6-by-answer"
     return gain_by_answer(
@@ -167,7 +171,8 @@ def _waves(
 
 
 def _mixed(bench: Bench, p: float, *, count: int = 64) -> list[list[TokenId]]:
-    """With share p one and the same prompt, else one of its own. All begin with the same token, as with a BOS token."""
+    """With share p one and the same prompt, else one of its own.
+    All begin with the same token, as with a BOS token."""
     same = bench.text_of("same", SHORT_TOKENS)
     own = SHORT_TOKENS - 1
     return [same if n % 10 < 10 * p else [same[0], *bench.text_of(f"own {n}", own)] for n in range(count)]

@@ -20,7 +20,8 @@ PROMPTS, WHOLE_PROMPTS, WHOLE_ANSWER = 20, 200, 10
 
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice; the whole run's time with and without the cache.
+    """001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice;
+    the whole run's time with and without the cache.
 
     The third side caches partial blocks too, and so finds all of a prompt but its last token.
     """
@@ -62,7 +63,8 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
 
 
 def uneven_lengths(count: int) -> list[int]:
-    """Of prompts as people send them: log-normal about 360 tokens, those outside of 256 to 512 drawn again; always the same."""
+    """Of prompts as people send them: log-normal about 360 tokens, those outside of 256 to 512 drawn again;
+    always the same."""
     rng = random.Random("001-6")
     drawn = (round(rng.lognormvariate(math.log(360), 0.5)) for _ in itertools.count())
     return list(itertools.islice((tokens for tokens in drawn if 256 <= tokens <= 512), count))
@@ -97,7 +99,8 @@ def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figur
 
 
 def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """003-5: 64 requests of 856 tokens over 15 distinct prompts, 16 answered; naive, offline and online, with and without."""
+    """003-5: 64 requests of 856 tokens over 15 distinct prompts, 16 answered;
+    naive, offline and online, with and without."""
     prompts = [bench.text_of(f"distinct {n}", 856) for n in range(15)]
     texts: list[list[list[TokenId]]] = []
 
@@ -148,7 +151,8 @@ def _greedy(logits: object, _: Request) -> TokenId:
 
 
 def _run(mode: str, engine: PromptEngine, made: Sequence[Request], *, bench: Bench) -> float:
-    """Seconds of adding, which is where prompts are computed; of the naive mode, which does not tell them apart, 0."""
+    """Seconds of adding, which is where prompts are computed;
+    of the naive mode, which does not tell them apart, 0."""
     if mode == "naive":
         run_naive(engine, made)
         return 0.0

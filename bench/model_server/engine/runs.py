@@ -1,8 +1,8 @@
 """A model, requests with made-up text, and one timed run of them.
 
-Times on a CPU are CPU seconds of the whole process, one torch thread: on a machine that others use too, the clock on the
-wall says more of them than of us. On a GPU they are the clock's, when the device has done what it was given. Sides that are
-compared run in turns within each repeat.
+Times on a CPU are CPU seconds of the whole process, one torch thread: on a machine that others use too, the
+clock on the wall says more of them than of us. On a GPU they are the clock's, when the device has done what
+it was given. Sides that are compared run in turns within each repeat.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
 
 
 def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
-    """Random weights of one of `SHAPES`, made on the device; the texts are random tokens. ModelError: no such device."""
+    """Random weights of one of `SHAPES`, made on the device; the texts are random tokens.
+    ModelError: no such device."""
     torch.set_num_threads(1)
     device = hf.choose_device(device_name)
     dtype = hf.choose_dtype("auto", device=device)
@@ -138,7 +139,8 @@ def engine_of(bench: Bench, *, cache: bool, options: CacheOptions | None = None)
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of a run: all of them, and those of them that the core took, which is everything but the model."""
+    """Seconds of a run: all of them, and those of them that the core took,
+    which is everything but the model."""
 
     total_s: float
     core_s: float
@@ -167,7 +169,8 @@ def hit_share(requests: Sequence[Request]) -> float:
 
 @dataclass(slots=True)
 class Kept:
-    """What was measured, by name, in the order of the repeats: of this run and of those before it that were kept."""
+    """What was measured, by name, in the order of the repeats:
+    of this run and of those before it that were kept."""
 
     series: dict[str, list[float]]
 

@@ -1,8 +1,10 @@
-"""Row 003-5 as its document prints it: naive, offline and online, with kept prompts and then without, in one command.
+"""Row 003-5 as its document prints it: naive, offline and online, with kept prompts and then without,
+in one command.
 
-`make bench-schedulers` or `python -m tests.engine_env run bench.model_server.engine.schedulers`: 64 requests of 856 tokens over 15
-distinct prompts, 16 answered. The naive mode keeps no prompts in either half, as in the document. Seconds are CPU seconds of one
-thread, or the device's on a GPU. Under each throughput stands what this run's tokens make of it.
+`make bench-schedulers` or `python -m tests.engine_env run bench.model_server.engine.schedulers`: 64 requests
+of 856 tokens over 15 distinct prompts, 16 answered. The naive mode keeps no prompts in either half, as in the
+document. Seconds are CPU seconds of one thread, or the device's on a GPU. Under each throughput stands what
+this run's tokens make of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Row 001-7 on the engine itself, without HTTP: requests come at random times by the clock, with the cache and without.
+"""Row 001-7 on the engine itself, without HTTP:
+requests come at random times by the clock, with the cache and without.
 
 Caller: the command.
 """

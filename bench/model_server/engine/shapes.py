@@ -1,4 +1,5 @@
-"""Sizes of models whose weights are made up. Pure: no torch. Callers: the engine's benches, and that of GPUs."""
+"""Sizes of models whose weights are made up. Pure: no torch.
+Callers: the engine's benches, and that of GPUs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Our engine against transformers' continuous batching and vLLM, on the same CPU, model and requests: `make bench-peers`."""
+"""Our engine against transformers' continuous batching and vLLM, on the same CPU, model and requests:
+`make bench-peers`."""

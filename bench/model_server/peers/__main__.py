@@ -1,9 +1,11 @@
-"""Our engine, transformers' continuous batching and vLLM on the same CPU, model and requests, with their caches and without.
+"""Our engine, transformers' continuous batching and vLLM on the same CPU, model and requests,
+with their caches and without.
 
-SmolLM2 in float32, one thread, greedy, blocks of 32 tokens; the sides in turns, CPU seconds of each one's process.
-`--layers 4` takes the model's first four layers, in all engines. `--json FILE` keeps every turn and adds to what a run
-with the same layers left there, so that short runs make one table. Rows 001-7 (a rate that both engines bear, and one
-above) and 001-8 are serving loads: requests come by themselves, at moments of each engine's own CPU clock. `make bench-peers` runs it where torch and vLLM are.
+SmolLM2 in float32, one thread, greedy, blocks of 32 tokens; the sides in turns, CPU seconds of each one's
+process. `--layers 4` takes the model's first four layers, in all engines. `--json FILE` keeps every turn and
+adds to what a run with the same layers left there, so that short runs make one table. Rows 001-7 (a rate that
+both engines bear, and one above) and 001-8 are serving loads: requests come by themselves, at moments of each
+engine's own CPU clock. `make bench-peers` runs it where torch and vLLM are.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
-    """A line an engine, of a row of `FIRST_TOKENS`: the first rounds are new to the cache, the last ones not."""
+    """A line an engine, of a row of `FIRST_TOKENS`:
+    the first rounds are new to the cache, the last ones not."""
     ours = [_new_and_seen(one["ours with"]) for one in row.repeats]
     lines: list[Figures] = []
     for engine in engines:
@@ -62,7 +63,8 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def served(row: Recorded) -> list[Figures]:
-    """A line a side, of a row of `TIMED`: medians of the repeats' means and percentiles; then the cache's over none."""
+    """A line a side, of a row of `TIMED`: medians of the repeats' means and percentiles;
+    then the cache's over none."""
     lines: list[Figures] = []
     for engine in dict.fromkeys(name.rpartition(" ")[0] for one in row.repeats for name in one):
         sides = {

@@ -1,4 +1,5 @@
-"""A model folder with the first layers of another one: the same requests and hits for a fraction of the work."""
+"""A model folder with the first layers of another one:
+the same requests and hits for a fraction of the work."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 def first_layers(folder: Path, *, count: int, into: Path) -> Path:
-    """`into`, which is made: `folder`'s model with so many layers, its tokenizer, its embeddings, its last norm."""
+    """`into`, which is made: `folder`'s model with so many layers, its tokenizer, its embeddings,
+    its last norm."""
     into.mkdir()
     for file in folder.iterdir():
         if file.name not in {_WEIGHTS, _CONFIG}:

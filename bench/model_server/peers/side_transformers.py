@@ -1,4 +1,5 @@
-"""transformers' own continuous batching as a peer: its manager, its paged attention by SDPA, its sharing of equal blocks."""
+"""transformers' own continuous batching as a peer:
+its manager, its paged attention by SDPA, its sharing of equal blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""vLLM on the CPU as a peer, in this process: as it comes, but for one thread, float32 and the common limits."""
+"""vLLM on the CPU as a peer, in this process:
+as it comes, but for one thread, float32 and the common limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The engines' processes: started in their own environments, one thread each, asked in turns, ended with this process.
+"""The engines' processes: started in their own environments, one thread each, asked in turns,
+ended with this process.
 
 A side is an engine with its cache on or off. Callers: the command.
 """

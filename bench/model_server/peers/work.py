@@ -1,8 +1,9 @@
-"""What every engine is asked: rounds of prompts, as token ids, each round sent at once when the one before has ended. Pure.
+"""What every engine is asked: rounds of prompts, as token ids,
+each round sent at once when the one before has ended. Pure.
 
-A row's id is the caching documents'; `alone` and `together` are the time to the first token. In the rows of `TIMED` requests come one by one, at
-moments of the engine's own CPU clock. A turn is all of a row's rounds on one engine,
-whose cache is empty before it.
+A row's id is the caching documents'; `alone` and `together` are the time to the first token. In the rows of
+`TIMED` requests come one by one, at moments of the engine's own CPU clock. A turn is all of a row's rounds on
+one engine, whose cache is empty before it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def few_distinct(text_of: TextOf, repeat: int) -> list[Round]:
 def alone(text_of: TextOf, repeat: int) -> list[Round]:
     """Four prompts of 512 tokens, one after the other, one token answered; then the same four again.
 
-    Between the two all four are answered with two tokens: transformers keeps nothing of a request that ends with its prompt.
+    Between the two all four are answered with two tokens:
+    transformers keeps nothing of a request that ends with its prompt.
     """
     prompts = [text_of(f"{repeat} alone {n}", 512) for n in range(4)]
     single = [Round([prompt], 1) for prompt in prompts]
@@ -68,7 +70,8 @@ def alone(text_of: TextOf, repeat: int) -> list[Round]:
 
 
 def together(text_of: TextOf, repeat: int) -> list[Round]:
-    """Eight prompts of 512 tokens at once, one token answered: until the last of them has its first token; then the same again."""
+    """Eight prompts of 512 tokens at once, one token answered: until the last of them has its first token;
+    then the same again."""
     prompts = [text_of(f"{repeat} together {n}", 512) for n in range(8)]
     return [Round(prompts, 1), Round(prompts, 2), Round(prompts, 1)]
 
@@ -83,8 +86,8 @@ def arriving(
     answer_tokens: int,
     requests: int,
 ) -> list[Round]:
-    """001-7 and 001-8: Poisson arrivals. One prompt comes first and alone, so that the shared part is cached, as it is for 499
-    of the document's 500 requests."""
+    """001-7 and 001-8: Poisson arrivals. One prompt comes first and alone,
+    so that the shared part is cached, as it is for 499 of the document's 500 requests."""
     shared = text_of(f"{repeat} shared", shared_tokens)
     prompts = [shared + text_of(f"{repeat} own {n}", own_tokens) for n in range(requests + 1)]
     rng, now_s = random.Random(repeat), 0.0

@@ -1,7 +1,9 @@
-"""One engine in a process of its own: reads a row's rounds from its input, a JSON line each time, and writes what it did.
+"""One engine in a process of its own: reads a row's rounds from its input, a JSON line each time,
+and writes what it did.
 
-The engines' environments have not one package of ours in common, so this needs the standard library alone. CPU seconds are
-those of the whole process; an engine that computes elsewhere would look free, which `run` refuses.
+The engines' environments have not one package of ours in common, so this needs the standard library alone.
+CPU seconds are those of the whole process; an engine that computes elsewhere would look free, which `run`
+refuses.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class PeerEngine(Protocol):
         """Empty the prefix cache. Nothing is running."""
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
-        """Greedy answers of exactly so many tokens, in the prompts' order, and how many prompt tokens the cache had."""
+        """Greedy answers of exactly so many tokens, in the prompts' order,
+        and how many prompt tokens the cache had."""
 
 
 @runtime_checkable
@@ -97,8 +100,8 @@ def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
 def _at_moments(engine: PeerEngine, one: Round) -> tuple[list[list[int]], int, list[list[float]], float]:
     """Answers, hits, token times, and how long it took.
 
-    The clock is the CPU time of this process, and time in which nothing is to be computed is skipped: what other programs
-    do on the machine delays no request.
+    The clock is the CPU time of this process, and time in which nothing is to be computed is skipped:
+    what other programs do on the machine delays no request.
     """
     if not isinstance(engine, SteppedEngine):
         raise TypeError(f"{type(engine).__name__} takes no requests while it works")

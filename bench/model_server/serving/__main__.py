@@ -1,14 +1,17 @@
-"""Row 001-7 on real servers: Poisson arrivals, 320 shared and 533 own tokens, 150 answered, with the block cache and without.
+"""Row 001-7 on real servers: Poisson arrivals, 320 shared and 533 own tokens, 150 answered,
+with the block cache and without.
 
-The document's prompts are 330 and 550 tokens; ours are as much shorter as makes the shared part whole blocks of 32, so that the same
-37.5 % can be found. One request that does not count comes first: the shared part is then cached, as it is for 499 of the document's
-500 requests. `--shared-tokens 0` is row 001-8: nothing can be found.
+The document's prompts are 330 and 550 tokens; ours are as much shorter as makes the shared part whole blocks
+of 32, so that the same 37.5 % can be found. One request that does not count comes first: the shared part is
+then cached, as it is for 499 of the document's 500 requests. `--shared-tokens 0` is row 001-8: nothing can be
+found.
 
-`make bench-serving ARGS="--rates 0.1 0.15 --requests 60"`: our engine (`model-server serve --runner hf`) and vLLM on the CPU, the same SmolLM2
-in float32, one thread each, one after the other on the same arrivals. `--layers 4` takes the model's first four layers. Times are those of
-the wall's clock, and nothing else should run; `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so
-that a machine with other work on it serves too. `--json FILE` keeps every run and adds to those that the file holds, so that a run that was
-cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds.
+`make bench-serving ARGS="--rates 0.1 0.15 --requests 60"`: our engine (`model-server serve --runner hf`) and
+vLLM on the CPU, the same SmolLM2 in float32, one thread each, one after the other on the same arrivals.
+`--layers 4` takes the model's first four layers. Times are those of the wall's clock, and nothing else should
+run; `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so that a
+machine with other work on it serves too. `--json FILE` keeps every run and adds to those that the file holds,
+so that a run that was cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds.
 """
 
 from __future__ import annotations
@@ -137,7 +140,8 @@ def _side(
 
 
 def _tell(runs: Sequence[dict[str, Any]]) -> None:
-    """A line a side: medians of the repeats; then the cache's over none, medians of the repeats' own ratios."""
+    """A line a side: medians of the repeats;
+    then the cache's over none, medians of the repeats' own ratios."""
     told = ("engine", "layers", "requests", "shared", "own", "answered", "rate", "clock")
     sides: defaultdict[tuple[Any, ...], dict[bool, dict[int, dict[str, float]]]] = defaultdict(
         lambda: {True: {}, False: {}}

@@ -1,6 +1,7 @@
 """Requests sent at random times, whatever becomes of those before them, and what came back when.
 
-One event of a stream is one token where the server sends each token by itself, as both servers here do. Caller: the command.
+One event of a stream is one token where the server sends each token by itself, as both servers here do.
+Caller: the command.
 """
 
 from __future__ import annotations

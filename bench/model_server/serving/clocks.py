@@ -1,8 +1,8 @@
 """Two clocks for a serving load: the wall's, and the CPU time of the server that is asked.
 
-On a machine that other programs use too, wall time says more of them than of the server. The CPU clock counts what the
-server's processes computed, and skips the time in which the server has nothing to do, as `bench.model_server.peers` does.
-Caller: the client.
+On a machine that other programs use too, wall time says more of them than of the server. The CPU clock counts
+what the server's processes computed, and skips the time in which the server has nothing to do, as
+`bench.model_server.peers` does. Caller: the client.
 """
 
 from __future__ import annotations

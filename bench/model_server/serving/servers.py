@@ -1,4 +1,5 @@
-"""The two servers as processes: the same model folder, float32, one thread, the same cache. Caller: the command."""
+"""The two servers as processes: the same model folder, float32, one thread, the same cache.
+Caller: the command."""
 
 from __future__ import annotations
 

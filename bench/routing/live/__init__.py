@@ -1,1 +1,2 @@
-"""The same requests by the same rules, live and simulated: real processes and the real clock against the virtual one."""
+"""The same requests by the same rules, live and simulated:
+real processes and the real clock against the virtual one."""

@@ -1,8 +1,10 @@
-"""What exact mode gains on real processes: the default rule with and without it, in turns, on the same requests.
+"""What exact mode gains on real processes:
+the default rule with and without it, in turns, on the same requests.
 
-Four model servers of the cost model publish KV events; a real Envoy and a real picker, fresh for each run, stand before them. Prompts are
-token ids, so no tokenizer stands between. Places: caches of half the size, and two servers that lose their prefix caches half-way, of
-which their metrics say nothing. `python -m bench.routing.live.exact --help`; docs/exact-mode.md has the figures.
+Four model servers of the cost model publish KV events; a real Envoy and a real picker, fresh for each run,
+stand before them. Prompts are token ids, so no tokenizer stands between. Places: caches of half the size, and
+two servers that lose their prefix caches half-way, of which their metrics say nothing.
+`python -m bench.routing.live.exact --help`; docs/exact-mode.md has the figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Sends a workload to a gateway on the real clock and keeps what became of each request in the simulator's own records.
+"""Sends a workload to a gateway on the real clock and keeps what became of each request in the simulator's
+own records.
 
-The workload is the very object that a simulated fleet runs, so what is due when, and what a user says after an answer, is decided by
-the same code. Times count from the due moment. `Health` says how late the generator itself was.
+The workload is the very object that a simulated fleet runs, so what is due when, and what a user says after
+an answer, is decided by the same code. Times count from the due moment. `Health` says how late the generator
+itself was.
 """
 
 from __future__ import annotations
@@ -81,10 +83,11 @@ class Generator:
         encode: Callable[[str], Sequence[int]] | None = None,
         english: bool = False,
     ) -> None:
-        """`clock`: starts with the run; the watcher's moments are its. `encode`: prompts are sent as these token ids.
+        """`clock`: starts with the run; the watcher's moments are its.
+        `encode`: prompts are sent as these token ids.
 
-        `english`: prompts are English words, for a real tokenizer. It may make more or fewer tokens of them than the
-        workload says, and what the server counts is taken.
+        `english`: prompts are English words, for a real tokenizer.
+        It may make more or fewer tokens of them than the workload says, and what the server counts is taken.
         """
         self._workload = workload
         self._url = f"{url}/v1/completions"

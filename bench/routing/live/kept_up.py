@@ -1,6 +1,8 @@
-"""Whether two cores were enough: what each process of a run used, and how long it was ready to run and had to wait for a core.
+"""Whether two cores were enough: what each process of a run used,
+and how long it was ready to run and had to wait for a core.
 
-A server of the cost model that waits for a core answers later than its model says; so does everything between it and the client.
+A server of the cost model that waits for a core answers later than its model says;
+so does everything between it and the client.
 """
 
 from __future__ import annotations

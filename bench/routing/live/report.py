@@ -13,7 +13,8 @@ APART = 0.15
 """Rules whose simulated means differ by less than this share are as good as equal at this scale."""
 
 LATE_S = 0.05
-"""A run whose generator was later than this, at p99, timed the machine's other programs rather than a rule."""
+"""A run whose generator was later than this, at p99, timed the machine's other programs rather than a
+rule."""
 
 Rows = Mapping[str, Mapping[Side, Sequence[Row]]]
 """Of one workload, by rule."""
@@ -41,7 +42,8 @@ def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Ro
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation: pairs in the same order less pairs in the opposite one, as a share of all. nan: no pair."""
+    """Rank correlation: pairs in the same order less pairs in the opposite one, as a share of all. nan:
+    no pair."""
     signs = [_sign(one[a] - one[b]) * _sign(other[a] - other[b]) for a, b in combinations(range(len(one)), 2)]
     return sum(signs) / len(signs) if signs else float("nan")
 
@@ -104,7 +106,8 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
 
 
 def replicas(results: Sequence[Result]) -> str:
-    """Several pickers relative to one, by the same rule on the same requests. Empty: no such pair ran on both sides."""
+    """Several pickers relative to one, by the same rule on the same requests.
+    Empty: no such pair ran on both sides."""
     rows = {result.key: result.row for result in results}
     places = sorted({(r.workload, r.rule) for r in results if _alone(r.rule) != r.rule})
     lines = []

@@ -1,9 +1,10 @@
-"""The rules that run on both sides: the product's, in the real picker, and some of the benchmark's, behind the same Envoy.
+"""The rules that run on both sides: the product's, in the real picker, and some of the benchmark's,
+behind the same Envoy.
 
-A rule of the benchmark is a `Router` without a process of its own. Live it answers Envoy over ext_proc from the generator's
-process (`standin.py`) and hears of first tokens and ends from the client: as exact as in the simulation, where it is told the same.
-A rule of the product may run in several pickers: `least-cost*4` in four that share over a real Redis, `least-cost/4` in four that
-tell each other nothing.
+A rule of the benchmark is a `Router` without a process of its own. Live it answers Envoy over ext_proc from
+the generator's process (`standin.py`) and hears of first tokens and ends from the client: as exact as in the
+simulation, where it is told the same. A rule of the product may run in several pickers: `least-cost*4` in
+four that share over a real Redis, `least-cost/4` in four that tell each other nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One run of the comparison, simulated or live: the same workload object, the same rule, the same shape of server."""
+"""One run of the comparison, simulated or live:
+the same workload object, the same rule, the same shape of server."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def simulate(case: Case) -> Result:
 async def live(
     case: Case, *, servers: Sequence[ModelServer], session: aiohttp.ClientSession, directory: Path
 ) -> Result:
-    """On running model servers, whose caches are emptied first; all else is started for this run alone, in `directory`."""
+    """On running model servers, whose caches are emptied first;
+    all else is started for this run alone, in `directory`."""
     for server in servers:
         await server.forget_prefixes(session)
     clock = RunClock()
@@ -210,7 +212,8 @@ def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
 
 
 def load_cov(records: Sequence[Record], *, until_s: float, servers: int = NUM_SERVERS) -> float:
-    """Coefficient of variation of the requests inside the servers, each second, averaged, as the simulated fleet takes it."""
+    """Coefficient of variation of the requests inside the servers, each second, averaged,
+    as the simulated fleet takes it."""
     names = sorted({record.server for record in records if record.server})
     covs = []
     for half in range(1, int(2 * until_s), 2):

@@ -1,8 +1,10 @@
-"""The fleet and the workloads of the comparison, small enough for two cores: one description, from which both sides are made.
+"""The fleet and the workloads of the comparison, small enough for two cores:
+one description, from which both sides are made.
 
-Workloads are the benchmark's own generators. Prompts have a quarter of their tokens, answers an eighth, and pauses last a
-quarter, over caches, batches and speeds of a quarter, so that misses and hits differ by what they do at full size while a
-request costs a laptop some milliseconds. The same seed gives both sides the same requests.
+Workloads are the benchmark's own generators. Prompts have a quarter of their tokens, answers an eighth, and
+pauses last a quarter, over caches, batches and speeds of a quarter, so that misses and hits differ by what
+they do at full size while a request costs a laptop some milliseconds. The same seed gives both sides the same
+requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A rule of the benchmark in a picker's place: Envoy asks it over ext_proc, and it is told what the simulator would tell it.
+"""A rule of the benchmark in a picker's place:
+Envoy asks it over ext_proc, and it is told what the simulator would tell it.
 
-It runs in the generator's process, which hears of first tokens and ends without delay, and reads the servers' pages once a second.
+It runs in the generator's process, which hears of first tokens and ends without delay,
+and reads the servers' pages once a second.
 """
 
 from __future__ import annotations

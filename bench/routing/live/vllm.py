@@ -1,8 +1,9 @@
 """Rules of the picker before four real vLLM servers: nothing of this project stands behind the gateway.
 
-A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches are emptied first. The simulator
-runs the same conversations on engines as fast as the servers were measured to be. What the picker learned of the servers by the end of a run is
-kept beside what is true of them. Caller: the command, with `--servers vllm`.
+A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches
+are emptied first. The simulator runs the same conversations on engines as fast as the servers were measured
+to be. What the picker learned of the servers by the end of a run is kept beside what is true of them. Caller:
+the command, with `--servers vllm`.
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ def _hit_share(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetr
 
 
 def _rate(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> list[float | None]:
-    """Of each server: prompt tokens computed in a second of prefill, by its own counters. None: it had nothing to compute."""
+    """Of each server: prompt tokens computed in a second of prefill, by its own counters.
+    None: it had nothing to compute."""
     pairs = zip(_grown(before, after, "prefill_tokens"), _grown(before, after, "prefill_sum_s"), strict=True)
     return [tokens / seconds if seconds else None for tokens, seconds in pairs]
 

@@ -1,7 +1,9 @@
-"""Real vLLM servers for the live comparison: how they are started, how fast they are, and the conversations that they get.
+"""Real vLLM servers for the live comparison:
+how they are started, how fast they are, and the conversations that they get.
 
-One description gives the flags of the servers and the simulated engines. How fast a server computes is measured on the spot (`probe`), since it
-depends on the machine and on what else runs there. Callers: `vllm`, and the bench of GPUs.
+One description gives the flags of the servers and the simulated engines. How fast a server computes is
+measured on the spot (`probe`), since it depends on the machine and on what else runs there. Callers: `vllm`,
+and the bench of GPUs.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class Setting:
 async def running_vllm_fleet(
     setting: Setting, found: VllmEnvironment, *, model: Path, folder: Path
 ) -> AsyncIterator[list[VllmServer]]:
-    """`vllm-0` and so on, with their logs in `folder`. `model`: a folder. VllmServerError: one does not start."""
+    """`vllm-0` and so on, with their logs in `folder`. `model`: a folder.
+    VllmServerError: one does not start."""
     servers = [
         VllmServer(found, name=f"vllm-{n}", folder=folder, options=setting.options(model))
         for n in range(setting.servers)
@@ -112,7 +115,8 @@ async def running_vllm_fleet(
 
 
 def talks(rng: random.Random, *, scale: float) -> Iterator[Sequence[Turn]]:
-    """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers, 6 s of thought."""
+    """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers,
+    6 s of thought."""
 
     def tokens(mean: float, *, least: float, most: float) -> int:
         return length(rng, mean=scale * mean, sigma=0.5, least=round(scale * least), most=round(scale * most))

@@ -1,4 +1,5 @@
-"""What runs before real vLLM servers came to: rules side by side, the simulator's order, and beliefs beside the truth. Pure."""
+"""What runs before real vLLM servers came to:
+rules side by side, the simulator's order, and beliefs beside the truth. Pure."""
 
 from __future__ import annotations
 
@@ -79,10 +80,11 @@ def rules(by_rule: dict[str, list[VllmRun]]) -> str:
 
 
 def paced(run: VllmRun) -> float:
-    """Mean TTFT in prompt tokens: as many as a server computed in that time, by its own counters in the same run.
+    """Mean TTFT in prompt tokens: as many as a server computed in that time,
+    by its own counters in the same run.
 
-    On a machine that others use too, servers are several times as fast in one run as in the next: seconds compare
-    machines then, and this compares rules.
+    On a machine that others use too, servers are several times as fast in one run as in the next:
+    seconds compare machines then, and this compares rules.
     """
     rates = [rate for rate in run.true_prefill_tokens_per_s if rate is not None]
     return run.live.ttft_mean_s * fmean(rates)

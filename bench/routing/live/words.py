@@ -1,7 +1,7 @@
 """Prompts of the simulated requests as text that the made-up tokenizer cuts into exactly as many tokens.
 
-Equal segments are equal text, as in `model_server.sim.prompts`. An answer that a later prompt goes on from is what the server
-really said. Callers: the generator.
+Equal segments are equal text, as in `model_server.sim.prompts`.
+An answer that a later prompt goes on from is what the server really said. Callers: the generator.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Paged attention, as a function that transformers' models call by its name in every layer.
 
-First the step's keys and values go to their slots; then each request's queries attend to what its blocks hold. Nothing
-of a request is kept here between steps. Requests with one token each are attended together; the query heads that share
-a KV head then take the place of query positions, so that keys are never repeated for them.
+First the step's keys and values go to their slots; then each request's queries attend to what its blocks
+hold. Nothing of a request is kept here between steps. Requests with one token each are attended together; the
+query heads that share a KV head then take the place of query positions, so that keys are never repeated for
+them.
 
-Models that need more of attention than a causal mask (sliding windows, soft caps, sinks) are refused: a wrong answer
-would look like a right one.
+Models that need more of attention than a causal mask (sliding windows, soft caps, sinks) are refused:
+a wrong answer would look like a right one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One step's chunks as tensors: tokens of all requests in one row, and for each request which part of the row is its own.
+"""One step's chunks as tensors: tokens of all requests in one row,
+and for each request which part of the row is its own.
 
-A request that computes one token is attended together with others of about its length; a longer chunk by itself.
-Built once a step, read by every layer. Callers: the model (builds), the attention function (reads).
+A request that computes one token is attended together with others of about its length; a longer chunk by
+itself. Built once a step, read by every layer. Callers: the model (builds), the attention function (reads).
 """
 
 from __future__ import annotations

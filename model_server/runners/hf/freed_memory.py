@@ -1,7 +1,9 @@
-"""Keeps the memory of a step's large temporary tensors in the process, instead of giving it back and fetching it anew.
+"""Keeps the memory of a step's large temporary tensors in the process,
+instead of giving it back and fetching it anew.
 
-glibc returns large pieces to the system as they are freed, and each of the next step's pages is then faulted in and cleared again: a tenth
-of a prefill's time. Nothing where the C library is another one. Caller: whoever loads a model for the CPU.
+glibc returns large pieces to the system as they are freed, and each of the next step's pages is then faulted
+in and cleared again: a tenth of a prefill's time. Nothing where the C library is another one. Caller: whoever
+loads a model for the CPU.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""LoRA adapters in PEFT's format, several in one step: each adds its own low-rank part to the rows of its own requests.
+"""LoRA adapters in PEFT's format, several in one step:
+each adds its own low-rank part to the rows of its own requests.
 
-A hook on every adapted projection adds `scale · B(A(x))` to the output rows of the requests that named the adapter, and
-leaves the other rows alone. Keys and values of adapted requests differ from the base model's, which the core knows: adapters
-never share blocks. As a block is named by the adapter's name and path, an adapter whose file has changed in place is refused:
-what is cached would be of the old one.
+A hook on every adapted projection adds `scale · B(A(x))` to the output rows of the requests that named the
+adapter, and leaves the other rows alone. Keys and values of adapted requests differ from the base model's,
+which the core knows: adapters never share blocks. As a block is named by the adapter's name and path, an
+adapter whose file has changed in place is refused: what is cached would be of the old one.
 
-An adapter that was unloaded stays until no request uses it. Callers: the model (a step's rows), the server (load, unload),
-both in the thread that computes steps.
+An adapter that was unloaded stays until no request uses it.
+Callers: the model (a step's rows), the server (load, unload), both in the thread that computes steps.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class AdapterBank:
         return len(self._adapters)
 
     def load(self, adapter: Adapter) -> None:
-        """Read it from its folder. AdapterError: it is none, or does not fit this model; nothing has changed then."""
+        """Read it from its folder.
+        AdapterError: it is none, or does not fit this model; nothing has changed then.
+        """
         folder = Path(adapter.path)
         digest = _digest(folder)
         if self._digests.get(adapter, digest) != digest:
@@ -201,7 +204,9 @@ def _scale(config: dict[str, Any]) -> float:
 
 
 def _digest(folder: Path) -> bytes:
-    """Of its files, which are read in pieces, once they are known to be files of a size that an adapter can have."""
+    """Of its files, which are read in pieces, once they are known to be files of a size that an adapter can
+    have.
+    """
     digest = hashlib.sha256()
     for name, most in _MOST_BYTES.items():
         try:

@@ -1,8 +1,8 @@
 """Where keys and values live: one tensor, addressed by the block numbers that the core hands out.
 
-`data[layer, 0]` holds keys and `data[layer, 1]` values, as (block, slot in block, KV head, head dimension). Keys are
-kept after their rotation, so a block means the same wherever its prefix stands. Slots never written hold zeros: what
-attention masks out must still be a number. Who may write where is the core's business.
+`data[layer, 0]` holds keys and `data[layer, 1]` values, as (block, slot in block, KV head, head dimension).
+Keys are kept after their rotation, so a block means the same wherever its prefix stands. Slots never written
+hold zeros: what attention masks out must still be a number. Who may write where is the core's business.
 
 Callers: the attention function, block copies, and a tiered store that brings blocks in or takes them out.
 """
@@ -46,12 +46,16 @@ class KvMemory:
         self._slots = self.data.view(shape.num_layers, 2, num_blocks * block_size_tokens, *heads)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """`slots`: (tokens,), block number times block size plus place in the block. `keys`, `values`: (tokens, head, dim)."""
+        """`slots`: (tokens,), block number times block size plus place in the block.
+        `keys`, `values`: (tokens, head, dim).
+        """
         self._slots[layer, 0].index_copy_(0, slots, keys)
         self._slots[layer, 1].index_copy_(0, slots, values)
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole blocks, whose numbers `blocks` has in any shape (...): each (..., slot, head, dim)."""
+        """Keys and values of whole blocks, whose numbers `blocks` has in any shape (...):
+        each (..., slot, head, dim).
+        """
         shape, numbers = (*blocks.shape, *self.data.shape[3:]), blocks.reshape(-1)
         # Whole blocks are copied at memory's speed this way; by indexing, numbers are copied one by one.
         keys, values = (self.data[layer, part].index_select(0, numbers).view(shape) for part in (0, 1))

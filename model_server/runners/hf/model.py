@@ -1,7 +1,7 @@
 """A transformers decoder over paged memory: a plan's chunks in, logits out.
 
-`load` reads a model folder; `PagedModel` computes. It keeps no state of requests: everything it needs of one is in the
-plan and in the memory. Callers: the runner, the prompt engine (as its `Model`), benchmarks.
+`load` reads a model folder; `PagedModel` computes. It keeps no state of requests: everything it needs of one
+is in the plan and in the memory. Callers: the runner, the prompt engine (as its `Model`), benchmarks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def use_threads(count: int) -> None:
 
 
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model folder (config.json and safetensors) as transformers' module, ready to compute; nothing is downloaded."""
+    """A model folder (config.json and safetensors) as transformers' module, ready to compute;
+    nothing is downloaded.
+    """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: a folder with config.json and *.safetensors is wanted")
     transformers_logging.disable_progress_bar()  # a server's log is no terminal

@@ -1,9 +1,11 @@
-"""Linear layers whose float32 weights lie in the order in which oneDNN's kernels read them, for steps on a CPU.
+"""Linear layers whose float32 weights lie in the order in which oneDNN's kernels read them,
+for steps on a CPU.
 
-torch's own product of a few rows with a large matrix reads the matrix at a fraction of what the processor can: a decode
-step is such products and little else. Layers that are given the same rows (queries, keys and values; the two of a gated
-feed-forward layer) become one product. The order is chosen once, when a model is loaded; the results are the same sums in
-another order. Caller: `model.load`. Weights are only read here: a packed layer cannot be trained or changed.
+torch's own product of a few rows with a large matrix reads the matrix at a fraction of what the processor
+can: a decode step is such products and little else. Layers that are given the same rows (queries, keys and
+values; the two of a gated feed-forward layer) become one product. The order is chosen once, when a model is
+loaded; the results are the same sums in another order. Caller: `model.load`. Weights are only read here: a
+packed layer cannot be trained or changed.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class SharedProduct:
-    """The product of some rows with the weights of several layers: computed when the first of them is asked, kept for the others.
+    """The product of some rows with the weights of several layers:
+    computed when the first of them is asked, kept for the others.
 
-    Rows are known by identity. A layer that is given other rows computes the whole product for itself, which is slow and right.
+    Rows are known by identity.
+    A layer that is given other rows computes the whole product for itself, which is slow and right.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, num_layers: int) -> None:
@@ -76,7 +80,9 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where 
 
 
 def pack(module: Any) -> int:
-    """Pack every linear layer of a model that computes in float32 on a CPU; how many. A torch without oneDNN packs none."""
+    """Pack every linear layer of a model that computes in float32 on a CPU; how many.
+    A torch without oneDNN packs none.
+    """
     if module.device.type != "cpu" or module.dtype != torch.float32 or not _can_pack():
         return 0
     found = [(parent, names) for parent in module.modules() for names in _groups(parent)]

@@ -1,9 +1,9 @@
 """From logits to tokens: greedy, or drawn at a temperature from the most likely ones.
 
-A draw is one uniform number, made from the request's seed and the token's place in the answer, put through the
-distribution's cumulative sum over tokens: in order of likelihood where only the most likely ones may come, otherwise in the
-vocabulary's order. So a token depends on its logits and its request alone:
-neither the batch around it nor a preemption changes an answer. Caller: the runner.
+A draw is one uniform number, made from the request's seed and the token's place in the answer, put through
+the distribution's cumulative sum over tokens: in order of likelihood where only the most likely ones may
+come, otherwise in the vocabulary's order. So a token depends on its logits and its request alone: neither the
+batch around it nor a preemption changes an answer. Caller: the runner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from model_server.core.request import Request, TokenId
 from model_server.core.sampling import SamplingParams, TokenLogprobs
 
 _FIRST_LOOK = 1024
-"""So many tokens are looked at for top_p before the whole vocabulary is sorted, which takes ten times as long."""
+"""So many tokens are looked at for top_p before the whole vocabulary is sorted,
+which takes ten times as long."""
 
 
 def choose(

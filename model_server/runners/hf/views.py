@@ -1,8 +1,9 @@
-"""How a request may read something else than all of its blocks: the hook of a store that keeps only what matters.
+"""How a request may read something else than all of its blocks:
+the hook of a store that keeps only what matters.
 
-A view stands between one request's queries and its keys and values, layer by layer. It is asked after the step's own
-keys and values are written, gets the queries, and so may compute attention weights itself. Without one a request reads
-every token up to each query's own.
+A view stands between one request's queries and its keys and values, layer by layer. It is asked after the
+step's own keys and values are written, gets the queries, and so may compute attention weights itself. Without
+one a request reads every token up to each query's own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Context:
     """(tokens, KV head, dim)"""
     values: torch.Tensor
     visible: torch.Tensor | None
-    """(queries, tokens), true where a query may look; None: token i is position i, and each query sees up to itself."""
+    """(queries, tokens), true where a query may look; None:
+    token i is position i, and each query sees up to itself."""
 
 
 class KvView(Protocol):
@@ -70,8 +72,8 @@ def attention_weights(
 ) -> torch.Tensor:
     """Softmax weights as the model's attention has them: (head, query, token), in float32.
 
-    `query` (queries, head, dim) and `keys` (tokens, KV head, dim); each KV head serves as many query heads as follow
-    each other.
+    `query` (queries, head, dim) and `keys` (tokens, KV head, dim);
+    each KV head serves as many query heads as follow each other.
     """
     groups = query.shape[1] // keys.shape[1]
     repeated = keys.repeat_interleave(groups, dim=1)

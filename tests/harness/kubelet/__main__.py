@@ -1,8 +1,9 @@
 """The kubelet of one node: `python -m tests.harness.kubelet --config FILE`, started by `running`.
 
-Registers the node as system:node:NAME, renews its lease, follows the pods bound to it, and answers a test on a unix
-socket (what runs, its use of CPU and memory, a signal for a container). FILE's folder is where all its files go. Must be process 1 of PID and mount namespaces of
-its own: its end is then the end of every container, by the kernel's hand.
+Registers the node as system:node:NAME, renews its lease, follows the pods bound to it, and answers a test on
+a unix socket (what runs, its use of CPU and memory, a signal for a container). FILE's folder is where all its
+files go. Must be process 1 of PID and mount namespaces of its own: its end is then the end of every
+container, by the kernel's hand.
 """
 
 from __future__ import annotations

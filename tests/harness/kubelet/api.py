@@ -1,7 +1,7 @@
 """The little of the Kubernetes API that a node needs: single objects, and lists that are followed.
 
-Invariant of `follow`: what it hands out is level-based. After any trouble it lists again, and the whole list replaces
-what was known. It never gives up; the API server may be away for as long as it likes.
+Invariant of `follow`: what it hands out is level-based. After any trouble it lists again, and the whole list
+replaces what was known. It never gives up; the API server may be away for as long as it likes.
 """
 
 from __future__ import annotations

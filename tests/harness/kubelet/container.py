@@ -1,7 +1,8 @@
 """One container of a pod: its process, its probes, its restarts, its hooks, and what it reports.
 
-Invariants: at most one process at a time; a stop is final; the report is always that of now (`status`), and `changed`
-is called after each change of it. Times are the wall clock's, because the API shows them. Called by `pod`.
+Invariants: at most one process at a time; a stop is final; the report is always that of now (`status`), and
+`changed` is called after each change of it. Times are the wall clock's, because the API shows them. Called by
+`pod`.
 """
 
 from __future__ import annotations
@@ -290,7 +291,8 @@ class Container:
         )
 
     async def _until(self, probe: JsonObject, target: probes.Target, *, wanted: bool) -> None:
-        """Probe until it passed (`wanted`), or failed so often in a row that the container must be restarted."""
+        """Probe until it passed (`wanted`), or failed so often in a row that the container must be
+        restarted."""
         failures, passes = 0, 0
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while not self._stopping:

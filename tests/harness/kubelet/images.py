@@ -1,7 +1,8 @@
-"""What stands for container images: a program of this machine, the folders it needs, and the image's defaults; or the root folder
-of an image that was built.
+"""What stands for container images: a program of this machine, the folders it needs,
+and the image's defaults; or the root folder of an image that was built.
 
-A repository that the table does not have, or a tag that it does not list, cannot be pulled, as in a real cluster.
+A repository that the table does not have, or a tag that it does not list, cannot be pulled,
+as in a real cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()
     """Folders of this machine that are shown at the same place, read-only."""
     root: str = ""
-    """The root folder of a built image, of which a container sees that and nothing of this machine; empty: this machine's own."""
+    """The root folder of a built image, of which a container sees that and nothing of this machine; empty:
+    this machine's own."""
     variables: Mapping[str, str] = {}
     uid: int = NONROOT
     directory: str = "/"

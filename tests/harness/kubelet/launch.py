@@ -1,10 +1,11 @@
-"""Become the first process of a container: `python -I -S launch.py SPEC.json`, run as a file with nothing but the
-standard library.
+"""Become the first process of a container:
+`python -I -S launch.py SPEC.json`, run as a file with nothing but the standard library.
 
-Makes mount, PID, IPC and host-name namespaces inside the pod's network namespace, builds a root of read-only views
-of this machine's folders, or of a built image, with the pod's volumes on top, takes the container's user and
-capabilities, and executes its command as process 1. What stays behind waits, and ends as the container ended: it plays the runtime's shim.
-Whoever reads `started_fd` gets the number of that process, and the end of the file once the command runs (or cannot).
+Makes mount, PID, IPC and host-name namespaces inside the pod's network namespace, builds a root of read-only
+views of this machine's folders, or of a built image, with the pod's volumes on top, takes the container's
+user and capabilities, and executes its command as process 1. What stays behind waits, and ends as the
+container ended: it plays the runtime's shim. Whoever reads `started_fd` gets the number of that process, and
+the end of the file once the command runs (or cannot).
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _build_root(root: Path, spec: dict[str, Any]) -> None:
 
 
 def _show_image(root: Path, image: str) -> None:
-    """The folder of a built image, with a layer on it that takes what is written and ends with the container."""
+    """The folder of a built image, with a layer on it that takes what is written and ends with the
+    container."""
     for name in ("upper", "work"):
         (root / name).mkdir()
     layers = f"lowerdir={image},upperdir={root}/upper,workdir={root}/work"

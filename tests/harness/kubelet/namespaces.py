@@ -1,7 +1,8 @@
 """Network namespaces and the links between them, by the kernel's own calls and `ip`.
 
 A socket belongs for life to the namespace that its thread was in when it was made. So a thread that entered a
-namespace can make sockets for an event loop that never did. Called by the kubelet and by tests that talk to pods.
+namespace can make sockets for an event loop that never did.
+Called by the kubelet and by tests that talk to pods.
 """
 
 from __future__ import annotations

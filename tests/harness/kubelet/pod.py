@@ -1,8 +1,9 @@
 """One pod of the node: its place in the network, its containers in their order, and what is reported of it.
 
-Order as Kubernetes has it: init containers one after another; one with restartPolicy Always (a sidecar) only has to
-have started before the next; then the others together. The end runs backwards: the others together, then the sidecars
-from the last to the first, all within one grace period. Called by the node, which runs `run` as a task.
+Order as Kubernetes has it: init containers one after another; one with restartPolicy Always (a sidecar) only
+has to have started before the next; then the others together. The end runs backwards: the others together,
+then the sidecars from the last to the first, all within one grace period. Called by the node, which runs
+`run` as a task.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ class Pod:
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
-        """Write the status after each change, and where somebody changed it; what could not be written is written later."""
+        """Write the status after each change, and where somebody changed it;
+        what could not be written is written later."""
         metadata = self.document["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         written: JsonObject = {}
@@ -223,7 +225,8 @@ class Pod:
                     await self._change_since(seen)
 
     def _contradicted(self) -> bool:
-        """Whether the API server says otherwise, as after the node controller missed this node for a while."""
+        """Whether the API server says otherwise, as after the node controller missed this node for a
+        while."""
         said = {c["type"]: c["status"] for c in self.document["status"].get("conditions", [])}
         return any(said.get(kind, own["status"]) != own["status"] for kind, own in self._conditions.items())
 
@@ -365,7 +368,8 @@ class Pod:
         }
 
     def _binds(self, entry: JsonObject, image: Image) -> list[JsonObject]:
-        """What the container is shown, outer folders first, as container runtimes do: a volume at /tmp hides nothing below it."""
+        """What the container is shown, outer folders first, as container runtimes do:
+        a volume at /tmp hides nothing below it."""
         binds = [
             *({"source": f, "target": f, "read_only": True} for f in image.folders),
             {"source": str(self._folder / "hosts"), "target": "/etc/hosts", "read_only": True},
@@ -389,7 +393,8 @@ def _of_init(policy: str) -> str:
 
 
 def _command(entry: JsonObject, image: Image, resolved: Mapping[str, str]) -> list[str]:
-    """The pod's command replaces the image's entrypoint and arguments; its args replace the arguments only."""
+    """The pod's command replaces the image's entrypoint and arguments;
+    its args replace the arguments only."""
     command: Sequence[str] = entry.get("command") or []
     arguments: Sequence[str] = entry.get("args") or []
     chosen = [*command, *arguments] if command else [*image.entrypoint, *(arguments or image.command)]

@@ -1,7 +1,8 @@
 """Start a node from a test, talk to its pods, and harm them: `with running_node(plane, ...) as node`.
 
-Invariant: whatever becomes of the test run, the kernel ends all that the node started: the kubelet is process 1 of a PID
-namespace and dies with this process; its mounts and networks are in namespaces that nothing else holds.
+Invariant: whatever becomes of the test run, the kernel ends all that the node started: the kubelet is process
+1 of a PID namespace and dies with this process; its mounts and networks are in namespaces that nothing else
+holds.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class RunningNode:
         _control(self.folder, "POST", f"/signal?{query}")
 
     def signal_child(self, pod: str, container: str, number: int, *, command: str) -> None:
-        """To the children of that first process whose command line has `command` in it. KeyError where there are none."""
+        """To the children of that first process whose command line has `command` in it.
+        KeyError where there are none."""
         query = urlencode({"pod": pod, "container": container, "number": number, "child": command})
         _control(self.folder, "POST", f"/signal?{query}")
 
@@ -115,7 +117,8 @@ def running_node(
     name: str = "node-1",
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[RunningNode]:
-    """A node of `plane` until the block ends; `folder` receives logs and the pods' files. NodeError where it cannot be."""
+    """A node of `plane` until the block ends; `folder` receives logs and the pods' files.
+    NodeError where it cannot be."""
     _check_machine()
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -1,8 +1,8 @@
 """ClusterIPs and service names for the pods of one node: what kube-proxy and cluster DNS do elsewhere.
 
-Each ClusterIP is an address of the node's network namespace; connections to its ports are relayed to a ready endpoint
-of the Service, chosen at random, over the same namespace. Where none is ready, those that still serve while they
-terminate take over, as with kube-proxy. Names are lines of each pod's hosts file. TCP only.
+Each ClusterIP is an address of the node's network namespace; connections to its ports are relayed to a ready
+endpoint of the Service, chosen at random, over the same namespace. Where none is ready, those that still
+serve while they terminate take over, as with kube-proxy. Names are lines of each pod's hosts file. TCP only.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _NODE_ALLOCATABLE: Final = {"cpu": "64", "memory": "512Gi", "ephemeral-storage":
 
 
 class ConfigError(Exception):
-    """The pod asks for what is not there; the container waits with CreateContainerConfigError and this message."""
+    """The pod asks for what is not there;
+    the container waits with CreateContainerConfigError and this message."""
 
 
 class Sources(Protocol):

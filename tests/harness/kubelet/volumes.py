@@ -1,8 +1,9 @@
 """The volumes of one pod, as folders of this machine that its containers are shown.
 
-ConfigMaps, Secrets, projected and downward-API volumes are written as a kubelet writes them: the files of one state
-lie in a folder of their own, `..data` is a symlink to it that a rename moves to the next state, and each file's name is
-a symlink through `..data`. So a reader sees one state or the next, never a mixture. Called by `pod`, again and again.
+ConfigMaps, Secrets, projected and downward-API volumes are written as a kubelet writes them: the files of one
+state lie in a folder of their own, `..data` is a symlink to it that a rename moves to the next state, and
+each file's name is a symlink through `..data`. So a reader sees one state or the next, never a mixture.
+Called by `pod`, again and again.
 """
 
 from __future__ import annotations

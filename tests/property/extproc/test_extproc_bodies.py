@@ -61,7 +61,8 @@ def test_a_body_is_its_pieces_joined(pieces: list[bytes]) -> None:
 
 
 class Streams(RuleBasedStateMachine):
-    """Requests that begin, go on, end, break off and are let go, in any order, in a room that is too small for them."""
+    """Requests that begin, go on, end, break off and are let go, in any order,
+    in a room that is too small for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ class Streams(RuleBasedStateMachine):
 TestStreams = Streams.TestCase
 
 
-# -- without room ----------------------------------------------------------------------------------------------------
+# -- without room --------------------------------------------------------------------------------------------
 
 
 def test_a_body_without_room_goes_on_unread_and_whole() -> None:
@@ -137,7 +138,7 @@ def test_a_body_without_room_is_refused_where_the_policy_refuses_at_overload() -
     assert bench.settings.room.held_bytes == 0
 
 
-# -- tiny pieces -----------------------------------------------------------------------------------------------------
+# -- tiny pieces ---------------------------------------------------------------------------------------------
 
 
 def cpu_ns(call: Callable[[], object]) -> int:
@@ -157,7 +158,8 @@ def in_pieces_of_one_byte(size: int, modes: object) -> None:
 
 @pytest.mark.parametrize("modes", [EARLY, DUPLEX])
 def test_the_work_for_tiny_pieces_grows_with_their_number_and_no_faster(modes: object) -> None:
-    """All pieces were joined and parsed each time once: 24.8 s for 24 KB. Ten times the pieces took a hundred times as long."""
+    """All pieces were joined and parsed each time once: 24.8 s for 24 KB.
+    Ten times the pieces took a hundred times as long."""
     for _ in range(5):
         few = min(cpu_ns(lambda: in_pieces_of_one_byte(2_000, modes)) for _ in range(3))
         many = cpu_ns(lambda: in_pieces_of_one_byte(20_000, modes))

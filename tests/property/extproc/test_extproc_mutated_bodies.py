@@ -1,4 +1,5 @@
-"""Damaged bodies through the whole state machine and a real picker: each is routed or refused, and nothing stays booked."""
+"""Damaged bodies through the whole state machine and a real picker:
+each is routed or refused, and nothing stays booked."""
 
 from __future__ import annotations
 

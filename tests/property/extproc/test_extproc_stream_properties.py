@@ -1,4 +1,5 @@
-"""Whatever a data plane sends, in whatever order and cut, the stream answers or says why not, and leaves nothing booked."""
+"""Whatever a data plane sends, in whatever order and cut, the stream answers or says why not,
+and leaves nothing booked."""
 
 from __future__ import annotations
 
@@ -202,7 +203,8 @@ def test_any_cut_of_the_same_body_gets_the_same_pick(
 def outcome_of(
     path: str, chunks: list[bytes], modes: Modes, *, trailers: bool, declared: bool
 ) -> tuple[object, ...]:
-    """What a fresh picker makes of it: the refusal, or the decision; and the body must come back where it is echoed."""
+    """What a fresh picker makes of it: the refusal, or the decision;
+    and the body must come back where it is echoed."""
     picker, size = make_picker(), sum(map(len, chunks))
     seen = Seen.of(picker)
     stream = make_stream(picker, seen, StreamSettings())

@@ -1,7 +1,8 @@
-"""Whatever happens in whatever order: each request goes once, is refused once, or leaves; bounds and order hold.
+"""Whatever happens in whatever order: each request goes once, is refused once, or leaves;
+bounds and order hold.
 
-The machine plays the wire: it offers requests, takes some back, lets time pass, changes settings and the fleet, and calls
-`next` as the wire would. It keeps its own list of who waits, and compares.
+The machine plays the wire: it offers requests, takes some back, lets time pass, changes settings and the
+fleet, and calls `next` as the wire would. It keeps its own list of who waits, and compares.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.alone = True
         """No other picker has told anything."""
 
-    # -- the world -----------------------------------------------------------------------------------------------
+    # -- the world -------------------------------------------------------------------------------------------
 
     @rule(seconds=st.floats(0, 2))
     def time_passes(self, seconds: float) -> None:
@@ -102,7 +103,7 @@ class FlowMachine(RuleBasedStateMachine):
     def another_picker_goes(self, picker: bytes) -> None:
         self.flow.forget(picker)
 
-    # -- requests ------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     @rule(
         ask=asks,
@@ -154,7 +155,7 @@ class FlowMachine(RuleBasedStateMachine):
             self.now = max(self.now, self.flow.due_at)
         self.pump()
 
-    # -- what must be true of a verdict --------------------------------------------------------------------------
+    # -- what must be true of a verdict ----------------------------------------------------------------------
 
     def decided(self, verdict: Verdict[Ask]) -> None:
         held = self.waiting.pop(verdict.held.number)
@@ -207,7 +208,7 @@ class FlowMachine(RuleBasedStateMachine):
             waiting = [h for h in self.waiting.values() if h.waits]
             assert all(h.priority >= refused.priority for h in waiting)
 
-    # -- what always holds ---------------------------------------------------------------------------------------
+    # -- what always holds -----------------------------------------------------------------------------------
 
     @invariant()
     def sound(self) -> None:

@@ -1,9 +1,10 @@
-"""Hostile bytes for the whole of our transport: real conversations, cut, repeated, reordered and damaged, against a real picker.
+"""Hostile bytes for the whole of our transport:
+real conversations, cut, repeated, reordered and damaged, against a real picker.
 
     python -m tests.property.http2.mutated_frames --frames 10000000 [--seed N]
 
-Each connection gets some tens of frames. Whatever came, it must end without an exception, with no call, no booking and no unfinished
-message left; at the end of the run nothing in the process may have grown.
+Each connection gets some tens of frames. Whatever came, it must end without an exception, with no call,
+no booking and no unfinished message left; at the end of the run nothing in the process may have grown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Many streams at once with resets and windows, against a model that counts bytes: nothing lost, nothing twice, nothing too much."""
+"""Many streams at once with resets and windows, against a model that counts bytes:
+nothing lost, nothing twice, nothing too much."""
 
 from __future__ import annotations
 
@@ -154,7 +155,8 @@ class Http2Machine(RuleBasedStateMachine):
         for call in self.known.values():
             call.window += size - self.initial
         self.initial = size
-        # The caller's books say the new window only when the server has it: frames sent before count by the old one.
+        # The caller's books say the new window only when the server has it:
+        # frames sent before count by the old one.
         self.take(self.side.feed(settings_frame([(Setting.INITIAL_WINDOW_SIZE, size)])))
 
     @invariant()

@@ -1,6 +1,7 @@
 """Random events, prompts, losses and findings against the plainest account of who holds what.
 
-The findings go into a real prefix table, in which only they write. What it then says of a chain is what the servers hold of it.
+The findings go into a real prefix table, in which only they write.
+What it then says of a chain is what the servers hold of it.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class KnowledgeMachine(RuleBasedStateMachine):
         return next((tier for tier in Tier if self.copies[name][tier][block] > 0), None)
 
     def held_chunks(self, name: EndpointName, prompt: bytes) -> int:
-        """Chunks whose whole blocks, and those before, the server holds; none where there is no whole block yet."""
+        """Chunks whose whole blocks, and those before, the server holds;
+        none where there is no whole block yet."""
         blocks = blocks_of(prompt)
         held = next((n for n, b in enumerate(blocks) if self.tier_of(name, b) is None), len(blocks))
         full = len(prompt) // CHUNK
@@ -173,7 +175,8 @@ def test_what_is_lost_while_it_is_on_its_way_is_told_when_it_has_not_come_for_lo
 
 
 class BoundedMachine(KnowledgeMachine):
-    """The same with room for few chunks: what is forgotten is neither credited nor taken away, and nothing breaks."""
+    """The same with room for few chunks:
+    what is forgotten is neither credited nor taken away, and nothing breaks."""
 
     @initialize(complete=st.booleans())
     def start(self, *, complete: bool) -> None:

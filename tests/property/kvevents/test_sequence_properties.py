@@ -1,4 +1,5 @@
-"""A follower of numbered messages against a publisher that drops, keeps little, and is replaced by another process."""
+"""A follower of numbered messages against a publisher that drops, keeps little,
+and is replaced by another process."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(known=st.booleans())
     def another_process_starts(self, *, known: bool) -> None:
-        """Somebody says so, or its first message does: one whose numbers happen to go on where the other's ended cannot be told."""
+        """Somebody says so, or its first message does:
+        one whose numbers happen to go on where the other's ended cannot be told."""
         self.process += 1
         self.sent, self.replay = [], None
         if known:

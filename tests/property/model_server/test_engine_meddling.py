@@ -1,7 +1,7 @@
 """The continuous engine under every cache option, with aborts, stops and resets while steps are computed.
 
-The model's answers depend on every slot it reads (`paged_model`), so a block that was given away too early, a copy that
-was not made, or a kept prompt that had been overwritten shows in somebody's answer.
+The model's answers depend on every slot it reads (`paged_model`), so a block that was given away too early,
+a copy that was not made, or a kept prompt that had been overwritten shows in somebody's answer.
 """
 
 from __future__ import annotations

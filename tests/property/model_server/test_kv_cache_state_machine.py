@@ -1,4 +1,5 @@
-"""The KV cache manager against a model that is slow and plain: lists and whole prefixes instead of links and hashes."""
+"""The KV cache manager against a model that is slow and plain:
+lists and whole prefixes instead of links and hashes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Prefixes that come from a store below the cache, in any order of arrivals, loads, aborts and evictions: answers stay right.
+"""Prefixes that come from a store below the cache, in any order of arrivals, loads, aborts and evictions:
+answers stay right.
 
-The model's answers depend on every slot it reads (`paged_model`), so a block that was not filled, or is not the prefix's, shows.
+The model's answers depend on every slot it reads (`paged_model`), so a block that was not filled,
+or is not the prefix's, shows.
 """
 
 from __future__ import annotations

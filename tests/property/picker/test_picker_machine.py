@@ -1,7 +1,7 @@
 """Whatever happens in whatever order, every booking is held by one server, released once, and nothing leaks.
 
-The machine knows of each open request which server, in which of its memberships, holds its booking; that is all it needs
-to foretell what every server has in flight.
+The machine knows of each open request which server, in which of its memberships, holds its booking;
+that is all it needs to foretell what every server has in flight.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ counts = st.none() | st.integers(0, 2000).map(float)
 
 @dataclass(eq=False)
 class Open:
-    """A request that is not over, and who holds its booking: a server in one of its memberships, or nobody known."""
+    """A request that is not over, and who holds its booking:
+    a server in one of its memberships, or nobody known."""
 
     pick: Pick
     holder: tuple[EndpointName, int] | None
@@ -71,7 +72,7 @@ class PickerMachine(RuleBasedStateMachine):
         self.picker.set_endpoints(wanted, now=self.now)
         assert {e.name: e for e in self.picker.endpoints()} == {e.name: e for e in wanted}
 
-    # -- the world -----------------------------------------------------------------------------------------------
+    # -- the world -------------------------------------------------------------------------------------------
 
     @rule(seconds=st.floats(0, 3))
     def time_passes(self, seconds: float) -> None:
@@ -152,7 +153,7 @@ class PickerMachine(RuleBasedStateMachine):
     def quiet_moment(self) -> None:
         self.picker.housekeep(now=self.now)
 
-    # -- requests ------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     @rule(prompt=prompts, stream=st.booleans(), count=st.integers(1, 4))
     def burst(self, *, prompt: bytes, stream: bool, count: int) -> None:
@@ -209,7 +210,8 @@ class PickerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), status=st.sampled_from([200, 400, 503]))
     def response_headers(self, data: st.DataObject, status: int) -> None:
-        """Served by the first choice, by another, or by one that the fleet has never heard of. Only the first headers count."""
+        """Served by the first choice, by another, or by one that the fleet has never heard of.
+        Only the first headers count."""
         request = data.draw(st.sampled_from(self.open))
         served = data.draw(st.none() | st.sampled_from(request.pick.destinations) | addresses)
         known = request.pick.decision.status
@@ -269,7 +271,7 @@ class PickerMachine(RuleBasedStateMachine):
         assert not self.picker.on_response_headers(pick, status=status, served=HOSTS[5], now=self.now)
         assert (pick.decision.outcome, pick.decision.status, len(self.picker.table)) == before
 
-    # -- what always holds ---------------------------------------------------------------------------------------
+    # -- what always holds -----------------------------------------------------------------------------------
 
     @invariant()
     def sound(self) -> None:

@@ -1,4 +1,5 @@
-"""Clients that make hashes collide at will get wrong matches at most: the table keeps its invariants and its bounds."""
+"""Clients that make hashes collide at will get wrong matches at most:
+the table keeps its invariants and its bounds."""
 
 from __future__ import annotations
 

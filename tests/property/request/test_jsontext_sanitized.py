@@ -1,4 +1,5 @@
-"""The part in C under AddressSanitizer and UndefinedBehaviorSanitizer, with generated input in buffers of exactly its size."""
+"""The part in C under AddressSanitizer and UndefinedBehaviorSanitizer,
+with generated input in buffers of exactly its size."""
 
 from __future__ import annotations
 

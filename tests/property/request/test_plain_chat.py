@@ -1,4 +1,5 @@
-"""Bodies of chats that C reads by one pass: what it takes, the ordinary decoder reads alike, and what it does not know it leaves."""
+"""Bodies of chats that C reads by one pass:
+what it takes, the ordinary decoder reads alike, and what it does not know it leaves."""
 
 from __future__ import annotations
 

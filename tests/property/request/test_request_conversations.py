@@ -1,4 +1,5 @@
-"""A conversation's canonical bytes are where its next turn starts, and different text never gives equal bytes."""
+"""A conversation's canonical bytes are where its next turn starts,
+and different text never gives equal bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """No body costs more than ten times plain text of its size, in time and in memory, however it is made.
 
-A fuzzer for cost: it does not look for exceptions but for the most CPU and memory that a byte can cause. Time is this thread's CPU
-time, the least of several, compared to what plain text took in the same moment, with room for a busy machine: what is looked for is
-a hundred times dearer. PREFIX_GATEWAY_COST_ROUNDS=20000 hunts for longer.
+A fuzzer for cost: it does not look for exceptions but for the most CPU and memory that a byte can cause. Time
+is this thread's CPU time, the least of several, compared to what plain text took in the same moment, with
+room for a busy machine: what is looked for is a hundred times dearer. PREFIX_GATEWAY_COST_ROUNDS=20000 hunts
+for longer.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 SMALL_CHANGE_BYTES = 4_000_000
-"""What objects of Python take that stand for a few bytes each. Bodies are read one at a time, so it is there once."""
+"""What objects of Python take that stand for a few bytes each.
+Bodies are read one at a time, so it is there once."""
 
 
 @pytest.mark.parametrize("shape", WORST)

@@ -198,7 +198,8 @@ TOKENS = [
 
 
 def mutate(body: bytes, rng: random.Random) -> bytes:
-    """One small damage: a bit, a cut, an insertion, a piece twice, two pieces swapped, one token for another."""
+    """One small damage: a bit, a cut, an insertion, a piece twice, two pieces swapped,
+    one token for another."""
     at = rng.randrange(len(body) + 1)
     end = min(len(body), at + rng.randrange(1, 40))
     match rng.randrange(6):

@@ -1,4 +1,5 @@
-"""Three pickers, any traffic, batches lost, doubled and late: every invariant holds, and silence brings them together.
+"""Three pickers, any traffic, batches lost, doubled and late:
+every invariant holds, and silence brings them together.
 
 Each picker's batches reach another in their order, as a stream's reader gets them, or not at all.
 """

@@ -1,4 +1,5 @@
-"""`make run` has the packages of requirements/run.txt and no more: nothing that it imports may need the tests' own."""
+"""`make run` has the packages of requirements/run.txt and no more:
+nothing that it imports may need the tests' own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The demo's client and counters: what is an answer, what is a failure, what a metrics page says, how progress reads."""
+"""The demo's client and counters: what is an answer, what is a failure, what a metrics page says,
+how progress reads."""
 
 from __future__ import annotations
 

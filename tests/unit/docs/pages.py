@@ -1,4 +1,5 @@
-"""README, the pages of docs and those of the charts, cut into what the tests of this folder check: links, commands, names."""
+"""README, the pages of docs and those of the charts, cut into what the tests of this folder check:
+links, commands, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What docs/contributing.md says an addition takes: each is made in a copy of the code by exactly these edits, and works."""
+"""What docs/contributing.md says an addition takes:
+each is made in a copy of the code by exactly these edits, and works."""
 
 from __future__ import annotations
 

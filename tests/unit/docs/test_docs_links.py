@@ -35,6 +35,15 @@ def test_no_page_holds_what_a_merge_left_behind(page: Page) -> None:
 
 
 @EACH
+def test_prose_is_at_most_110_columns_wide(page: Page) -> None:
+    """Ruff holds comments and docstrings to it (W505).
+    Tables, headings, pictures and long code spans stay in one line."""
+    for line in page.prose.splitlines():
+        if not line.lstrip().startswith(("|", "#", "![", "<")) and not line.startswith("    "):
+            assert len(re.sub(r"`[^`]{40,}`?", "", line)) <= 110, line
+
+
+@EACH
 def test_every_file_that_is_named_exists(page: Page) -> None:
     for found in _PATH.findall(page.text):
         for path in braces(found):

@@ -1,4 +1,5 @@
-"""What README and docs call things is what they are called: flags, metrics, fields of configuration and policy, figures."""
+"""What README and docs call things is what they are called:
+flags, metrics, fields of configuration and policy, figures."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OF_OTHERS: Final = {"helm", "kubectl", "docker", "git", "curl", "envoy", "vllm",
 """Programs whose flags are not ours to check."""
 
 
-# -- flags ----------------------------------------------------------------------------------------------------------------
+# -- flags ---------------------------------------------------------------------------------------------------
 
 
 def flags_of(parser: argparse.ArgumentParser) -> dict[str, set[str]]:
@@ -95,7 +96,7 @@ def words_of(line: str) -> list[str]:
     return words or [""]
 
 
-# -- metrics --------------------------------------------------------------------------------------------------------------
+# -- metrics -------------------------------------------------------------------------------------------------
 
 
 def metrics() -> set[str]:
@@ -121,7 +122,7 @@ def test_every_metric_of_vllm_that_is_named_is_read_or_written_here(page: Page) 
         assert name in spoken(), name
 
 
-# -- fields ---------------------------------------------------------------------------------------------------------------
+# -- fields --------------------------------------------------------------------------------------------------
 
 
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, object]:
@@ -179,7 +180,7 @@ def test_a_field_that_does_not_exist_is_noticed() -> None:
     assert not leads_to_something("config.envoy.bodyBytes")
 
 
-# -- examples that are files ----------------------------------------------------------------------------------------------
+# -- examples that are files ---------------------------------------------------------------------------------
 
 
 def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None:
@@ -198,7 +199,7 @@ def test_the_two_files_of_the_readme_are_enough() -> None:
     assert len(load_endpoints(endpoints, source="README")) == 2
 
 
-# -- figures --------------------------------------------------------------------------------------------------------------
+# -- figures -------------------------------------------------------------------------------------------------
 
 
 def test_the_readme_and_the_cluster_page_have_the_cost_pages_figures() -> None:
@@ -243,7 +244,8 @@ COMMAND_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.
 
 @EACH
 def test_no_upgrade_keeps_the_old_charts_defaults(page: Page) -> None:
-    """`--reuse-values` would: a value that a new chart brings is then missing. `--reset-then-reuse-values` keeps what was set."""
+    """`--reuse-values` would: a value that a new chart brings is then missing.
+    `--reset-then-reuse-values` keeps what was set."""
     commands = "".join(COMMAND_BLOCK.findall(page.text))
     assert "--reuse-values" not in commands
 

@@ -98,7 +98,8 @@ def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_partly_done(
     booked(backlog, 100, now=0.0)
     booked(backlog, 200, now=0.0)
     booked(backlog, 400, now=0.0)
-    # By the estimate 500 are done; the server counted 100, so of the rest only the 200 in turn can be under way.
+    # By the estimate 500 are done; the server counted 100,
+    # so of the rest only the 200 in turn can be under way.
     backlog.confirm(100, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -144,7 +145,8 @@ def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None
     backlog = Backlog(now=0.0)
     for tokens in (100, 200, 400):
         booked(backlog, tokens, now=0.0)
-    # By the estimate 500 are done; the server began one answer, so of the rest only the 200 in turn can be under way.
+    # By the estimate 500 are done; the server began one answer,
+    # so of the rest only the 200 in turn can be under way.
     backlog.begun(1, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -209,7 +211,8 @@ def test_time_that_runs_backwards_changes_nothing() -> None:
 
 
 class AgainstNaiveModel(RuleBasedStateMachine):
-    """The model keeps a plain list and recomputes everything; tokens are whole, so equality is exact to rounding."""
+    """The model keeps a plain list and recomputes everything;
+    tokens are whole, so equality is exact to rounding."""
 
     def __init__(self) -> None:
         super().__init__()

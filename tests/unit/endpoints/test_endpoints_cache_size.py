@@ -42,7 +42,8 @@ class Server:
 def traffic(
     size: CacheSize, *, requests: int, kept_s: float, scale: float = 1.0, bounded: bool = True, seed: int = 1
 ) -> Server:
-    """Prefixes return after times of mean 60 s; the server really keeps them for `kept_s`, and hits are off by `scale`."""
+    """Prefixes return after times of mean 60 s;
+    the server really keeps them for `kept_s`, and hits are off by `scale`."""
     rng = random.Random(seed)
     server = Server(size)
     for n in range(requests):

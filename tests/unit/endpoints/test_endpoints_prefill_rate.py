@@ -58,7 +58,8 @@ def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
 
 
 def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
-    """One prompt in eight has an adapter loaded for it, which takes longer than the prompt: the rate is still 6,000."""
+    """One prompt in eight has an adapter loaded for it, which takes longer than the prompt:
+    the rate is still 6,000."""
     model, rng = ModelRate(start=8000.0), random.Random(5)
     servers = [Server(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
     for _ in range(200):

@@ -1,4 +1,5 @@
-"""The generated bootstrap: complete, stable, valid for the real Envoy, and refused where it could not work."""
+"""The generated bootstrap: complete, stable, valid for the real Envoy,
+and refused where it could not work."""
 
 from __future__ import annotations
 

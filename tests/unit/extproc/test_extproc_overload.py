@@ -25,7 +25,8 @@ What = Literal["head", "body", "answer"]
 
 @dataclass
 class Queue:
-    """A picker that is `slowness` times as slow as it should be. Requests come by chance; their heads wait behind all other messages."""
+    """A picker that is `slowness` times as slow as it should be.
+    Requests come by chance; their heads wait behind all other messages."""
 
     slowness: float = 1.0
     overload: Overload = field(default_factory=Overload)

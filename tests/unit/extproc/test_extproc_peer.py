@@ -1,4 +1,5 @@
-"""One connection of the picker's HTTP/2 in simulated time: which of the messages that came are handled first."""
+"""One connection of the picker's HTTP/2 in simulated time:
+which of the messages that came are handled first."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 
 @dataclass
 class Server:
-    """What a peer needs of its server. Each message takes `takes_s`, and is noted as the number of its call and its text."""
+    """What a peer needs of its server.
+    Each message takes `takes_s`, and is noted as the number of its call and its text."""
 
     takes_s: float = 0.0
     now_s: float = 10.0
@@ -101,7 +103,8 @@ async def test_messages_of_calls_that_were_begun_go_before_new_calls() -> None:
 
 
 async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_waited() -> None:
-    """The others' messages never end; still the new calls are begun, and their waits are counted from when they came."""
+    """The others' messages never end; still the new calls are begun,
+    and their waits are counted from when they came."""
     server = Server(takes_s=0.001)
     peer, wire = peer_of(server)
     peer.data_received(begins(1))

@@ -1,4 +1,5 @@
-"""The tables of phases: each phase can be reached, each leads to an end, and a step that is not in them fails."""
+"""The tables of phases: each phase can be reached, each leads to an end,
+and a step that is not in them fails."""
 
 from __future__ import annotations
 

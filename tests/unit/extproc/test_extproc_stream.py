@@ -40,7 +40,7 @@ from tests.unit.extproc.stream_bench import (
     slots,
 )
 
-# -- the order of answers in each mode ----------------------------------------------------------------------------------
+# -- the order of answers in each mode -----------------------------------------------------------------------
 
 H, D, T = Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS
 
@@ -190,7 +190,7 @@ def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
     assert len(routed(actions)) == 1
 
 
-# -- odd peers ----------------------------------------------------------------------------------------------------------
+# -- odd peers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

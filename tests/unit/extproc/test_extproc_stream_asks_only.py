@@ -1,4 +1,5 @@
-"""Data planes that take one destination, and those that want the pick alone and show neither path nor answer."""
+"""Data planes that take one destination, and those that want the pick alone and show neither path nor
+answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models as one stream meets them: the list that the gateway answers itself, and a model that no server has."""
+"""Models as one stream meets them: the list that the gateway answers itself,
+and a model that no server has."""
 
 from __future__ import annotations
 

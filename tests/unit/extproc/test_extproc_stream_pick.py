@@ -42,7 +42,7 @@ from tests.unit.extproc.stream_bench import (
     run,
 )
 
-# -- what decides the pick ----------------------------------------------------------------------------------------------
+# -- what decides the pick -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("modes", [NONE, STREAMED])
@@ -207,7 +207,7 @@ def test_scores_are_told_where_configured() -> None:
     assert {address for address, _ in answer.scores} == {str(A), str(B), str(C)}
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])

@@ -38,7 +38,7 @@ from tests.unit.extproc.stream_bench import (
     through,
 )
 
-# -- the response -------------------------------------------------------------------------------------------------------
+# -- the response --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_conformance_run_is_told_who_served() -> None:
     assert answer.set_headers == (("x-conformance-test-served-endpoint", "10.0.0.1:8000"),)
 
 
-# -- letting go ---------------------------------------------------------------------------------------------------------
+# -- letting go ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A request that flow control holds: what the data plane is told meanwhile, and what it gets in the end, in each body mode."""
+"""A request that flow control holds: what the data plane is told meanwhile, and what it gets in the end,
+in each body mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests that there is no time to read: the usual ones are answered from their headers and let go, all others as always."""
+"""Requests that there is no time to read:
+the usual ones are answered from their headers and let go, all others as always."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A fleet for tests of flow control: servers that compute tokens at a steady rate, prompts that one of them has in part."""
+"""A fleet for tests of flow control: servers that compute tokens at a steady rate,
+prompts that one of them has in part."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Several pickers, each with a queue of its own, that tell each other what waits and what went: bounds and shares of the pool.
+"""Several pickers, each with a queue of its own, that tell each other what waits and what went:
+bounds and shares of the pool.
 
-The fleet is one, and every picker knows at once what it was sent; what the queues tell each other takes 0.1 s, as over a link that is
-flushed every 50 ms.
+The fleet is one, and every picker knows at once what it was sent;
+what the queues tell each other takes 0.1 s, as over a link that is flushed every 50 ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Without a headroom in the policy, a request waits only where somebody more pressing may come; what was demoted is bounded."""
+"""Without a headroom in the policy, a request waits only where somebody more pressing may come;
+what was demoted is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`make bench-gpu`: every step has an outcome, a run goes on where one stopped and ends in time. All of it at tiny sizes: tests/integration."""
+"""`make bench-gpu`: every step has an outcome, a run goes on where one stopped and ends in time.
+All of it at tiny sizes: tests/integration."""
 
 from __future__ import annotations
 

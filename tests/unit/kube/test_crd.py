@@ -1,4 +1,5 @@
-"""The CustomResourceDefinition: everything described and bounded, and in step with the structs it is made from."""
+"""The CustomResourceDefinition: everything described and bounded,
+and in step with the structs it is made from."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from epp.kube.objects import Lease, LeaseSpec, ObjectMeta
 
 
 class Candidates:
-    """Several elections over one lease, kept as the API server keeps it: a write must name the version it read."""
+    """Several elections over one lease, kept as the API server keeps it:
+    a write must name the version it read."""
 
     def __init__(self, *names: str, duration_s: float = 15.0) -> None:
         self.lease: Lease | None = None

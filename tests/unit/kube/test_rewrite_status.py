@@ -1,4 +1,5 @@
-"""The status of InferenceModelRewrites: accepted, refused with a reason, in conflict, for a pool that nobody serves."""
+"""The status of InferenceModelRewrites:
+accepted, refused with a reason, in conflict, for a pool that nobody serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exact mode as its thread drives it: who is trusted, who is not, what is said of it, and what reaches the picker's table."""
+"""Exact mode as its thread drives it: who is trusted, who is not, what is said of it,
+and what reaches the picker's table."""
 
 from __future__ import annotations
 

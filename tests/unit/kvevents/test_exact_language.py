@@ -1,4 +1,5 @@
-"""Conversations as their canonical bytes keep them, rendered and cut into tokens as a server does, and aligned with chunks."""
+"""Conversations as their canonical bytes keep them, rendered and cut into tokens as a server does,
+and aligned with chunks."""
 
 from __future__ import annotations
 
@@ -345,7 +346,8 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
 
 
 def test_after_many_texts_that_the_template_dropped_the_others_are_not_looked_for() -> None:
-    """Each look goes through the whole prompt: a client with many short messages must not take seconds of a core."""
+    """Each look goes through the whole prompt:
+    a client with many short messages must not take seconds of a core."""
     for dropped, found in ((256, True), (257, False)):
         texts = [Text(n, "x", n + 1) for n in range(dropped)]
         size = dropped + 40

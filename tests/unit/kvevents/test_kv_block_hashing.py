@@ -1,4 +1,5 @@
-"""The picker's block names are the servers': against recorded events of vLLM 0.32, and against the rule written down apart."""
+"""The picker's block names are the servers':
+against recorded events of vLLM 0.32, and against the rule written down apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What waits for a replay is bounded. The order of messages itself: `tests/property/kvevents/test_sequence_properties.py`."""
+"""What waits for a replay is bounded.
+The order of messages itself: `tests/property/kvevents/test_sequence_properties.py`."""
 
 from __future__ import annotations
 

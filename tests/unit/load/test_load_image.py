@@ -1,4 +1,5 @@
-"""What the image of the load generator holds is enough: no file and no package of the picker's is needed in it."""
+"""What the image of the load generator holds is enough:
+no file and no package of the picker's is needed in it."""
 
 from __future__ import annotations
 

@@ -228,7 +228,8 @@ def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
 
 
 def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their_picks_cost() -> None:
-    """Each is on its way to two servers before it is looked at: all chunks of all those that wait were once compared with one another."""
+    """Each is on its way to two servers before it is looked at:
+    all chunks of all those that wait were once compared with one another."""
     picker, misses = watched(names="ab")
     prompts = [text(str(n), 400_000) for n in range(20)]
     began_ns = time.thread_time_ns()

@@ -1,4 +1,5 @@
-"""A calibration of a server whose costs are known finds them: probes answered by the engine under a virtual clock."""
+"""A calibration of a server whose costs are known finds them:
+probes answered by the engine under a virtual clock."""
 
 from __future__ import annotations
 
@@ -36,9 +37,11 @@ SLOW = CostModel(
 
 
 class VirtualServer:
-    """Answers probes in no time, and says how long they would have taken; `noise_s` varies each moment by so many seconds.
+    """Answers probes in no time, and says how long they would have taken;
+    `noise_s` varies each moment by so many seconds.
 
-    With the share `stalls` of its steps something else has the machine too, and they take three times as long.
+    With the share `stalls` of its steps something else has the machine too,
+    and they take three times as long.
     """
 
     def __init__(

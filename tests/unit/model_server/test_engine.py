@@ -17,7 +17,8 @@ EOS = TokenId(2)
 
 
 class CountingRunner:
-    """Each token is its position; a step takes a second. A prompt that starts with 13 ends after one token."""
+    """Each token is its position; a step takes a second.
+    A prompt that starts with 13 ends after one token."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = [

@@ -1,4 +1,5 @@
-"""The driver under a clock of its own: tokens come when the cost model says, and late wake-ups do not add up."""
+"""The driver under a clock of its own: tokens come when the cost model says,
+and late wake-ups do not add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the prefix table promises, one behaviour at a time. Chunks are one byte each, so sizes are easy to follow."""
+"""What the prefix table promises, one behaviour at a time.
+Chunks are one byte each, so sizes are easy to follow."""
 
 from __future__ import annotations
 

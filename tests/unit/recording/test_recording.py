@@ -1,4 +1,5 @@
-"""A recording: what a line says of a request, that it holds no text, and that neither memory nor disk is exceeded."""
+"""A recording: what a line says of a request, that it holds no text,
+and that neither memory nor disk is exceeded."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from tests.unit.picker_questions import a_picker, ask, text
 
 
 def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least-cost") -> None:
-    """Conversations of twelve users over four shared beginnings, half a second apart; every tenth answer is sampled."""
+    """Conversations of twelve users over four shared beginnings, half a second apart;
+    every tenth answer is sampled."""
     rng = random.Random(seed)
     picker = a_picker(PolicySpec(rule=rule), on=())  # type: ignore[arg-type]
     recorder = Recorder(key=b"k")

@@ -1,4 +1,5 @@
-"""Which paths are refused, and that asking is cheap. The list itself: tests/contract/test_blocked_paths.py."""
+"""Which paths are refused, and that asking is cheap.
+The list itself: tests/contract/test_blocked_paths.py."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> No
     assert {o[1] for o in orders} == set("bcd")
 
 
-# -- least-cost --------------------------------------------------------------------------------------------------
+# -- least-cost ----------------------------------------------------------------------------------------------
 
 
 def test_cost_is_backlog_and_own_work_priced_by_whom_it_stalls_and_requests_in_flight() -> None:
@@ -183,7 +183,7 @@ def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_ha
     assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
 
 
-# -- adapters ----------------------------------------------------------------------------------------------------
+# -- adapters ------------------------------------------------------------------------------------------------
 
 
 def test_an_adapters_requests_stay_where_it_is_until_a_load_is_cheaper_than_the_queue() -> None:
@@ -219,7 +219,7 @@ def test_the_reason_says_what_the_choice_was_for() -> None:
     assert reason(Seen("a"), Seen("b", backlog=900.0)) == "load"
 
 
-# -- affinity ----------------------------------------------------------------------------------------------------
+# -- affinity ------------------------------------------------------------------------------------------------
 
 
 def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
@@ -238,7 +238,7 @@ def test_affinity_without_a_match_takes_the_least_load() -> None:
     assert (ranked.places, ranked.reason) == ([1, 0], "load")
 
 
-# -- round robin -------------------------------------------------------------------------------------------------
+# -- round robin ---------------------------------------------------------------------------------------------
 
 
 def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
@@ -267,7 +267,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
             assert other in picks[first + 1 : second]
 
 
-# -- power of two, least load, session ---------------------------------------------------------------------------
+# -- power of two, least load, session -----------------------------------------------------------------------
 
 
 def test_least_load_takes_the_fewest_in_flight() -> None:
@@ -340,7 +340,7 @@ def test_a_request_without_a_session_goes_by_load() -> None:
     assert (ranked.places, ranked.reason) == ([1, 0], "load")
 
 
-# -- many candidates ---------------------------------------------------------------------------------------------
+# -- many candidates -----------------------------------------------------------------------------------------
 
 
 @given(
@@ -363,7 +363,7 @@ def test_without_chance_equals_keep_their_order() -> None:
     assert fewest(np.zeros(40), None) == list(range(MOST))
 
 
-# -- prefix-hash -------------------------------------------------------------------------------------------------
+# -- prefix-hash ---------------------------------------------------------------------------------------------
 
 
 def keys(count: int = 500) -> list[int]:
@@ -397,7 +397,8 @@ def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() ->
     def with_load(owners: int) -> list[str]:
         return order(rule, [Seen(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key)
 
-    # The bound is 1.25 times the mean, rounded up: 11 where the owner has 10 and each other 8, and 11 where it has 11.
+    # The bound is 1.25 times the mean, rounded up:
+    # 11 where the owner has 10 and each other 8, and 11 where it has 11.
     assert with_load(10) == idle
     assert with_load(11) == [*idle[1:], idle[0]]
 

@@ -1,4 +1,5 @@
-"""A batch costs what its chains are long, not what its bytes are: it is applied in portions, and has a budget."""
+"""A batch costs what its chains are long, not what its bytes are:
+it is applied in portions, and has a budget."""
 
 from __future__ import annotations
 

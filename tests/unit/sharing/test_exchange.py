@@ -1,4 +1,5 @@
-"""What pickers learn from each other: holdings, bookings, and what happens when words are lost, late or out of date."""
+"""What pickers learn from each other: holdings, bookings, and what happens when words are lost,
+late or out of date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What waits at one picker is known to the others: what is told, and what becomes of it when words are lost or old."""
+"""What waits at one picker is known to the others:
+what is told, and what becomes of it when words are lost or old."""
 
 from __future__ import annotations
 

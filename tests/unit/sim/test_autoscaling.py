@@ -1,4 +1,5 @@
-"""An autoscaler on the picker's own signal: Kubernetes's rule by hand, and a small day in the simulated fleet."""
+"""An autoscaler on the picker's own signal:
+Kubernetes's rule by hand, and a small day in the simulated fleet."""
 
 from __future__ import annotations
 

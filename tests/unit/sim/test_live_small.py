@@ -1,4 +1,5 @@
-"""What the live comparison is made of: prompts of exact sizes, one description of both sides, ranks, and its report."""
+"""What the live comparison is made of: prompts of exact sizes, one description of both sides, ranks,
+and its report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Other projects' rules, each held to cases that were worked out by hand from its source.
 
-A row is a state of three servers and the servers that the source may choose. The prompt has 1,000 tokens in 10 blocks of 100. Where the
-source breaks ties by the first index, ours does by chance, so that no rule gains or loses by an order of names.
+A row is a state of three servers and the servers that the source may choose. The prompt has 1,000 tokens in
+10 blocks of 100. Where the source breaks ties by the first index, ours does by chance, so that no rule gains
+or loses by an order of names.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def rows(cases: Sequence[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.why)
 
 
-# vllm-project/aibrix pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a514d00: routeOriginal, getTargetPodListOnLoadImbalance,
-# getTargetPodFromMatchedPodsFromCounts; factor 2.0, gap 8, one standard deviation.
+# vllm-project/aibrix pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a514d00: routeOriginal,
+# getTargetPodListOnLoadImbalance, getTargetPodFromMatchedPodsFromCounts; factor 2.0, gap 8, one standard
+# deviation.
 AIBRIX = [
     Case("nothing matches: fewest requests", {2}, loads=(3, 2, 1)),
     Case("the longest match", {0}, depths=(5, 3, 0)),
@@ -62,8 +64,8 @@ def test_aibrix(case: Case) -> None:
     assert all_choices(prefix.Aibrix(a_world(in_flight=case.loads)), case) == case.may
 
 
-# sgl-project/sglang sgl-model-gateway/src/policies/cache_aware.rs at 053b63ff26df: select_worker; 0.3, 64 and 1.5. Here `depths` is how much of
-# the prompt was sent to server 0 before.
+# sgl-project/sglang sgl-model-gateway/src/policies/cache_aware.rs at 053b63ff26df: select_worker;
+# 0.3, 64 and 1.5. Here `depths` is how much of the prompt was sent to server 0 before.
 SGLANG = [
     Case("more than 0.3 matches: its server", {0}, depths=(4, 0, 0)),
     Case("0.3 is not more than 0.3: fewest requests", {1}, loads=(2, 0, 1), depths=(3, 0, 0)),
@@ -84,7 +86,8 @@ def test_sglang(case: Case) -> None:
     assert {choice(rule, what=what) for _ in range(60)} == case.may
 
 
-# ai-dynamo/dynamo lib/kv-router/src/scheduling/selector/default.rs at 07a6c9ce3bb0: worker_logit, minimum_cost_index (ties by chance).
+# ai-dynamo/dynamo lib/kv-router/src/scheduling/selector/default.rs at 07a6c9ce3bb0:
+# worker_logit, minimum_cost_index (ties by chance).
 DYNAMO = [
     Case("5 + 10 blocks against 10 + 10", {0}, depths=(5, 0, 0)),
     Case("a backlog of 4 blocks: 9 + 10 against 20", {0}, backlog=(400, 0, 0), depths=(5, 0, 0)),
@@ -102,8 +105,9 @@ def test_dynamo(case: Case) -> None:
     assert all_choices(cost.Dynamo(world, **case.settings), case) == case.may
 
 
-# llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity/plugin.go at 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms,
-# 15,928 tokens/s. Of what it keeps: least tokens in flight and own uncached tokens (token_load.go at ebab687).
+# llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity/plugin.go at
+# 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms, 15,928 tokens/s. Of what it keeps: least tokens in
+# flight and own uncached tokens (token_load.go at ebab687).
 LLMD = [
     Case("0.8 holds, 0.7 does not", {0}, depths=(8, 7, 0)),
     Case("nobody holds enough: least tokens", {1}, backlog=(500, 0, 900), depths=(7, 6, 7)),

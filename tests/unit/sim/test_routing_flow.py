@@ -1,4 +1,5 @@
-"""Flow control in the simulator: requests wait at the gate, and the workloads that were made for it are what they say."""
+"""Flow control in the simulator: requests wait at the gate,
+and the workloads that were made for it are what they say."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_flow_control_changes_nothing_where_a_server_is_always_free() -> None:
     assert all(record.completed for record in on.records)
 
 
-# -- workloads -----------------------------------------------------------------------------------------------------
+# -- workloads -----------------------------------------------------------------------------------------------
 
 
 def requests(timed: Sequence[Timed]) -> list[SimRequest]:

@@ -141,7 +141,8 @@ def test_affinity_gives_way_to_a_backlog_over_its_budget() -> None:
 
 
 def test_affinity_counts_this_requests_own_work_beside_the_backlog() -> None:
-    # Both hold enough. The first has 200 of its own to compute behind 50, the second 100 behind 100; by backlog alone it were the first.
+    # Both hold enough. The first has 200 of its own to compute behind 50, the second 100 behind 100;
+    # by backlog alone it were the first.
     assert choice(prefix.LlmdAffinity(a_world(backlog=(50, 100, 0))), 8, 9, 0) == 1
 
 

@@ -1,4 +1,5 @@
-"""Replicas that share, in the simulator: they find what one finds, spread load as one does, and say little."""
+"""Replicas that share, in the simulator:
+they find what one finds, spread load as one does, and say little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The users of `bench.load.overload` on simulated servers: two priorities, three tenants, one of which has eight tenths of the users."""
+"""The users of `bench.load.overload` on simulated servers:
+two priorities, three tenants, one of which has eight tenths of the users."""
 
 from __future__ import annotations
 

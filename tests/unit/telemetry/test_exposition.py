@@ -1,4 +1,5 @@
-"""A field with a metric beside it is on the page, and plain numbers show the same page as prometheus_client's own counters would."""
+"""A field with a metric beside it is on the page, and plain numbers show the same page as prometheus_client's
+own counters would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Spans on their way out: a collector that is slow, fails or hangs costs spans, which are counted, and never a wait."""
+"""Spans on their way out: a collector that is slow, fails or hangs costs spans, which are counted,
+and never a wait."""
 
 from __future__ import annotations
 

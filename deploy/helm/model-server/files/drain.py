@@ -2,9 +2,10 @@
 
     drain.py PORT AT-LEAST-SECONDS AT-MOST-SECONDS
 
-For AT-LEAST-SECONDS requests still come, from gateways that have not yet heard that the pod goes. Then it waits until the server says,
-twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all. A server that is too busy to say is not taken for one that has gone.
-A worker of a server that spans several nodes waits for its leader in the same way: DRAIN_HOST says where that one is.
+For AT-LEAST-SECONDS requests still come, from gateways that have not yet heard that the pod goes. Then it
+waits until the server says, twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all.
+A server that is too busy to say is not taken for one that has gone. A worker of a server that spans several
+nodes waits for its leader in the same way: DRAIN_HOST says where that one is.
 """
 
 import http.client
@@ -21,7 +22,9 @@ LOAD = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e
 
 
 def unfinished(host: str, port: int) -> float | None:
-    """Requests that run or wait, infinity where it does not say; None where nothing listens any more, or its name is gone."""
+    """Requests that run or wait, infinity where it does not say;
+    None where nothing listens any more, or its name is gone.
+    """
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as answer:
             return sum(float(value) for value in LOAD.findall(answer.read().decode()))

@@ -1,4 +1,6 @@
-"""`helm test`: asks the gateway for its models, and for a completion where MODEL names one. Only the standard library."""
+"""`helm test`: asks the gateway for its models, and for a completion where MODEL names one.
+Only the standard library.
+"""
 
 import json
 import os
@@ -10,7 +12,8 @@ import urllib.request
 
 URL = os.environ["GATEWAY_URL"]
 MODEL = os.environ.get("MODEL", "")
-# Under helm's own five minutes, so that what went wrong is said. It may run while the first pods still fetch their images.
+# Under helm's own five minutes, so that what went wrong is said.
+# It may run while the first pods still fetch their images.
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "240"))
 # Whether it answers is the question; its certificate names the outside world's name for it.
 TRUST = ssl.create_default_context()

@@ -1,7 +1,7 @@
 """A model without weights whose answers depend on every KV slot that it reads through the block table.
 
-Each slot of each block holds what was written there. The next token is a hash of the context as read back from the
-slots, so a wrong table, a missing copy or a slot overwritten by somebody else changes the answer.
+Each slot of each block holds what was written there. The next token is a hash of the context as read back
+from the slots, so a wrong table, a missing copy or a slot overwritten by somebody else changes the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Row 002-8: what was computed after a selective load is kept apart from exact KV, and nobody outside hears of it."""
+"""Row 002-8: what was computed after a selective load is kept apart from exact KV,
+and nobody outside hears of it."""
 
 from __future__ import annotations
 

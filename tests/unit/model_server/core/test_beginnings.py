@@ -1,4 +1,5 @@
-"""The longest common beginning among cached blocks: as a scan of all of them finds it, and without looking at all of them."""
+"""The longest common beginning among cached blocks:
+as a scan of all of them finds it, and without looking at all of them."""
 
 from __future__ import annotations
 

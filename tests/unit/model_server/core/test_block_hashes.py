@@ -112,8 +112,8 @@ def test_vllms_formulas_agree_with_the_rule_for_large_tokens_adapters_and_salts(
 ) -> None:
     tokens = [0, 23, 24, 255, 256, 65_535, 65_536, 2**31 - 1] * 6
     name, path = adapter or ("", "")
-    # The rule pickles what it is given. As in a server the strings are parsed: different objects, but for single
-    # characters, of which Python has one each.
+    # The rule pickles what it is given. As in a server the strings are parsed:
+    # different objects, but for single characters, of which Python has one each.
     apart = None if adapter is None else (name.encode().decode(), path.encode().decode())
     parsed_salt = None if salt is None else salt.encode().decode()
     expected = block_hashes(

@@ -101,7 +101,8 @@ def test_preallocated_blocks_come_with_a_needed_one_and_are_used_before_new_ones
     assert table(manager, request) == [0, 1, 2, 3, 4, 5, 6]
     manager.free(request)
     manager.check_integrity()
-    # What was never filled goes first, the tail before the rest; then blocks never used; then what can be found again.
+    # What was never filled goes first, the tail before the rest; then blocks never used;
+    # then what can be found again.
     assert manager.pool.free_in_order() == [6, 5, 4, 7, 8, 9, 3, 2, 1, 0]
 
 

@@ -1,4 +1,5 @@
-"""Whole prompts kept by the continuous engine: no prefill for one that is there, and blocks for requests before all."""
+"""Whole prompts kept by the continuous engine:
+no prefill for one that is there, and blocks for requests before all."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_a_prompt_of_another_adapter_is_another_prompt() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_answers_are_those_of_a_request_alone_while_blocks_are_short(seed: int) -> None:
-    """Prompts come back, batches mix, requests are preempted and some are aborted; kept prompts give way to them all."""
+    """Prompts come back, batches mix, requests are preempted and some are aborted;
+    kept prompts give way to them all."""
     rng = random.Random(seed)
     config = config_of(entries=3, num_blocks=14, partial=seed % 2 == 0, caching=seed % 3 > 0, budget=16)
     engine = Engine(config, PagedModel(block_size_tokens=BLOCK))

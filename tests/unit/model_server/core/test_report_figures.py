@@ -1,4 +1,5 @@
-"""The hash table report's figures, which are counts and so are the same on every machine; the benchmark has them in full."""
+"""The hash table report's figures, which are counts and so are the same on every machine;
+the benchmark has them in full."""
 
 from __future__ import annotations
 

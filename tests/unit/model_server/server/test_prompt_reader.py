@@ -1,4 +1,5 @@
-"""What a client sends is measured while it is still bytes: what cannot fit the model is refused before it is decoded."""
+"""What a client sends is measured while it is still bytes:
+what cannot fit the model is refused before it is decoded."""
 
 from __future__ import annotations
 

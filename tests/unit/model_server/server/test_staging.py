@@ -1,4 +1,5 @@
-"""Requests wait for their prefix to be fetched, and only for that; a store that fails changes nothing but the time."""
+"""Requests wait for their prefix to be fetched, and only for that;
+a store that fails changes nothing but the time."""
 
 from __future__ import annotations
 
@@ -251,7 +252,8 @@ async def test_after_a_reset_everything_is_told_again_once_and_the_loop_waits_fo
 
 
 async def test_what_is_fetched_ahead_is_bounded(serving: Serving) -> None:
-    """Each takes all of it, so one is fetched after the one before is admitted; in the order in which they came."""
+    """Each takes all of it, so one is fetched after the one before is admitted;
+    in the order in which they came."""
     mailboxes = [serving.submit(str(number), first=100 * number)[1] for number in range(4)]
     for mailbox in mailboxes:
         await serving.ended(mailbox)

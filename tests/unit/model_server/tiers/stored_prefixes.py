@@ -1,4 +1,5 @@
-"""Prefixes whose KV anybody can tell from their hashes, so that what a store gives back can be checked; and a writer to kill.
+"""Prefixes whose KV anybody can tell from their hashes, so that what a store gives back can be checked;
+and a writer to kill.
 
 Run as a module it opens the store in the folder it is given and writes until it is killed.
 """

@@ -28,7 +28,8 @@ def test_002_4_the_documents_example_keeps_the_chunk_with_more_important_tokens(
 
 
 def important_hit_rate(score: Score, *, seed: int) -> float:
-    """Prefixes by a Zipf law; each chunk of them has few or many tokens that its requests need. A tenth fits."""
+    """Prefixes by a Zipf law; each chunk of them has few or many tokens that its requests need.
+    A tenth fits."""
     rng = random.Random(seed)
     num_prefixes, num_chunks = 60, 16
     important = {
@@ -70,7 +71,8 @@ def test_by_default_uses_decide_and_important_tokens_break_ties() -> None:
 
 
 def chunks_found(score: Score, *, seed: int, history_holds: bool) -> int:
-    """How often a chunk is in a fast tier when it is read. A chunk is read whole, however many of its tokens are important.
+    """How often a chunk is in a fast tier when it is read.
+    A chunk is read whole, however many of its tokens are important.
 
     All chunks come with a history of uses; where it does not hold, other chunks are read often now.
     """
@@ -168,7 +170,8 @@ def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_u
 
 
 def test_002_4_a_request_that_reads_a_node_from_end_to_end_does_not_push_out_what_it_reads_next() -> None:
-    """Four alike chunks, two fit, and each request begins with the other two: without nodes these push out what comes next."""
+    """Four alike chunks, two fit, and each request begins with the other two:
+    without nodes these push out what comes next."""
     for node, found in (("prefix", 2), (None, 0)):
         tiers: TieredPlacement[int] = TieredPlacement([2], score=by_importance)
         for order in ([0, 1, 2, 3], [2, 3, 0, 1]) * 3:

@@ -57,7 +57,8 @@ def test_002_3_bytes_are_equal_after_the_order_is_undone() -> None:
 
 
 def test_reordering_halves_chunk_reads_where_requests_agree_on_nine_tenths_of_their_choice() -> None:
-    """What the order can do on choices that were made to overlap. Row 002-3 is on a real model's: tests/engine/test_tiers_bench.py."""
+    """What the order can do on choices that were made to overlap.
+    Row 002-3 is on a real model's: tests/engine/test_tiers_bench.py."""
     rng = random.Random(3)
     num_tokens, kept, chunk = 512, 128, 16
     shared = rng.sample(range(num_tokens), kept)

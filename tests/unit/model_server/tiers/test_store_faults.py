@@ -1,4 +1,5 @@
-"""The disk tier where more is wrong than a byte: failing system calls, folders that somebody else filled, too many files."""
+"""The disk tier where more is wrong than a byte:
+failing system calls, folders that somebody else filled, too many files."""
 
 from __future__ import annotations
 

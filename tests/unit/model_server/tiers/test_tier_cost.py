@@ -32,7 +32,8 @@ _BYTES = {
     (512, "25%", "5+10"): ((113, 246), (100, 213), (39, 88), (25, 57), (13, 27)),
     (512, "25%", "10+30"): ((58, 127), (52, 112), (14, 30), (4, 9), (0, 1)),
 }
-"""MB and reads of 12 layers, a request: everything, top-k, the document's rules, few chunks, sinks + window."""
+"""MB and reads of 12 layers, a request:
+everything, top-k, the document's rules, few chunks, sinks + window."""
 _BY_MEANS = {
     (256, "25%", "1+2"): (1.34, 0.68, 1.37, 0.69),
     (256, "25%", "5+10"): (1.37, 0.78, 1.37, 0.78),
@@ -41,7 +42,8 @@ _BY_MEANS = {
     (512, "25%", "5+10"): (1.85, 0.68, 2.15, 0.79),
     (512, "25%", "10+30"): (1.20, 0.73, 1.38, 0.84),
 }
-"""Measured means of 30B: the strongest baseline, then sinks + window, as a multiple of the document's rules; the same of few chunks."""
+"""Measured means of 30B: the strongest baseline, then sinks + window, as a multiple of the document's rules;
+the same of few chunks."""
 
 
 def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
@@ -60,7 +62,8 @@ def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
 def test_the_model_is_right_within_a_third_where_tiers_are_small_and_says_who_wins_there(
     cell: tuple[int, str, str],
 ) -> None:
-    """With tiers of 10 + 30 % hardly anything is read, our own work decides, and the model is off by up to 40 %."""
+    """With tiers of 10 + 30 % hardly anything is read, our own work decides,
+    and the model is off by up to 40 %."""
     everything, top_k, document, few, window = (seconds(_NEW, read) for read in _BYTES[cell])
     strongest = min(seconds(cell[0] + _NEW), everything, top_k)
     expected = (strongest / document, window / document, strongest / few, window / few)
@@ -88,7 +91,8 @@ def test_a_disk_that_is_slower_than_the_accelerator_makes_recompute_the_fastest(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A system on this project's machine, on its real disk: what it had to do, and the mean seconds that were measured."""
+    """A system on this project's machine, on its real disk:
+    what it had to do, and the mean seconds that were measured."""
 
     shape: str
     tiers: float
@@ -100,7 +104,8 @@ class Cell:
     seconds: float
 
     def on(self, machine: Machine) -> float:
-        """The seconds that were measured, with another accelerator's computation in the place of the imposed one."""
+        """The seconds that were measured, with another accelerator's computation in the place of the imposed
+        one."""
         computed = replace(self.work, disk_bytes=0.0, reads=0.0, used_bytes=0.0)
         return self.seconds - computed.seconds(_REAL) + computed.seconds(machine)
 
@@ -139,7 +144,8 @@ def cases(*systems: str) -> list[list[Cell]]:
 
 
 def test_on_a_real_disk_the_model_is_right_with_large_tiers_as_with_small_ones() -> None:
-    """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine, where a cell is off by itself."""
+    """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine,
+    where a cell is off by itself."""
     ratios: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     without_copy: defaultdict[float, list[float]] = defaultdict(list)
     disk_alone = replace(_REAL, copied_bytes_per_s=1e30)

@@ -1,4 +1,5 @@
-"""Prefixes written in the background: what is promised is stored, what does not fit or fails is counted, nobody waits."""
+"""Prefixes written in the background: what is promised is stored, what does not fit or fails is counted,
+nobody waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which chunk of vLLM's offload tier goes first, without vLLM; `tests/integration/test_vllm_offload_policy.py` has the rest."""
+"""Which chunk of vLLM's offload tier goes first, without vLLM;
+`tests/integration/test_vllm_offload_policy.py` has the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Tier:
         self.held: set[bytes] = set()
 
     def use(self, names: Sequence[str], *, first: int = 0, important: ImportantTokens | None = None) -> None:
-        """A request used these chunks of a prompt, from its `first`-th on; those that were not held are now."""
+        """A request used these chunks of a prompt, from its `first`-th on;
+        those that were not held are now."""
         keys = [name.encode() for name in names]
         ends = [(first + place) * SIZE_TOKENS for place in range(1, len(keys) + 1)]
         self.ranking.observe(keys, ends_tokens=ends, request=RequestUses(important))
