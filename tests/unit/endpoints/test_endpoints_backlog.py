@@ -228,15 +228,15 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         return sum(cell[0] for _, cell in self.pairs)
 
     def model_take(self, tokens: int) -> None:
+        """Off the oldest ones. Those that hold nothing go, too, as soon as they are the oldest."""
         for pair in list(self.pairs):
-            if tokens <= 0:
+            if pair[1][0] > tokens:
+                pair[1][0] -= tokens
                 return
-            part = min(tokens, pair[1][0])
-            pair[1][0] -= part
-            tokens -= part
-            if pair[1][0] == 0:
-                self.pairs.remove(pair)
-                self.over.append(pair[0])
+            tokens -= pair[1][0]
+            pair[1][0] = 0
+            self.pairs.remove(pair)
+            self.over.append(pair[0])
 
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
