@@ -25,7 +25,8 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.phases import RESPONSE_FOLLOWS, ResponsePhase
-from epp.extproc.reading import DECISION, TEST_SERVED, collect, read_address, read_status
+from epp.extproc.reading import DECISION, LENGTH, TEST_SERVED, collect, read_address, read_status
+from epp.request.answer_names import AnswerNames, readable
 from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader
 from epp.request.rewriting import Rewrites
@@ -102,6 +103,7 @@ class ResponseHalf:
     """
 
     __slots__ = (
+        "_names",
         "_observer",
         "_pick",
         "_picker",
@@ -118,6 +120,8 @@ class ResponseHalf:
         self._settings = settings
         self._pick: Pick | None = None
         self._reader: ResponseReader | None = None
+        self._names: AnswerNames | None = None
+        """Where the client sent another name for the model, and the answer's bytes go through here."""
         self.phase = ResponsePhase.AWAITED
         self.status: int | None = None
         """None: no response headers yet; 0: they had no readable status."""
@@ -154,15 +158,27 @@ class ResponseHalf:
         if not event.end_of_stream:
             self.mode = modes.response_body
             override = self._sample(found, kind=kind, modes=modes, hold=hold)
+            self._rename(found)
         headers = self._told(event.served, debug=debug)
-        if not headers and not override:
+        if not headers and not override and self._names is None:
             return PLAIN[Slot.RESPONSE_HEADERS]
-        return (Answer(Slot.RESPONSE_HEADERS, set_headers=headers, stream_response=override),)
+        return (
+            Answer(
+                Slot.RESPONSE_HEADERS,
+                set_headers=headers,
+                remove_headers=() if self._names is None else (LENGTH,),
+                stream_response=override,
+            ),
+        )
 
     @property
     def reads(self) -> bool:
-        """The answer is sampled: its body is read as it streams by."""
-        return self._reader is not None
+        """The body is read as it streams by: it is sampled, or is to name the model as the client did."""
+        return self._reader is not None or self._names is not None
+
+    def sent_on(self, data: bytes, *, end: bool) -> bytes:
+        """What the client gets of a piece of the body: the model has the name that the client sent."""
+        return data if self._names is None else self._names.feed(data, end=end)
 
     def feed(self, event: ResponseBody, *, now: float) -> None:
         if self.phase is ResponsePhase.AWAITED:
@@ -221,6 +237,16 @@ class ResponseHalf:
             max_text_bytes=self._picker.policy.spec.sampling.max_text_bytes,
         )
         return override
+
+    def _rename(self, found: dict[str, str]) -> None:
+        """Where the answer goes through here whole and a rewrite changed the model's name,
+        give it the name that the client sent.
+        """
+        if self._pick is None or not self._pick.decision.asked_model or not self.mode.echoed:
+            return
+        if readable(found):
+            decision = self._pick.decision
+            self._names = AnswerNames(served=decision.model, asked=decision.asked_model)
 
     def _told(self, served: str, *, debug: bool) -> tuple[tuple[str, str], ...]:
         headers: list[tuple[str, str]] = []

@@ -249,7 +249,7 @@ class HttpStream:
         if self.phase is Phase.REFUSED:
             return ()
         if self.phase in DECIDED:
-            return _body_answers(Slot.REQUEST_BODY, event, self._modes.request_body)
+            return _body_answers(event, self._modes.request_body)
         if self._body.size_bytes + len(event.data) > self._settings.max_body_bytes:
             return self._refuse(self._too_large())
         if not self._body.add(event.data):
@@ -393,13 +393,16 @@ class HttpStream:
 
     def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
-        answers = _body_answers(Slot.RESPONSE_BODY, event, self._modes.response_body)
         self._response.feed(event, now=now)
-        return answers
+        if not self._modes.response_body.echoed:
+            return PLAIN[Slot.RESPONSE_BODY]
+        data = self._response.sent_on(event.data, end=event.end_of_stream)
+        return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
 
     def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
         self._response.finish(now=now)
-        return PLAIN[Slot.RESPONSE_TRAILERS]
+        held = self._response.sent_on(b"", end=True) if self._modes.response_body.echoed else b""
+        return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
 
     # -- shared ----------------------------------------------------------------------------------------------
 
@@ -412,7 +415,7 @@ class HttpStream:
         return BodyTooLargeError(f"The request body is over the limit of {limit} bytes; send a shorter one.")
 
 
-def _body_answers(slot: Slot, event: RequestBody | ResponseBody, mode: BodyMode) -> Sequence[Action]:
+def _body_answers(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
     if mode.echoed:
-        return pieces(slot, event.data, end_of_stream=event.end_of_stream)
-    return PLAIN[slot]
+        return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
+    return PLAIN[Slot.REQUEST_BODY]

@@ -7,6 +7,7 @@ Both run in the test's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -105,20 +106,21 @@ class AgentGateway(Scripted):
         assert (await call.read()).HasField("response_headers")
         answer = web.StreamResponse(status=response.status, headers=_plain(response.headers))
         await answer.prepare(request)
-        async for piece in response.content.iter_any():
-            await answer.write(await self._echoed(call, piece, end=False))
-        await answer.write(await self._echoed(call, b"", end=True))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send(call, response))
+            ended = False
+            while not ended:  # what comes back may be cut in other places
+                streamed = (await call.read()).response_body.response.body_mutation.streamed_response
+                await answer.write(streamed.body)
+                ended = streamed.end_of_stream
         await answer.write_eof()
         await call.done_writing()
         return answer
 
-    async def _echoed(self, call: Any, piece: bytes, *, end: bool) -> bytes:
-        await call.write(wire.ProcessingRequest(response_body={"body": piece, "end_of_stream": end}))
-        echoed, ended = b"", False
-        while len(echoed) < len(piece) or ended != end:
-            streamed = (await call.read()).response_body.response.body_mutation.streamed_response
-            echoed, ended = echoed + streamed.body, streamed.end_of_stream
-        return echoed
+    async def _send(self, call: Any, response: aiohttp.ClientResponse) -> None:
+        async for piece in response.content.iter_any():
+            await call.write(wire.ProcessingRequest(response_body={"body": piece, "end_of_stream": False}))
+        await call.write(wire.ProcessingRequest(response_body={"body": b"", "end_of_stream": True}))
 
 
 class NginxGatewayFabric(Scripted):

@@ -15,7 +15,7 @@ from epp.types import PREFILLER, Address
 from tests.dialects.setups import ADAPTER, ALIAS, Setup, running_setup
 from tests.dialects.shapes import SHAPES, SUBSET_HEADER
 from tests.harness import raw_http
-from tests.harness.backend import Received
+from tests.harness.backend import Behaviour, Received
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 
@@ -101,6 +101,23 @@ async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_bac
     assert json.loads(body)["model"] == (ALIAS if setup.shape.bare else ADAPTER)
     if not setup.shape.bare:
         assert reply.served_by == "s2"
+
+
+async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_did(setup: Setup) -> None:
+    """Elsewhere it names the target, as the server does."""
+    if setup.shape.bare:
+        return  # Nothing was renamed.
+    name = ALIAS if setup.shape.duplex else ADAPTER
+    setup.backends[2].behaviour = Behaviour(names_model=True)
+    reply = await setup.client.complete("what am I", model=ALIAS)
+    assert reply.json()["model"] == name
+    setup.backends[2].behaviour.chunks = 3
+    async with setup.client.stream("and now", model=ALIAS) as streamed:
+        events = [
+            json.loads(line[6:]) for line in (await streamed.rest()).decode().split("\n\n") if "{" in line
+        ]
+    assert [event["model"] for event in events] == [name] * 3
+    setup.backends[2].behaviour = Behaviour()
 
 
 async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:

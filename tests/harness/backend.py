@@ -96,6 +96,8 @@ class Behaviour:
     cached_share: float | None = None
     """What an answer that is not streamed says in its usage: so much of the prompt was cached.
     None: it has no usage."""
+    names_model: bool = False
+    """Answers name the model that was asked for, as real servers' do."""
 
 
 class Backend:
@@ -173,6 +175,7 @@ class Backend:
                 "choices": [{"text": f"from {self.name}"}],
                 "object": "text_completion",
                 **_usage(received.body, behaviour.cached_share),
+                **_model(received.body, behaviour),
             }
             return web.json_response(answer, status=behaviour.status, headers=headers)
         return await self._stream(request, received, behaviour)
@@ -187,7 +190,7 @@ class Backend:
         for index in range(behaviour.chunks):
             if index == behaviour.chunks - 1:
                 await behaviour.before_last.passed()
-            event = {"choices": [{"text": f"{self.name}-{index} "}]}
+            event = {"choices": [{"text": f"{self.name}-{index} "}], **_model(received.body, behaviour)}
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             if behaviour.chunk_pause_s:
                 await asyncio.sleep(behaviour.chunk_pause_s)
@@ -229,6 +232,10 @@ class Backend:
             await response.write(b"# " + b"x" * (2**20 - 3) + b"\n")
         await asyncio.Event().wait()
         return response
+
+
+def _model(body: bytes, behaviour: Behaviour) -> dict[str, str]:
+    return {"model": json.loads(body)["model"]} if behaviour.names_model else {}
 
 
 def _usage(body: bytes, cached_share: float | None) -> dict[str, object]:

@@ -1,0 +1,49 @@
+"""Puts the model's name that the client sent in the place of the target's, in an answer that streams by.
+
+For answers that pass the picker anyway. The name is looked for as servers write it, `"model":"NAME"` with a
+space after the colon or none, wherever a piece of the answer ends. Quotes inside of generated text are
+escaped, so text never matches. Pure; `epp.extproc.response` owns one for each such answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+_KEY: Final = b'"model"'
+_KEYS: Final = (_KEY + b":", _KEY + b": ")
+_READABLE: Final = ("application/json", "text/event-stream")
+
+
+class AnswerNames:
+    """`feed` every piece, and send on what it returns. Holds back less than a name's length."""
+
+    def __init__(self, *, served: str, asked: str) -> None:
+        old, new = msgspec.json.encode(served), msgspec.json.encode(asked)
+        self._names = tuple((key + old, key + new) for key in _KEYS)
+        self._held = b""
+
+    def feed(self, data: bytes | memoryview, *, end: bool) -> bytes:
+        """The bytes to send on now. end: nothing comes after them."""
+        text = self._held + bytes(data)
+        for old, new in self._names:
+            text = text.replace(old, new)
+        cut = len(text) if end else self._cut(text)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def _cut(self, text: bytes) -> int:
+        """Where the last bytes begin that may be the beginning of a name."""
+        start = text.rfind(_KEY, max(0, len(text) - len(self._names[-1][0])))
+        if start >= 0 and any(old.startswith(text[start:]) for old, _ in self._names):
+            return start
+        for size in range(len(_KEY) - 1, 0, -1):
+            if text.endswith(_KEY[:size]):
+                return len(text) - size
+        return len(text)
+
+
+def readable(headers: dict[str, str]) -> bool:
+    """Whether an answer with these headers names its model in plain JSON."""
+    return not headers.get("content-encoding", "") and headers.get("content-type", "").startswith(_READABLE)
