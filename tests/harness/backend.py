@@ -137,6 +137,9 @@ class Backend:
         if self._runner:
             runner, self._runner = self._runner, None
             assert runner.server
+            for site in list(runner.sites):
+                await site.stop()
+            await asyncio.sleep(0.01)  # A connection that is being accepted is one of the server's after this.
             for connection in list(runner.server.connections):
                 if connection.transport:
                     connection.transport.abort()
