@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final
 
+_COLUMNS: Final = 110
 _BEFORE: Final = """\
 # What a request costs on its way through the gateway
 
@@ -11,25 +13,30 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 
 ## How it is measured
 
-- **One run, all ways.** A real Envoy with the bootstrap of `epp envoy-config`, one listener for each way through it; `epp serve`;
-  model servers that answer with canned bytes; one client with raw HTTP/1.1 on kept connections. Everything is on 127.0.0.1.
-- **Turns.** In each round every way serves the same load for half a second, in an order drawn anew. Tables show medians over the
-  rounds; a ratio is taken within its round; after ± stands half the distance between the quartiles.
-- **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus stime without the ticks of
-  10 ms. What the process uses with no request at all (scrapes, health checks) is measured first, shown, and taken off.
-- **The floor** is a bare grpc.aio server on the same event loop: it answers the same messages with constants, undecoded, on streams
-  that it holds until the HTTP request ends, as ours does. It runs on the defaults of gRPC and of the allocator.
-- **The floor with our settings** runs on those of `epp/process.py` instead: gRPC's older listener, which hands no message from
-  thread to thread, and an allocator that keeps freed memory. Between the two floors lies what settings alone are worth; between
-  this one and ours what the picker's own code costs.
-- **Load**: 4 requests in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, a chunk each millisecond; full duplex 4
-  throughout, as it would fall behind. Chat requests in JSON, some escapes and letters beyond ASCII in the text.
-- **TTFT** is the time to the first byte of the answer's body. In the tables of CPU it is that of a machine kept busy on purpose;
-  *One request at a time* shows what the way itself adds.
-- Sampling is off in all rows but those that say so, since one sampled answer in a turn would move its figure; its price
-  is in a table of its own.
-- *messages* are those that Envoy sent to the picker for each request. Envoy reads several chunks at once where the machine is slow,
-  so in full duplex they can be fewer than the chunks.
+- **One run, all ways.** A real Envoy with the bootstrap of `epp envoy-config`, one listener for each way
+  through it; `epp serve`; model servers that answer with canned bytes; one client with raw HTTP/1.1 on kept
+  connections. Everything is on 127.0.0.1.
+- **Turns.** In each round every way serves the same load for half a second, in an order drawn anew. Tables
+  show medians over the rounds; a ratio is taken within its round; after ± stands half the distance between
+  the quartiles.
+- **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus stime
+  without the ticks of 10 ms. What the process uses with no request at all (scrapes, health checks) is
+  measured first, shown, and taken off.
+- **The floor** is a bare grpc.aio server on the same event loop: it answers the same messages with constants,
+  undecoded, on streams that it holds until the HTTP request ends, as ours does. It runs on the defaults of
+  gRPC and of the allocator.
+- **The floor with our settings** runs on those of `epp/process.py` instead: gRPC's older listener, which
+  hands no message from thread to thread, and an allocator that keeps freed memory. Between the two floors
+  lies what settings alone are worth; between this one and ours what the picker's own code costs.
+- **Load**: 4 requests in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, a chunk each
+  millisecond; full duplex 4 throughout, as it would fall behind. Chat requests in JSON, some escapes and
+  letters beyond ASCII in the text.
+- **TTFT** is the time to the first byte of the answer's body. In the tables of CPU it is that of a machine
+  kept busy on purpose; *One request at a time* shows what the way itself adds.
+- Sampling is off in all rows but those that say so, since one sampled answer in a turn would move its figure;
+  its price is in a table of its own.
+- *messages* are those that Envoy sent to the picker for each request. Envoy reads several chunks at once
+  where the machine is slow, so in full duplex they can be fewer than the chunks.
 
 ## The run
 
@@ -39,30 +46,45 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 _AFTER: Final = """
 ## What stands between ours and the floor
 
-- **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the picker's code 0.16 ms; between Envoy and
-  a client, which take the caches in turn, more. Compiling half of it took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
-- **Where a request of 1 KB spends it**: some 800 calls, none of which takes more than a twenty-fifth. Of a profile of the whole way without sockets:
-  the choice 16 %, booking it and recording the prompt 10, frames, windows and writes 21, messages to events and back 9, the end and the answer's
-  headers 12, streams and request headers 5, the account of misses 9, how late bytes are 4, parsing 2, metrics 3, the rest in between.
-- **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. That took
-  the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
-  (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex from 10.8
-  to 7.1 million.
+- **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the
+  picker's code 0.16 ms; between Envoy and a client, which take the caches in turn, more. Compiling half of it
+  took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
+- **Where a request of 1 KB spends it**: some 800 calls, none of which takes more than a twenty-fifth. Of a
+  profile of the whole way without sockets: the choice 16 %, booking it and recording the prompt 10, frames,
+  windows and writes 21, messages to events and back 9, the end and the answer's headers 12, streams and
+  request headers 5, the account of misses 9, how late bytes are 4, parsing 2, metrics 3, the rest in between.
+- **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. That
+  took the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
+  (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex from
+  10.8 to 7.1 million.
 - **A chunk in full duplex** takes 6 µs in our code when chunks follow each other closely. A bare
   `asyncio.Protocol` on uvloop that only sends back what it read takes 5 µs then, and 20 to 22 µs when chunks
   come a millisecond apart, as in the run: waking up and cold caches are most of what a chunk costs.
 - **At 400 KB** a body is weighed (17 µs), turned from JSON to the canonical prompt by one pass in C (100) and
-  hashed (100), and copied three times on the way (10 to 25 each): each measured alone. The floor does none of it
-  but the copies. A body with tools, parts or names is read by the ordinary decoder, which takes 0.2 ms more.
+  hashed (100), and copied three times on the way (10 to 25 each): each measured alone. The floor does none of
+  it but the copies. A body with tools, parts or names is read by the ordinary decoder, which takes 0.2 ms
+  more.
 - **10 million streams** through the transport with constant answers (`python -m bench.bench_streams
-  --thousands 10000 --bare`), a tenth of them aborted: 38 to 41 µs of CPU each, C heap 10.13 MiB and resident
-  memory 47.8 MiB at the first million and at the last.
+  --thousands 10000 --bare`), a tenth of them aborted: 44 to 47 µs of CPU each beside other work, C heap
+  10.32 MiB and resident memory 48.9 MiB at the first million and at the last.
 - **At 40 KB** the floor costs hardly more than at 1 KB, while ours reads, hashes and records the prompt.
-- **With 100 endpoints** every pick looks at each of them and puts all in order: under 2 µs each when replayed alone.
-- **Load.** The first line names the load of the machine when the run began: where it is far above the number of CPUs, other
-  programs ran beside, TTFT says little, and ratios differ from run to run by a fifth and more.
+- **With 100 endpoints** every pick looks at each of them and puts all in order: under 2 µs each when replayed
+  alone.
+- **Load.** The first line names the load of the machine when the run began: where it is far above the number
+  of CPUs, other programs ran beside, TTFT says little, and ratios differ from run to run by a fifth and more.
 """
 
 
 def page(*, machine: str, tables: str) -> str:
-    return _BEFORE.format(machine=machine) + tables + _AFTER
+    text = _BEFORE.format(machine=machine) + tables + _AFTER
+    return "\n".join(_wrapped(line) for line in text.split("\n"))
+
+
+def _wrapped(line: str) -> str:
+    """A target of many words takes two lines; a row of a table never does."""
+    if len(line) <= _COLUMNS or line.startswith("|"):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(
+        line, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -67,8 +67,9 @@ def meets(secret: dict[str, str], host: str) -> None:
 
 
 async def emptied(plane: ControlPlane, namespace: str) -> None:
-    """Nothing of a release is left. The garbage collector stands still while kinds come and go, as they do with
-    other tests of this control plane; what it left is shown."""
+    """Nothing of a release is left. The garbage collector stands still while kinds come and go, as with other
+    tests of this control plane; what it left is shown.
+    """
     with contextlib.suppress(AssertionError):
         await wait_until(
             lambda: listed(plane, namespace) == OF_THE_CLUSTER, what="nothing is left", timeout_s=200
