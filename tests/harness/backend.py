@@ -139,7 +139,9 @@ class Backend:
             assert runner.server
             for site in list(runner.sites):
                 await site.stop()
-            await asyncio.sleep(0.01)  # A connection that is being accepted is one of the server's after this.
+            await asyncio.sleep(
+                0.01
+            )  # A connection that is being accepted is one of the server's after this.
             for connection in list(runner.server.connections):
                 if connection.transport:
                     connection.transport.abort()
