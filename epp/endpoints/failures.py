@@ -36,8 +36,10 @@ _TRIAL_STEP: Final = 0.4
 """How far a good answer moves the share of a server that is left out: two bring it back under a half."""
 _HALF_LIFE_S: Final = 5.0
 """Of the share of a server that is not left out."""
-_NOTHING: Final = 0.02
-"""A smaller share is forgotten."""
+_NOTHING: Final = 0.06
+"""A smaller share is forgotten: 9 s after a single failure. On an idle fleet servers differ by less than even
+a small share costs, so a server that is well again would wait for its next request until then.
+"""
 _ABOVE_MEAN: Final = 0.2
 """A server that is left out fails by so much more than the average of the candidates."""
 _TRIAL_PICKS: Final = 64
