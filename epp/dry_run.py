@@ -41,16 +41,16 @@ class DryRun:
         self.flow: Counter[str] = Counter()
         """Requests by what its flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0
-        """Seconds to the first token that its picks would have added, all together; negative:
-        it would have saved them."""
+        """Seconds to the first token that its picks would have added, all together;
+        negative: it would have saved them."""
 
     def follow(self, rng: random.Random) -> None:
         """Draw the numbers that `rng` is about to draw. Before the policy in force ranks."""
         self._rng.setstate(rng.getstate())
 
     def choose(self, request: Request, snapshot: Snapshot, *, place: int) -> WouldPick:
-        """What it would pick of the candidates, where the policy in force picks the one at `place`. snapshot:
-        by this policy's spec.
+        """What it would pick of the candidates, where the policy in force picks the one at `place`.
+        snapshot: by this policy's spec.
         """
         self.picks += 1
         metadata, spec = self.policy.metadata, self.policy.spec

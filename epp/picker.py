@@ -159,8 +159,8 @@ class Picker:
     def set_endpoints(
         self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
     ) -> None:
-        """Follow the source's list of endpoints. pools:
-        the InferencePools that exist, with or without endpoints.
+        """Follow the source's list of endpoints.
+        pools: the InferencePools that exist, with or without endpoints.
         """
         before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
         change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now, pools=pools)

@@ -107,8 +107,8 @@ class Prefilling:
         return Held(state, state.process, booking, recorded, self._caches.table)
 
     def release(self, held: Held, *, computed: bool, now: float) -> bool:
-        """The answer began, or will not. computed:
-        the prefill endpoint did its part, as far as anybody knows.
+        """The answer began, or will not.
+        computed: the prefill endpoint did its part, as far as anybody knows.
 
         False: it was over before.
         """

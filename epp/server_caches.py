@@ -245,8 +245,8 @@ class ServerCaches:
         """Tokens of the prompt that each server would take from its cache, by slot:
         whole blocks, never all of them.
 
-        A server computes at least the last token, to have something to sample from. block_tokens:
-        by slot, with one more at the end for servers that have none.
+        A server computes at least the last token, to have something to sample from.
+        block_tokens: by slot, with one more at the end for servers that have none.
         """
         cached = np.zeros(len(block_tokens))
         if not prompt.chain:
@@ -309,8 +309,8 @@ class ServerCaches:
     def next_turn_chain(
         self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
     ) -> list[ChunkHash]:
-        """Of what the next turn will start with; empty where that cannot be foreseen. chain, remainder:
-        this turn's.
+        """Of what the next turn will start with; empty where that cannot be foreseen.
+        chain, remainder: this turn's.
         """
         grown = next_turn_prompt(remainder, answer_text)
         if grown is None:

@@ -67,8 +67,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(name: DialectName, *, own_envoy: bool) -> Dialect:
-    """The profile of a name. own_envoy:
-    the picker writes the endpoints file of an Envoy, which `auto` takes for our own.
+    """The profile of a name.
+    own_envoy: the picker writes the endpoints file of an Envoy, which `auto` takes for our own.
     """
     if name == "auto":
         return DIALECTS["envoy"] if own_envoy else UNKNOWN

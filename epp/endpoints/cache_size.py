@@ -100,8 +100,8 @@ class CacheSize:
         span: float,
         now: float,
     ) -> None:
-        """A scrape of one server. bounded: its mirror is full, so that a larger one would hold more; span:
-        of the factor.
+        """A scrape of one server. bounded: its mirror is full, so that a larger one would hold more;
+        span: of the factor.
         """
         if window.opened_at is None or hits < window.hits_before:
             _open(window, hits, now)

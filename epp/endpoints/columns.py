@@ -144,8 +144,8 @@ class Columns:
         stale_after_s: float,
         now: float,
     ) -> Snapshot:
-        """Of some slots; nothing changes in it later. adapter_slots:
-        adapters that a server can hold where it does not say.
+        """Of some slots; nothing changes in it later.
+        adapter_slots: adapters that a server can hold where it does not say.
         """
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):

@@ -95,8 +95,8 @@ class Fleet:
         now: float,
         pools: AbstractSet[str] = frozenset(),
     ) -> FleetChange:
-        """Follow the source's new list; states of endpoints that stay are kept. pools:
-        those that exist, with or without endpoints.
+        """Follow the source's new list; states of endpoints that stay are kept.
+        pools: those that exist, with or without endpoints.
         """
         wanted = {e.name: e for e in endpoints}
         removed = tuple(name for name in self._states if name not in wanted)

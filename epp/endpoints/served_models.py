@@ -133,8 +133,8 @@ class Serving:
         everyone: range,
         unasked: AbstractSet[int] = frozenset(),
     ) -> None:
-        """everyone: all slots; returned as that very object where everyone serves a model. unasked:
-        slots of new servers.
+        """everyone: all slots; returned as that very object where everyone serves a model.
+        unasked: slots of new servers.
         """
         self._everyone = everyone
         self._pools = [endpoint.pool for endpoint in endpoints]
@@ -182,8 +182,8 @@ class Serving:
     def slots(
         self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
     ) -> Sequence[int]:
-        """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter; bases:
-        base models by slot.
+        """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter;
+        bases: base models by slot.
 
         An adapter that nobody declares but a server was seen to hold can be on any server of the same pool
         and base model: having seen it once must not tie it to that server for good. UnknownModelError: no

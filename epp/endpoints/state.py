@@ -78,8 +78,8 @@ class EndpointState:
 
     @property
     def model(self) -> str:
-        """The base model: as the source declares it, else as the server itself lists it; empty:
-        neither says.
+        """The base model: as the source declares it, else as the server itself lists it;
+        empty: neither says.
         """
         return self.endpoint.model or (self.listed.base if self.listed is not None else "")
 

@@ -156,8 +156,8 @@ class Asking:
     ) -> Pick | Sequence[Action]:
         """A pick at once; or the request waits, and what the data plane is told of that. PickError: refused.
 
-        instead: what is taken for the body's content without reading it. decided:
-        called with the fate of a request that waited.
+        instead: what is taken for the body's content without reading it.
+        decided: called with the fate of a request that waited.
         """
         request = self._request(body, instead=instead, partial=partial, modes=modes)
         gate, settings = self._gate, self._settings

@@ -81,11 +81,11 @@ class Streams:
     ) -> Conversation:
         """A stream began.
 
-        trace: the `traceparent` of the call itself, which a data plane sends that traces. unread:
-        the picker has too much to do to read it.
+        trace: the `traceparent` of the call itself, which a data plane sends that traces.
+        unread: the picker has too much to do to read it.
 
-        let_go: called when a drain ended it, so that the transport ends it with OK. deliver:
-        called with answers that come later than the message they belong to.
+        let_go: called when a drain ended it, so that the transport ends it with OK.
+        deliver: called with answers that come later than the message they belong to.
         """
         traced = bounded_trace(trace) if self.settings.traced else ""
         conversation = Conversation(self, let_go, deliver, trace=traced, unread=unread)

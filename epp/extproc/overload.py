@@ -45,8 +45,8 @@ class Overload:
         return self._share if now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
-        """Whether a new request goes by load, unread. waited_s:
-        how long its first message has waited for this process.
+        """Whether a new request goes by load, unread.
+        waited_s: how long its first message has waited for this process.
         """
         skipped = self._is_late(now=now) if waited_s > TARGET_S else False
         if skipped:

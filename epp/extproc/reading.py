@@ -50,8 +50,8 @@ _MAX_REQUEST_ID_CHARS: Final = 256
 
 
 def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
-    """The request headers that are read at all; a transport may leave out the others. read:
-    see `Gate.read`.
+    """The request headers that are read at all; a transport may leave out the others.
+    read: see `Gate.read`.
     """
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
     flow = _claimed(spec, read)

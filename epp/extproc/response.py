@@ -142,8 +142,8 @@ class ResponseHalf:
     ) -> tuple[Answer, ...]:
         """Response headers: tell the picker who served, and answer.
 
-        debug: the client asked how its server was chosen. hold:
-        the stream stays to the end, so its answer may be sampled.
+        debug: the client asked how its server was chosen.
+        hold: the stream stays to the end, so its answer may be sampled.
         """
         if self.phase is not ResponsePhase.AWAITED:
             raise StreamProtocolError("second_response_headers")

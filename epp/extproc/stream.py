@@ -328,8 +328,8 @@ class HttpStream:
         partial: bool = False,
         now: float,
     ) -> Sequence[Action]:
-        """Pick, and say it in the answer to `slot`; or refuse. instead:
-        what is taken for the body's content without reading it.
+        """Pick, and say it in the answer to `slot`; or refuse.
+        instead: what is taken for the body's content without reading it.
         """
         if self._response.phase is not ResponsePhase.AWAITED:
             # The client has its answer already (the data plane's own, perhaps):

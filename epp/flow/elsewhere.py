@@ -46,8 +46,8 @@ class Telling:
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
-        """What they have not been told. charges: tokens let go since the last call; anew:
-        they know nothing.
+        """What they have not been told. charges: tokens let go since the last call;
+        anew: they know nothing.
         """
         told = {} if anew else self._told
         now = self._told = {key: load.as_tuple() for key, load in waiting.items()}

@@ -41,8 +41,8 @@ class Lateness:
     def read(self, *, before: float, resumed: int, now: float) -> float:
         """Bytes of a connection were read. The moment after which they came.
 
-        before: when the connection was read last; resumed:
-        `looks` when the edge began to read it again after a pause.
+        before: when the connection was read last;
+        resumed: `looks` when the edge began to read it again after a pause.
         """
         cpu = self._cpu_clock()
         self._turn_began, self._cpu_at_turn = now, cpu

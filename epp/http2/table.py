@@ -75,8 +75,8 @@ class StreamTable:
         self.stream_error(number, verdict.code, reason)
 
     def widen(self, stream: Stream, more: int, *, whole: bool) -> None:
-        """The peer's window of a stream changes. whole:
-        by its settings, so that a mistake is the connection's end.
+        """The peer's window of a stream changes.
+        whole: by its settings, so that a mistake is the connection's end.
         """
         stream.peer_window += more
         if stream.peer_window > frames.MAX_WINDOW:

@@ -167,8 +167,8 @@ class PolicySet:
         return self._strangers.values()
 
     def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
-        """Judge all of them. What routes from now on is remembered as accepted. existing:
-        the pools that there are.
+        """Judge all of them. What routes from now on is remembered as accepted.
+        existing: the pools that there are.
         """
         self.changed = False
         claims = sorted(self._claims.values(), key=lambda claim: (claim.target not in existing, *claim.order))

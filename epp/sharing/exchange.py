@@ -52,8 +52,8 @@ class Exchange:
         return self._picker.secret.told()
 
     def agree(self, told: bytes) -> bool:
-        """Take the pool's hash secret, if that can be; the table starts anew if it is another. told:
-        what the pool has.
+        """Take the pool's hash secret, if that can be; the table starts anew if it is another.
+        told: what the pool has.
         """
         agreed = self._picker.secret.agreed(told)
         if agreed is not None and agreed != self._picker.secret:

@@ -33,8 +33,8 @@ class Sender(Generic[T]):
     def __init__(
         self, send: Callable[[Sequence[T]], bool], close: Callable[[], None], *, bounds: Bounds
     ) -> None:
-        """send: deliver one batch, and say whether it arrived; it may block. close:
-        end what `send` is waiting for.
+        """send: deliver one batch, and say whether it arrived; it may block.
+        close: end what `send` is waiting for.
         """
         self._send = send
         self._close = close

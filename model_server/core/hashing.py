@@ -50,8 +50,8 @@ class PrefixScope:
     adapter_path: str = ""
     cache_salt: str = ""
     approximation: str = ""
-    """How its KV differs from what the model computes from the tokens alone (`sel:0.25`); empty:
-    not at all."""
+    """How its KV differs from what the model computes from the tokens alone (`sel:0.25`);
+    empty: not at all."""
 
     def packed(self) -> bytes:
         """Empty for the plain scope.

@@ -122,8 +122,8 @@ class Gateway:
         await wait_until(so, what=f"priority {priority}")
 
     async def first_of(self, *, named_first: bool) -> str:
-        """Of two requests that wait, one of which names `people`, the one that goes first. named_first:
-        it comes first."""
+        """Of two requests that wait, one of which names `people`, the one that goes first.
+        named_first: it comes first."""
         servers = self.site.servers
         async with AsyncExitStack() as stack:
             servers.running, before = 1, servers.looks

@@ -70,8 +70,8 @@ class AdminPages(OfBytes):
         assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
 
     async def _exchange(self, data: bytes, *, end: bool) -> bytes:
-        """What comes back until the server closes. end:
-        say that no more comes, since the request may be half of one."""
+        """What comes back until the server closes.
+        end: say that no more comes, since the request may be half of one."""
         reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
         answer = b""
         try:

@@ -63,8 +63,8 @@ def _version() -> str:
 
 
 def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, window: str) -> dict[str, Any]:
-    """A PrometheusRule's groups with every range `window` long, and each `for:` one second. other:
-    texts to be replaced in expressions."""
+    """A PrometheusRule's groups with every range `window` long, and each `for:` one second.
+    other: texts to be replaced in expressions."""
 
     def expression(text: str) -> str:
         for old, new in other.items():
@@ -88,8 +88,8 @@ def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, w
 def scrape_of(
     monitor: Mapping[str, Any], targets: Mapping[str, Mapping[str, str]], *, namespace: str, service: str
 ) -> list[dict[str, Any]]:
-    """A ServiceMonitor as the operator writes it for Prometheus. targets:
-    by port name, pods and the addresses of that port."""
+    """A ServiceMonitor as the operator writes it for Prometheus.
+    targets: by port name, pods and the addresses of that port."""
     return [
         {
             "job_name": f"{service}/{endpoint['port']}",

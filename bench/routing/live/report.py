@@ -42,8 +42,8 @@ def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Ro
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation: pairs in the same order less pairs in the opposite one, as a share of all. nan:
-    no pair."""
+    """Rank correlation: pairs in the same order less pairs in the opposite one, as a share of all.
+    nan: no pair."""
     signs = [_sign(one[a] - one[b]) * _sign(other[a] - other[b]) for a, b in combinations(range(len(one)), 2)]
     return sum(signs) / len(signs) if signs else float("nan")
 

@@ -27,8 +27,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()
     """Folders of this machine that are shown at the same place, read-only."""
     root: str = ""
-    """The root folder of a built image, of which a container sees that and nothing of this machine; empty:
-    this machine's own."""
+    """The root folder of a built image, of which a container sees that and nothing of this machine;
+    empty: this machine's own."""
     variables: Mapping[str, str] = {}
     uid: int = NONROOT
     directory: str = "/"
