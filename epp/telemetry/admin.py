@@ -143,7 +143,7 @@ class AdminServer:
 
     async def _live(self, request: web.Request) -> web.Response:
         if "own" in request.query:
-            return _answer(msgspec.json.encode(self._board.own()))
+            return _answer(msgspec.json.encode(self._board.part()))
         answer = _answer(await self._board.packed())
         answer.headers["Content-Encoding"] = "gzip"
         return answer

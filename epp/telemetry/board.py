@@ -2,8 +2,8 @@
 
 Columns instead of objects, since there may be a thousand endpoints; a short history of each for its spark
 line. Several pickers show one page: the picker that is asked adds what its siblings answer. Everything is
-bounded: rows by the fleet, decisions by number, siblings by number, size and time. Called by `admin`; `run`
-is kept by `app`.
+bounded: rows by the fleet, decisions by number, siblings by number, size, time, and by how long their part
+takes to read. Called by `admin`; `run` is kept by `app`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import aiohttp
 import msgspec
 
 from epp.decision import Decision
+from epp.request.cost import weigh
 from epp.telemetry.decisions import DecisionRing, Record, printable
 from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
 from epp.types import Address
@@ -37,8 +38,15 @@ _NAME_CHARS: Final = 80
 _WINDOW_S: Final = 300.0
 _PEER_WITHIN_S: Final = 1.0
 _MOST_PEERS: Final = 64
-_PEER_BYTES: Final = 4 * 2**20
+_PEER_BYTES: Final = 2**18
+_PEERS_BYTES: Final = 4 * 2**20
+"""Of the parts of all other pickers together."""
+_PEER_UNITS: Final = 8_000
+"""Of the strings, lists, objects and commas in another picker's part: a number between two commas may take
+2 us to read."""
 _ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(float_hook=float)
+"""Some numbers take the usual decoder 25 us."""
 
 _Counters = tuple[float, float, float, float]
 """Backlog in seconds; tokens looked up, found and foretold so far."""
@@ -93,6 +101,10 @@ class Board:
             self._own = (now, self._made())
         return self._own[1]
 
+    def part(self) -> dict[str, Any]:
+        """What another picker adds to its own page: all but the servers, which it sees for itself."""
+        return self.own() | {"endpoints": [], "prefixes": []}
+
     async def packed(self) -> bytes:
         """All pickers' parts, gzipped. Made once for all who look at about the same time."""
         self._packing = self._packing or asyncio.Lock()
@@ -101,7 +113,8 @@ class Board:
             if self._packed is None or self._clock() - self._packed[0] >= own["refresh_s"] * 0.9:
                 others = await _answers_of(self._siblings, but=self._id)
                 whole = merged(own, others) if others else own
-                self._packed = (self._clock(), gzip.compress(_ENCODER.encode(whole), 1, mtime=0))
+                packed = await asyncio.to_thread(gzip.compress, _ENCODER.encode(whole), 1, mtime=0)
+                self._packed = (self._clock(), packed)
         return self._packed[1]
 
     def _made(self) -> dict[str, Any]:
@@ -214,8 +227,13 @@ async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]
     timeout = aiohttp.ClientTimeout(total=_PEER_WITHIN_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         found = await asyncio.gather(*(_answer_of(session, address) for address in addresses))
-    by_id = {answer["picker"]: answer for answer in found if answer is not None}
-    return [answer for picker, answer in by_id.items() if picker != but]
+    by_id: dict[str, dict[str, Any]] = {}
+    room = _PEERS_BYTES
+    for size, part in found:
+        room -= size
+        if part is not None and room >= 0 and part["picker"] != but:
+            by_id[part["picker"]] = part
+    return list(by_id.values())
 
 
 async def _addresses_of(names: Sequence[str]) -> list[str]:
@@ -233,19 +251,20 @@ async def _addresses_of(names: Sequence[str]) -> list[str]:
     return list(found)[:_MOST_PEERS]
 
 
-async def _answer_of(session: aiohttp.ClientSession, address: str) -> dict[str, Any] | None:
+async def _answer_of(session: aiohttp.ClientSession, address: str) -> tuple[int, dict[str, Any] | None]:
+    """The size of its part, and the part."""
+    body = bytearray()
     try:
         async with session.get(f"http://{address}/live?own=1", allow_redirects=False) as answer:
             if answer.status != 200:
-                return None
-            body = b""
+                return 0, None
             async for piece in answer.content.iter_any():
                 body += piece
                 if len(body) > _PEER_BYTES:
-                    return None
-            return part_of(body)
+                    return 0, None
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return None
+        return 0, None
+    return len(body), part_of(bytes(body))
 
 
 class _Asked(TypedDict):
@@ -286,13 +305,14 @@ def part_of(page: bytes) -> dict[str, Any] | None:
     """Another picker's own part; None: it cannot be added to this one's.
     It may be of another version, or no picker at all.
     """
+    if weigh(page).units > _PEER_UNITS:
+        return None
     try:
-        if msgspec.json.decode(page, type=_Part)["columns"] != COLUMNS:
-            return None
-        found: dict[str, Any] = msgspec.json.decode(page)
+        found: dict[str, Any] = _DECODER.decode(page)
+        known = msgspec.convert(found, _Part)["columns"] == COLUMNS
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return found
+    return found if known else None
 
 
 def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:

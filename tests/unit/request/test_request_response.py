@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from epp.request.response import MAX_EVENT_BYTES, ResponseFeedback, ResponseReader
+from epp.request.sse import MOST_LINES, EventSplitter
 from epp.types import ApiKind
 
 SSE = "text/event-stream; charset=utf-8"
@@ -339,3 +340,19 @@ def test_what_no_count_can_be_is_not_said(number: str) -> None:
         reader(ApiKind.CHAT, content_type="application/json"),
     )
     assert told == ResponseFeedback(complete=True)
+
+
+def test_an_event_of_too_many_empty_lines_is_passed_over() -> None:
+    splitter = EventSplitter(max_event_bytes=1_000)
+    assert splitter.feed(b"data:\n" * 1_001 + b"\ndata: a\n\n") == [b"a"]
+    splitter.check_integrity()
+    assert splitter.feed(b"data:\n" * 1_000 + b"\n") == [b"\n" * 999]
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+def test_an_answer_is_read_up_to_so_many_lines_in_whatever_pieces_they_come(size: int) -> None:
+    said = delta(content="a") + b"x\n" * (MOST_LINES - 4) + delta(content="b") + delta(content="c") + DONE
+    pieces = [said[at : at + size] for at in range(0, len(said), size)]
+    found = read(pieces, reader())
+    assert found.text == "ab"
+    assert not found.complete
