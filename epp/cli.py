@@ -1,4 +1,6 @@
-"""The `epp` command: serve, check a configuration, write Envoy's, print the reference pages."""
+"""The `epp` command: it serves, checks a configuration, writes Envoy's bootstrap, and prints reference
+pages.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,21 @@ from epp.telemetry.logs import setup_logging
 from epp.workers import Supervisor
 
 _DESCRIPTION = """\
-Endpoint picker for Envoy: routes LLM requests to the model server that can answer soonest,
-counting what each server's prefix cache already holds, its LoRA adapters and its undone work.
+Endpoint picker for Envoy. It routes each LLM request to the model server that can answer soonest.
+It counts what each server's prefix cache holds, which LoRA adapters it has loaded, and how many
+prompt tokens it still has to compute.
 """
-_EXPLAIN = "Ask a running picker why prompt tokens were not in the cache of the server that got them, and what to change."
+_EXPLAIN = (
+    "Ask a running picker why prompt tokens were not in the cache of the server that they were sent to. "
+    "Print the causes and what to change."
+)
 _RECORD = (
-    "Write down the requests that a running picker routes, for `epp replay`: sizes, times, hashes; no text."
+    "Record the requests that a running picker routes, for `epp replay`. A recording holds sizes, times and "
+    "hashes, but no text."
 )
 _REPLAY = (
-    "Run recorded requests through the picker's rules on simulated servers, by several policies, and compare."
+    "Run recorded requests through the picker on simulated servers, once for each policy, and compare the "
+    "policies."
 )
 _EXAMPLES = """\
 a minimal configuration:
@@ -58,44 +66,65 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument(
-            "--config", type=Path, required=True, metavar="FILE", help="the configuration, YAML"
+            "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
         )
         return command
 
-    serve = add("serve", "Run the picker until SIGTERM, then drain.")
+    serve = add("serve", "Run the picker. On SIGTERM it lets the requests in flight end, then stops.")
     serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
     serve.add_argument("--hub", type=Path, default=None, metavar="PATH", help=argparse.SUPPRESS)
     add(
-        "check", "Check configuration, policy, endpoints, certificates and folders, and print what would run."
+        "check",
+        "Check the configuration, policy, endpoints, certificates and folders, then print the "
+        "configuration with all defaults filled in.",
     )
     envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
-    envoy.add_argument("--format", choices=("yaml", "json"), default="yaml")
+    envoy.add_argument("--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
     envoy.add_argument(
-        "--output", type=Path, metavar="FILE", help="write it there, whole or not at all, instead of printing"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the bootstrap to this file instead of printing "
+        "it; the file is replaced as a whole or not at all",
     )
     explain = commands.add_parser("explain", help=_EXPLAIN, description=_EXPLAIN)
     _add_admin(explain)
     explain.add_argument(
-        "--window", type=int, default=600, metavar="SECONDS", help="how far back, 900 at most (default 600)"
+        "--window",
+        type=int,
+        default=600,
+        metavar="SECONDS",
+        help="count the requests of the last SECONDS seconds, 900 at most (default 600)",
     )
     explain.add_argument("--json", action="store_true", help="print JSON")
     record = commands.add_parser("record", help=_RECORD, description=_RECORD)
     _add_admin(record)
     record.add_argument(
-        "file", type=Path, metavar="FILE", help="where to write; the file before it is kept as FILE.1"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="file to write; a FILE that exists already, or is full, is renamed to FILE.1",
     )
     record.add_argument(
-        "--for", dest="seconds", type=float, metavar="SECONDS", help="how long (default: until Ctrl-C)"
+        "--for",
+        dest="seconds",
+        type=float,
+        metavar="SECONDS",
+        help="stop after SECONDS seconds (default: record until Ctrl-C)",
     )
     record.add_argument(
         "--max-bytes",
         type=int,
         default=2**28,
         metavar="N",
-        help="of FILE and FILE.1 together (default %(default)s); older requests are lost beyond that",
+        help="largest size of FILE and FILE.1 together (default %(default)s); beyond this the oldest "
+        "requests are lost",
     )
     _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
-    pages = commands.add_parser("reference", help="Print a reference page, or a file of the chart.")
+    pages = commands.add_parser(
+        "reference",
+        help="Print a generated reference page (config, metrics, policy) or a generated file of the chart (crd, rbac).",
+    )
     pages.add_argument("page", choices=sorted(reference.PAGES))
     return parser
 
@@ -105,7 +134,7 @@ def _add_admin(command: argparse.ArgumentParser) -> None:
         "--admin",
         default="http://127.0.0.1:9090",
         metavar="URL",
-        help="of the picker (default http://127.0.0.1:9090)",
+        help="admin address of the picker (default http://127.0.0.1:9090)",
     )
 
 
@@ -115,7 +144,7 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RECORDING",
-        help="file that the picker wrote, or a Mooncake trace",
+        help="recording that a picker or `epp record` wrote, or a trace in Mooncake's format",
     )
     command.add_argument(
         "--policy",
@@ -123,36 +152,42 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help="policies to try beside the recorded one",
+        help="policy files to compare with the recorded policy",
     )
     command.add_argument(
         "--rule",
         nargs="+",
         choices=get_args(RuleName),
         default=[],
-        help="rules to try with the recorded policy's other settings",
+        help="rules to compare; everything else is as in the recorded policy",
     )
     command.add_argument(
-        "--load", type=_positive, default=1.0, metavar="X", help="scale the rate of requests (default 1)"
+        "--load",
+        type=_positive,
+        default=1.0,
+        metavar="X",
+        help="multiply the rate of requests by X (default 1)",
     )
     command.add_argument(
-        "--servers", type=int, default=0, metavar="N", help="so many servers instead of the recorded ones"
+        "--servers", type=int, default=0, metavar="N", help="simulate N servers instead of the recorded ones"
     )
-    command.add_argument("--limit", type=int, default=0, metavar="N", help="only the first so many requests")
-    command.add_argument("--seed", type=int, default=1, help="of the picker's choices by chance (default 1)")
-    command.add_argument("--picture", type=Path, metavar="FILE", help="write the table as a picture, SVG")
+    command.add_argument("--limit", type=int, default=0, metavar="N", help="use only the first N requests")
+    command.add_argument(
+        "--seed", type=int, default=1, help="seed of the picker's random choices (default 1)"
+    )
+    command.add_argument("--picture", type=Path, metavar="FILE", help="write the table as a picture (SVG)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
 
 
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < 1000:
-        raise argparse.ArgumentTypeError("a number above 0 and below 1000")
+        raise argparse.ArgumentTypeError("must be a number above 0 and below 1000")
     return value
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; the exit status is 2 for a configuration that cannot be used."""
+    """Entry point. The exit status is 2 if the configuration cannot be used."""
     args = _parser().parse_args(argv)
     try:
         if args.command == "reference":
@@ -199,7 +234,7 @@ def _replay(args: argparse.Namespace) -> int:
         from epp.replay.command import Options, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "replay: this installation has no simulator; run it where the whole project is installed"
+            "replay: this installation has no simulator; run `epp replay` where the whole project is installed"
         ) from error
     replay(
         Options(
@@ -229,7 +264,7 @@ def _hand_out(text: str, file: Path | None) -> int:
 
 
 def _check(config: Config) -> int:
-    """Print the configuration as it would run, defaults filled in."""
+    """Print the configuration as it would run, with all defaults filled in."""
     from epp.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
 
     inputs = load_inputs(config)
@@ -240,7 +275,7 @@ def _check(config: Config) -> int:
     for remark in remarks:
         print(f"epp: {remark}", file=sys.stderr)
     if not inputs.endpoints and config.kubernetes is None:
-        print("epp: no endpoints: every request would get 503", file=sys.stderr)
+        print("epp: there are no endpoints: every request would get 503", file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Errors that reach a client: one type, each carrying its HTTP status and a short label for metrics.
+"""Errors that a client sees. Each has an HTTP status and a short label for metrics.
 
-Raised wherever the fault is found, mapped to an answer once, in `extproc`.
+A module raises the error where it finds the fault. Only `extproc` turns errors into answers.
 """
 
 from __future__ import annotations
@@ -8,24 +8,25 @@ from __future__ import annotations
 from typing import Final
 
 DETAILS: Final = "picker_"
-"""What the data plane writes into its access log of an error that the picker answered:
-this, and `PickError.reason`."""
+"""Prefix of the response details that the data plane writes into its access log when the picker answered with
+an error. `PickError.reason` follows the prefix.
+"""
 _MOST_NAME_CHARS: Final = 200
-"""Of a name that a client sent, in the answer to it."""
+"""How many characters of a name that a client sent are repeated in the answer."""
 
 
 class PickError(Exception):
-    """A request that gets no endpoint. The message is shown to the client, so it says what to do next."""
+    """The request gets no endpoint. The client sees the message, so the message says what to do next."""
 
     status = 500
     reason = "internal"
-    """Label of the metric; short, from a fixed set."""
+    """Label of the metric. It is short and comes from a fixed set."""
     error_type = "internal_server_error"
     """`error.type` in the OpenAI-shaped body."""
 
 
 class BadRequestError(PickError):
-    """The body is not what its API asks for."""
+    """The body does not fit its API."""
 
     status = 400
     error_type = "invalid_request_error"
@@ -36,7 +37,7 @@ class BadRequestError(PickError):
 
 
 class BlockedPathError(PickError):
-    """A page of the model servers for their operators."""
+    """The path is one that the model servers have for their operators only."""
 
     status = 404
     reason = "path_not_served"
@@ -50,7 +51,7 @@ class BodyTooLargeError(PickError):
 
 
 class NoEndpointError(PickError):
-    """No ready endpoint, or none in the subset that the data plane allows."""
+    """No endpoint is ready, or none in the subset that the data plane allows."""
 
     status = 503
     error_type = "service_unavailable"
@@ -61,7 +62,7 @@ class NoEndpointError(PickError):
 
 
 class UnknownModelError(PickError):
-    """No server has the model, and every server has said what it has."""
+    """No server has the model. The list of models of every server is known."""
 
     status = 404
     reason = "model_not_found"
@@ -74,7 +75,7 @@ class UnknownModelError(PickError):
 
 
 class SaturatedError(PickError):
-    """Every endpoint is over its limit and the policy says to refuse."""
+    """Every endpoint is over its limit, and the policy says to refuse."""
 
     status = 429
     reason = "saturated"
@@ -86,9 +87,7 @@ class SaturatedError(PickError):
 
 
 class NoRoomError(SaturatedError):
-    """The bodies that wait for the rest of them are over their bound,
-    and the policy says to refuse at overload.
-    """
+    """Unfinished bodies together are over their bound, and the policy says to refuse at overload."""
 
     reason = "no_room"
 
@@ -98,22 +97,20 @@ class NoRoomError(SaturatedError):
 
 
 class FlowRefusedError(SaturatedError):
-    """Flow control will not let it go: its deadline cannot be met, it has waited too long,
-    or too many wait.
+    """Flow control refuses the request: its deadline cannot be met, it has waited too long, or too many
+    requests wait.
     """
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
-        """waited_s: how long it was held before."""
+        """waited_s: how long flow control has held the request."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
         self.waited_s = waited_s
 
 
 class ConfigError(Exception):
-    """A configuration, policy or endpoints file that cannot be used;
-    the message names the file and the field.
-    """
+    """A configuration, policy or endpoints file cannot be used. The message names the file and the field."""
 
 
 class RecordingTakenError(Exception):
-    """Somebody else reads the picker's requests for a recording; they are handed out once."""
+    """Another reader already records this picker. The picker hands out each request once."""

@@ -1,5 +1,5 @@
-"""Where this process has its hash secret from:
-a file, the pool's signing key, the process that started it, or chance. Called by `app`.
+"""Finds the hash secret of this process. It comes from a file, from the pool's signing key, from the process
+that started this one, or from a random generator. Called by `app`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from epp.errors import ConfigError
 from epp.prefix_index.secret import KEY_BYTES, HashSecret, derived
 
 BESIDE_HUB: Final = "hash-secret"
-"""File beside the workers' socket: what the process that started them made for all of them."""
+"""Name of the file beside the workers' socket. The process that starts the workers writes one secret there
+for all of them.
+"""
 _SHORTEST_BYTES: Final = 16
 
 
@@ -30,7 +32,7 @@ def hash_secret(config: Config, *, hub: Path | None) -> HashSecret:
 
 
 def write_beside(hub: Path) -> None:
-    """Make one for all workers that meet there; nobody else may enter the folder."""
+    """Make one secret for all workers that meet at this socket. Nobody else may enter the folder."""
     hub.with_name(BESIDE_HUB).write_bytes(secrets.token_bytes(KEY_BYTES))
 
 
@@ -41,6 +43,7 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"hashSecretFile: {path}: {error.strerror}") from error
     if len(secret) < _SHORTEST_BYTES:
         raise ConfigError(
-            f"hashSecretFile: {path}: holds {len(secret)} bytes; a secret that nobody guesses has {_SHORTEST_BYTES} or more"
+            f"hashSecretFile: {path}: holds {len(secret)} bytes; a secret that nobody can guess needs "
+            f"{_SHORTEST_BYTES} or more"
         )
     return secret

@@ -23,21 +23,23 @@ _log = logging.getLogger("epp")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the configuration's files said at start."""
+    """What the files of the configuration said at start."""
 
     policy: Policy
     endpoints: Sequence[Endpoint]
     policy_text: bytes | None
-    """What `policy` was read from; None: it is the default, and the file, if there is one, was refused."""
+    """The text that `policy` was read from. None: `policy` is the default, because there is no file or the
+    file was refused.
+    """
     endpoints_text: bytes
 
 
 def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
-    """Read the policy and the endpoints, those of a cluster left out.
-    ConfigError names the file and the field.
+    """Read the policy and the endpoints, but not the endpoints of a cluster. A ConfigError names the file and
+    the field.
 
-    `tolerant`: a policy file that is refused is logged, and the default policy stands in for it:
-    a fault in how requests are routed is no reason to serve none.
+    `tolerant`: a policy file that is refused is logged, and the default policy is used instead. A bad policy
+    is no reason to serve no requests.
     """
     if config.kubernetes is not None:
         require(config.kubernetes)
@@ -56,7 +58,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
     except ConfigError as error:
         if not tolerant:
             raise
-        _log.error("the default policy routes until this file is mended: %s", error)
+        _log.error("the default policy is used until this policy file is corrected: %s", error)
         policy_text = None
     return Inputs(
         policy=policy,
@@ -81,7 +83,8 @@ def file_policy(text: bytes, config: Config) -> Policy:
     policy = load_policy(text, source=config.policy_file)
     if config.kubernetes is not None and policy.spec.mode == "DryRun":
         raise ConfigError(
-            f"{config.policy_file}: spec.mode: beside `kubernetes` this policy is what routes while no object does; "
+            f"{config.policy_file}: spec.mode: beside `kubernetes` this policy routes while no policy object "
+            "does; "
             "set Enforce here, and DryRun in an object"
         )
     return policy

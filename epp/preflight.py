@@ -1,9 +1,9 @@
-"""What a configuration needs of the machine it is checked on:
-certificates that fit, folders that can be written.
+"""Checks the machine for what a configuration needs: certificates that can be used, folders that can be
+written.
 
-Nothing is left behind. Called by `epp check` alone: `epp serve` says the same of its own files by failing,
-and Envoy's certificates may lie where only Envoy sees them, so that their absence is a remark and not an
-error.
+The checks leave nothing behind. Only `epp check` calls this module. `epp serve` needs no such check: it fails
+where a file of its own is missing. Envoy's certificates may lie on another machine, so `epp check` prints a
+remark and no error if they are not found.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from epp.files.certificate import check_tls, files_of, to_do
 from epp.hash_secret import hash_secret
 
 _LONGEST_SOCKET_BYTES: Final = 107
-"""Of a unix socket's path, on Linux."""
+"""The longest path that Linux allows for a unix socket."""
 
 
 def inspect(config: Config) -> list[str]:
-    """Remarks for a person. ConfigError names the field, what is wrong with it, and what to do."""
+    """Remarks for a person. A ConfigError names the field, says what is wrong with it, and what to do."""
     if config.listen.tls is not None:
         check_tls(config.listen.tls, field="listen.tls", unix_now_s=time.time())
     for address in config.listen.addresses(workers=config.workers):
@@ -40,7 +40,7 @@ def inspect(config: Config) -> list[str]:
 
 
 def contradictions(config: Config, policy: Policy) -> list[str]:
-    """Remarks on a policy that asks for what the gateway does not do."""
+    """Remarks on a policy that asks for something that the gateway does not do."""
     return [*_of_destinations(config, policy), *_of_waits(config, policy)]
 
 
@@ -48,15 +48,17 @@ def _of_destinations(config: Config, policy: Policy) -> list[str]:
     most, caller = policy.spec.max_destinations, config.caller
     if caller.reads_list and most == 1:
         return [
-            "maxDestinations is 1: a server that is down is a failed request, though this gateway reads a list"
+            "maxDestinations is 1: a request fails if its server is down, though this gateway could try another"
         ]
     if not caller.reads_list and most not in (1, PolicySpec().max_destinations):
-        return [f"maxDestinations is {most}, but {_named(config)} gets one destination; it counts as 1"]
+        return [
+            f"maxDestinations is {most}, but {_named(config)} reads only one destination, so the picker names one"
+        ]
     return []
 
 
 def _of_waits(config: Config, policy: Policy) -> list[str]:
-    """Where the gateway does not wait as long as the policy lets requests wait."""
+    """Remarks where the gateway waits for a shorter time than the policy lets requests wait."""
     flow, caller, name = policy.spec.flow, config.caller, _named(config)
     if flow.mode == "Direct" or caller.timeouts == "none":
         return []
@@ -82,31 +84,34 @@ def _of_waits(config: Config, policy: Policy) -> list[str]:
 
 
 def _of_dialect(config: Config) -> list[str]:
-    """What the gateway keeps the picker from doing."""
+    """Remarks on settings that have no effect with this gateway."""
     caller, remarks = config.caller, []
     if config.workers > 1 and caller.by_pool and config.dialect != "auto":
         remarks.append(
-            f"workers: an InferencePool names one port, so {config.dialect} calls the first worker alone"
+            f"workers: an InferencePool names one port, so {config.dialect} calls only the first worker"
         )
     if not caller.shows_path and config.blocked_paths:
         remarks.append(
-            f"blockedPaths: {config.dialect} does not tell the path of a request, so nothing is refused here; let its routes name the paths that clients may use"
+            f"blockedPaths: {config.dialect} does not tell the picker the path of a request, so the picker "
+            "refuses no path; list the paths that clients may use in the gateway's routes"
         )
     return remarks
 
 
 def _of_pools(config: Config) -> list[str]:
-    """What keeps the model from choosing among several InferencePools."""
+    """Remarks on settings that keep the model from choosing among several InferencePools."""
     if config.kubernetes is None or len(config.kubernetes.names) < 2:
         return []
     remarks = []
     if not config.models.ask:
         remarks.append(
-            "models.ask: without it only pods with the annotation prefix-gateway.dev/model are known to their models, "
-            "and the others of kubernetes.pools get requests for any model"
+            "models.ask: it is off, so the picker knows the model only of pods with the annotation "
+            "prefix-gateway.dev/model; all other pods of kubernetes.pools get requests for any model"
         )
     if config.models.unknown == "Route":
-        remarks.append("models.unknown: Route sends an unknown model to any of kubernetes.pools")
+        remarks.append(
+            "models.unknown: with Route a request for an unknown model may go to any of kubernetes.pools"
+        )
     if config.caller.by_pool and config.dialect != "auto":
         remarks.append(
             f"kubernetes.pools: {config.dialect} chooses the InferencePool by its route before the picker is asked; "
@@ -120,11 +125,12 @@ def _named(config: Config) -> str:
 
 
 def _of_certificates(config: Config) -> list[str]:
-    """Envoy's own certificates: looked at where they are in sight."""
+    """Check Envoy's own certificates if this machine has them."""
     if (tls := config.envoy.tls) is None:
         return []
     missing = [
-        f"envoy.tls.{name}: {path}: no such file here: Envoy needs it where Envoy runs"
+        f"envoy.tls.{name}: {path}: this machine has no such file; Envoy needs the file on the machine where "
+        "Envoy runs"
         for name, path in files_of(tls)
         if not Path(path).exists()
     ]
@@ -136,24 +142,25 @@ def _of_certificates(config: Config) -> list[str]:
 def _check_socket(path: Path, *, field: str) -> None:
     if len(str(path).encode()) > _LONGEST_SOCKET_BYTES:
         raise ConfigError(
-            f"{field}: {path}: a unix socket's path has {_LONGEST_SOCKET_BYTES} bytes at most; choose a shorter one"
+            f"{field}: {path}: the path of a unix socket has at most {_LONGEST_SOCKET_BYTES} bytes; choose a "
+            "shorter path"
         )
     _check_folder(path.parent, field=field)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"{field}: {path}: is there and is no socket; remove it, or choose another path")
+        raise ConfigError(
+            f"{field}: {path}: this file exists and is not a socket; remove it, or choose another path"
+        )
 
 
 def _check_folder(folder: Path, *, field: str) -> None:
-    """By writing: permissions, read-only mounts and full disks all count."""
+    """Try to write a file there. This finds missing permissions, read-only mounts and full disks."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
-        raise ConfigError(
-            f"{field}: nothing can be written in {folder}: {error.strerror}; {to_do(error)}"
-        ) from error
+        raise ConfigError(f"{field}: cannot write in {folder}: {error.strerror}; {to_do(error)}") from error
 
 
 def _nearest(folder: Path) -> Path:
-    """What exists of it: the picker makes the rest."""
+    """The nearest folder above that exists. The picker makes the missing ones."""
     return next((each for each in (folder, *folder.parents) if each.exists()), folder)

@@ -1,7 +1,6 @@
-"""What each gateway reads and does, as far as the picker has to know it:
-one profile for each name of `dialect`.
+"""What the picker has to know about each gateway: one profile for each name of `dialect`.
 
-Pure. `settings` holds the name; the composition root and `epp check` ask for the profile. docs/protocol.md
+Pure. `settings` holds the name. The composition root and `epp check` ask for the profile. docs/protocol.md
 has the same table for people.
 """
 
@@ -17,13 +16,15 @@ DialectName = Literal["auto", "envoy", "envoy-gateway", "istio", "ai-gateway", "
 Timeouts = Literal["extendable", "fixed", "none", "unknown"]
 """How long a gateway waits for a pick.
 
-`extendable`: the picker asks for more time, up to `envoy.maxMessageTimeoutSeconds`. `fixed`:
-`envoy.messageTimeoutSeconds`, and no more. `none`: as long as it takes, since bodies come in full duplex.
-`unknown`: as for buffered bodies, with a time-out that the picker does not know.
+`extendable`: the picker may ask for more time, up to `envoy.maxMessageTimeoutSeconds`. `fixed`: the gateway
+waits for `envoy.messageTimeoutSeconds` and no longer. `none`: the gateway has no time-out, since bodies come
+in full duplex. `unknown`: the gateway buffers bodies and has a time-out that the picker does not know.
 """
 
 WAIT_SHARE: Final = 0.9
-"""Of the time that a gateway waits for a pick, what a request may spend in the queue of flow control."""
+"""A request may spend this share of the time that its gateway waits for a pick in the queue of flow
+control.
+"""
 
 MOST_DESTINATIONS: Final = 8
 """The most that a policy may ask for."""
@@ -33,8 +34,9 @@ class Dialect(Struct, frozen=True):
     """What one gateway does with the answers of the picker."""
 
     reads_list: bool
-    """A comma list of destinations is an ordered fallback.
-    False: the gateway takes the value for one address, and a list fails."""
+    """The gateway reads a comma-separated list of destinations and tries them in this order. False: the
+    gateway reads the value as one address, and a list fails.
+    """
     fails_closed: bool = False
     """A dead picker cuts every answer whose stream it holds."""
     shows_path: bool = True
@@ -43,7 +45,7 @@ class Dialect(Struct, frozen=True):
     own_config: bool = False
     """The gateway may be the Envoy of `epp envoy-config`."""
     timeouts: Timeouts = "unknown"
-    """What bounds the time that the gateway waits for a pick."""
+    """What limits the time that the gateway waits for a pick."""
     by_pool: bool = True
     """The gateway finds the picker through an InferencePool, which names one port."""
 
@@ -53,7 +55,7 @@ class Dialect(Struct, frozen=True):
 
 
 UNKNOWN: Final = Dialect(reads_list=False)
-"""What is safe with every gateway."""
+"""The profile that is safe with every gateway."""
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "envoy": Dialect(reads_list=True, own_config=True, by_pool=False, timeouts="extendable"),
@@ -67,8 +69,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(name: DialectName, *, own_envoy: bool) -> Dialect:
-    """The profile of a name.
-    own_envoy: the picker writes the endpoints file of an Envoy, which `auto` takes for our own.
+    """The profile of a name. own_envoy: the picker writes an endpoints file for Envoy; `auto` then assumes
+    the Envoy of `epp envoy-config`.
     """
     if name == "auto":
         return DIALECTS["envoy"] if own_envoy else UNKNOWN

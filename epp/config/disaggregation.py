@@ -21,7 +21,8 @@ class Disaggregation(Strict, frozen=True):
         Meta(
             ge=0,
             le=10**9,
-            description="A prompt with fewer uncached tokens on the chosen endpoint is computed there. Above that the smaller cost decides.",
+            description="If fewer tokens of a prompt than this are uncached on the chosen endpoint, this "
+            "endpoint computes the prompt itself. Otherwise the smaller cost decides.",
         ),
     ] = 256
     kv_bytes_per_token: Annotated[
@@ -29,8 +30,9 @@ class Disaggregation(Strict, frozen=True):
         Meta(
             gt=0,
             le=10**9,
-            description="Size of the KV cache of one token, in bytes: 2 x layers x KV heads x head size x bytes of a number. "
-            "The default is that of an 8B model with 32 layers, 8 KV heads of 128, and 16 bits.",
+            description="Size of the KV cache of one token, in bytes: 2 x layers x KV heads x head size x "
+            "bytes of one number. The default fits an 8B model with 32 layers, 8 KV heads of size 128, and "
+            "16-bit numbers.",
         ),
     ] = 131_072.0
     transfer_bytes_per_second: Annotated[
@@ -38,7 +40,8 @@ class Disaggregation(Strict, frozen=True):
         Meta(
             gt=0,
             le=10**15,
-            description="Rate at which KV cache goes from the prefill endpoint to the one that answers. The default is 80 Gbit/s.",
+            description="Rate, in bytes per second, at which KV cache is copied from the prefill endpoint to "
+            "the endpoint that answers. The default is 80 Gbit/s.",
         ),
     ] = 1e10
     overhead_seconds: Annotated[
@@ -46,6 +49,7 @@ class Disaggregation(Strict, frozen=True):
         Meta(
             ge=0,
             le=60,
-            description="What a second server costs each time, whatever the length of the prompt: one more request, and the setup of the transfer.",
+            description="Fixed cost of using a prefill endpoint, in seconds, for prompts of any length: one "
+            "more request, and the setup of the transfer.",
         ),
     ] = 0.01

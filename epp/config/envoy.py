@@ -22,18 +22,20 @@ class EnvoyTracing(Strict, frozen=True):
         Meta(
             pattern=r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
             max_length=263,
-            description="`host:port` of the collector, which takes OTLP over gRPC without TLS there.",
+            description="`host:port` of the collector. The collector must accept OTLP over gRPC without TLS "
+            "there.",
         ),
     ]
     service_name: Annotated[
-        str, Meta(min_length=1, max_length=253, description="The service that Envoy's spans name.")
+        str, Meta(min_length=1, max_length=253, description="Service name in the spans of Envoy.")
     ] = "prefix-gateway-envoy"
     sample_percent: Annotated[
         float,
         Meta(
             ge=0,
             le=100,
-            description="Share of the traces that begin here. A request that comes with a trace context is sampled if the context says so.",
+            description="Percentage of the traces that begin at Envoy to sample. A request that arrives with "
+            "a trace context is sampled if this context says so.",
         ),
     ] = 1.0
 
@@ -54,7 +56,8 @@ class Envoy(Strict, frozen=True):
     status: Annotated[
         str,
         Meta(
-            description="`ip:port` of `/ready` and `/stats/prometheus` of Envoy, for probes and Prometheus. Empty means none."
+            description="`ip:port` where Envoy serves only `/ready` and `/stats/prometheus`, for probes and "
+            "Prometheus. Empty means that Envoy does not serve them there."
         ),
     ] = ""
     eds_file: Annotated[
@@ -78,9 +81,10 @@ class Envoy(Strict, frozen=True):
     max_message_timeout_seconds: Annotated[
         Annotated[float, Meta(ge=0, le=3600)] | None,
         Meta(
-            description="The longest that the picker may ask the gateway to wait for it: bounds how long flow control holds a request whose "
-            "body is buffered (docs/flow-control.md). null: 60 with the Envoy of `epp envoy-config`, 0 with any other gateway. 0: the picker "
-            "does not ask. Set it to what another gateway allows.",
+            description="Longest time that the picker may ask the gateway to wait for a pick. It limits how "
+            "long flow control can hold a request whose body is buffered (docs/flow-control.md). null: 60 "
+            "with the Envoy of `epp envoy-config`, 0 with any other gateway. 0: the picker does not ask. "
+            "With another gateway, set this to the time that the gateway allows.",
         ),
     ] = None
     stream_idle_timeout_seconds: Annotated[
@@ -91,7 +95,9 @@ class Envoy(Strict, frozen=True):
         tuple[dict[str, Any], ...],
         Meta(
             max_length=16,
-            description="HTTP filters of Envoy that see a request before the picker does, as Envoy's own configuration writes them: for API keys, JWT, rate limits (docs/security.md). Each has a `name`.",
+            description="HTTP filters of Envoy that see a request before the picker does, for API keys, JWT "
+            "or rate limits (docs/security.md). Write each filter as in Envoy's own configuration. Each "
+            "needs a `name`.",
         ),
     ] = ()
     header_timeout_seconds: Annotated[
@@ -107,7 +113,8 @@ class Envoy(Strict, frozen=True):
         Meta(
             gt=0,
             le=86400,
-            description="A request whose body is not complete after this time gets 408. The answer may take longer.",
+            description="A request whose body is not complete after this time gets 408. This does not limit "
+            "the time of the answer.",
         ),
     ] = 60.0
     max_connections: Annotated[
@@ -121,8 +128,9 @@ class Envoy(Strict, frozen=True):
         Meta(
             ge=0,
             le=2**40,
-            description="Near this much memory Envoy ends the largest requests, then refuses new ones with 503. "
-            "Set it to four fifths of what Envoy may use. 0 means no limit.",
+            description="When the memory of Envoy comes near this size, Envoy ends the largest requests, "
+            "then refuses new ones with 503. Set this to four fifths of the memory that Envoy may use. 0 "
+            "means no limit.",
         ),
     ] = 2**30
     num_retries: Annotated[
@@ -144,7 +152,7 @@ class Envoy(Strict, frozen=True):
 
     @property
     def own_max_message_timeout_s(self) -> float:
-        """What the bootstrap of `epp envoy-config` allows the picker to ask for."""
+        """How much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
         return (
             _OWN_MAX_MESSAGE_TIMEOUT_S
             if self.max_message_timeout_seconds is None

@@ -28,25 +28,33 @@ class ExactModel(Strict, frozen=True):
         ),
     ] = ""
     chat_template_file: Annotated[
-        str, Meta(description="The file that servers get with `--chat-template`, if they do.")
+        str,
+        Meta(
+            description="The file that the servers use with `--chat-template`. Empty means that they do not use this option."
+        ),
     ] = ""
     chat_template_arguments: Annotated[
         dict[str, Any],
-        Meta(description="The value that servers get with `--default-chat-template-kwargs`, if they do."),
+        Meta(description="The value that the servers have for `--default-chat-template-kwargs`, if any."),
     ] = {}
     hash_algorithm: Annotated[
         Literal["auto", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"],
-        Meta(description="`--prefix-caching-hash-algo` of the servers. auto: learned from their events."),
+        Meta(
+            description="`--prefix-caching-hash-algo` of the servers. auto: the picker learns it from their events."
+        ),
     ] = "auto"
     hash_seed: Annotated[
         str,
-        Meta(max_length=1024, description="PYTHONHASHSEED of the servers. Empty means that they have none."),
+        Meta(
+            max_length=1024, description="PYTHONHASHSEED of the servers. Empty means that they do not set it."
+        ),
     ] = ""
     adapters: Annotated[
         dict[str, str],
         Meta(
             max_length=4096,
-            description="Path from which servers load each LoRA adapter, by adapter name. The path is part of the names of its blocks.",
+            description="Path from which the servers load each LoRA adapter, by adapter name. The servers "
+            "use this path in the names of the adapter's blocks.",
         ),
     ] = {}
 
@@ -69,7 +77,8 @@ class ExactMode(Strict, frozen=True):
     replay_port: Annotated[
         _Port,
         Meta(
-            description="Port on which servers replay missed events. 0 means none; each gap then costs what the picker knew of the server."
+            description="Port on which servers replay missed events. 0 means none: after each gap the picker "
+            "then forgets what it knew of the server."
         ),
     ] = 5558
     topic: Annotated[str, Meta(max_length=255, description="Topic of the events.")] = ""
@@ -78,7 +87,8 @@ class ExactMode(Strict, frozen=True):
         Meta(
             ge=1000,
             le=10**9,
-            description="Most blocks to follow, over all servers. A block takes about 90 bytes.",
+            description="Largest number of blocks to follow on all servers together. A block takes about 90 "
+            "bytes of memory.",
         ),
     ] = 2_000_000
     max_chunks: Annotated[
@@ -86,7 +96,8 @@ class ExactMode(Strict, frozen=True):
         Meta(
             ge=1000,
             le=10**8,
-            description="Most chunks of routed prompts to follow. A chunk takes about 1 KB.",
+            description="Largest number of chunks of routed prompts to follow. A chunk takes about 1 KB of "
+            "memory.",
         ),
     ] = 100_000
     max_queued_prompts: Annotated[
@@ -94,20 +105,22 @@ class ExactMode(Strict, frozen=True):
         Meta(
             ge=1,
             le=10**6,
-            description="Most prompts that may wait for exact mode. Further prompts are skipped.",
+            description="Largest number of prompts that may wait for exact mode. Exact mode skips further "
+            "prompts.",
         ),
     ] = 1000
     max_queued_bytes: Annotated[
-        int, Meta(ge=65536, le=2**34, description="Most bytes of prompt text that are kept for exact mode.")
+        int,
+        Meta(ge=65536, le=2**34, description="Largest size of all prompt text that is kept for exact mode."),
     ] = 64 * 2**20
 
     def validate(self) -> None:
-        """ConfigError with the field at fault."""
+        """Check what types cannot check. The ConfigError names the field at fault."""
         first: dict[str, int] = {}
         for n, one in enumerate(self.models):
             if one.model in first:
                 named = f"{one.model!r} is" if one.model else "empty: every other model is"
-                raise ConfigError(f"exactMode.models[{n}].model: {named} models[{first[one.model]}] already")
+                raise ConfigError(f"exactMode.models[{n}].model: {named} already models[{first[one.model]}]")
             first[one.model] = n
         if self.events_port and self.events_port == self.replay_port:
-            raise ConfigError("exactMode.replayPort: events and replay need two ports")
+            raise ConfigError("exactMode.replayPort: events and replay need two different ports")

@@ -13,7 +13,7 @@ from epp.config.strict import Strict
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 _PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
-"""A key of a YAML map in an object of Kubernetes is a string."""
+"""A priority as text, because the keys of a map in a Kubernetes object are strings."""
 
 
 class Waiting(Strict, frozen=True):
@@ -71,7 +71,7 @@ class Flow(Strict, frozen=True):
     ] = 30.0
     ttl_by_priority: Annotated[
         dict[_PriorityText, Annotated[float, Meta(gt=0, le=3600)]],
-        Meta(max_length=16, description='The same for requests of one priority, such as `{"-10": 600}`.'),
+        Meta(max_length=16, description='`ttlSeconds` for requests of one priority, such as `{"-10": 600}`.'),
     ] = {}
     in_all: Annotated[Waiting, Meta(description="Bounds of everything that waits.")] = Waiting()
     per_priority: Annotated[Waiting, Meta(description="Bounds of each priority.")] = Waiting()

@@ -23,7 +23,8 @@ class KubernetesStatus(Strict, frozen=True):
         str,
         Meta(
             max_length=253,
-            description="Name of the Lease of the picker that writes. Empty means `prefix-gateway-` and the name of the (first) pool.",
+            description="Name of the Lease that decides which picker writes the status. Empty means "
+            "`prefix-gateway-` followed by the name of the (first) pool.",
         ),
     ] = ""
     lease_seconds: Annotated[
@@ -39,7 +40,7 @@ class KubernetesStatus(Strict, frozen=True):
         Meta(ge=1, le=3600, description="Shortest time between two writes of the live numbers of a policy."),
     ] = 10.0
     events: Annotated[
-        bool, Meta(description="Write Kubernetes Events about the pool that an operator should know.")
+        bool, Meta(description="Write Kubernetes Events about what an operator of the pool should know.")
     ] = True
 
 
@@ -51,15 +52,16 @@ class Kubernetes(Strict, frozen=True):
         Meta(
             max_length=253,
             pattern=_NAME_OR_NONE,
-            description="InferencePool whose pods are the endpoints. Policies name it in `targetRef`. "
-            "With `selector` the pool does not have to exist.",
+            description="Name of the InferencePool whose pods are the endpoints. Policies name this pool in "
+            "`targetRef`. With `selector` the pool does not have to exist.",
         ),
     ] = ""
     pools: Annotated[
         tuple[DnsName, ...],
         Meta(
             max_length=32,
-            description="Several InferencePools in place of `pool`: the model in a request's body chooses among their servers (docs/models.md).",
+            description="Names of several InferencePools, instead of `pool`. The model in the body of a "
+            "request decides which of their servers may take it (docs/models.md).",
         ),
     ] = ()
     namespace: Annotated[
@@ -86,32 +88,37 @@ class Kubernetes(Strict, frozen=True):
     address_family: Annotated[
         Literal["Primary", "IPv4", "IPv6"],
         Meta(
-            description="Which address of a dual-stack pod to use. A pod without such an address is reached at its primary one."
+            description="Which address of a dual-stack pod to use. A pod that has no address of this family "
+            "is reached at its primary address."
         ),
     ] = "Primary"
     kubeconfig: Annotated[
         str,
-        Meta(description="File with the access to the cluster. Empty means the service account of the pod."),
+        Meta(
+            description="Kubeconfig file to reach the cluster with. Empty means the service account of the pod."
+        ),
     ] = ""
     objectives: Annotated[
         tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
         Meta(
             max_length=2,
-            description="API groups whose InferenceObjectives give requests their priority, for flow control. The cluster needs their CRDs.",
+            description="API groups of the InferenceObjectives that give requests a priority for flow "
+            "control. The cluster needs the CRDs of these groups.",
         ),
     ] = ()
     rewrites: Annotated[
         tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
         Meta(
             max_length=2,
-            description="API groups whose InferenceModelRewrites give models other names (docs/models.md). The cluster needs their CRDs.",
+            description="API groups of the InferenceModelRewrites that give models other names "
+            "(docs/models.md). The cluster needs the CRDs of these groups.",
         ),
     ] = ()
     status: KubernetesStatus = KubernetesStatus()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The pools, in the order in which they count; at least one in a configuration that was checked."""
+        """The pools in order of precedence. A configuration that was checked has at least one."""
         return self.pools or (self.pool,)
 
     @property
@@ -123,12 +130,14 @@ class Kubernetes(Strict, frozen=True):
         if bool(self.pool) == bool(self.pools):
             raise ConfigError("kubernetes.pool: set either this or kubernetes.pools")
         if len(set(self.pools)) < len(self.pools):
-            raise ConfigError("kubernetes.pools: a name stands there twice; remove one of the two")
+            raise ConfigError("kubernetes.pools: a name is listed twice; remove one of the two")
         if self.selector and self.pools:
             raise ConfigError(
-                "kubernetes.selector: goes with kubernetes.pool; one selector may choose the pods of several models"
+                "kubernetes.selector: works only with kubernetes.pool; one selector may choose the pods of "
+                "several models"
             )
         if bool(self.selector) != bool(self.target_ports):
             raise ConfigError(
-                "kubernetes.selector: goes with kubernetes.targetPorts; set both, or neither to follow the InferencePool"
+                "kubernetes.selector: needs kubernetes.targetPorts; set both, or set neither to follow the "
+                "InferencePool"
             )

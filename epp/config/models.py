@@ -10,27 +10,30 @@ from epp.config.strict import Strict
 
 
 class Models(Strict, frozen=True):
-    """Which models the servers have, as they say themselves at `/v1/models` (docs/models.md)."""
+    """Which models the servers have, by their own answers at `/v1/models` (docs/models.md)."""
 
     ask: Annotated[
         bool,
         Meta(
-            description="Ask the servers. If false, a model is known by the endpoints file or the annotations of the pods alone."
+            description="Ask each server at `/v1/models` which models it has. If false, the picker knows "
+            "models only from the endpoints file or from annotations of the pods."
         ),
     ] = True
     interval_seconds: Annotated[
-        float, Meta(ge=5, le=86400, description="Time between two questions to one server.")
+        float, Meta(ge=5, le=86400, description="Time between two such questions to one server.")
     ] = 60.0
     unknown: Annotated[
         Literal["NotFound", "Route"],
         Meta(
-            description="What becomes of a request for a model that no server lists. NotFound: the client gets 404, once the list of every "
-            "server is known. Route: any server gets it, for servers that load adapters when they are asked for."
+            description="What to do with a request for a model that no server lists. NotFound: answer 404, "
+            "once the list of every server is known. Route: send the request to any server; this is for "
+            "servers that load an adapter when a request asks for it."
         ),
     ] = "NotFound"
     answer_list: Annotated[
         bool,
         Meta(
-            description="Answer `GET /v1/models` with the models of all servers. If false, one server answers with its own."
+            description="Answer `GET /v1/models` with the models of all servers. If false, the request goes "
+            "to one server, which answers with its own models."
         ),
     ] = True

@@ -1,6 +1,4 @@
-"""The sections of a policy that say what the picker reads of the servers:
-metrics pages and sampled answers.
-"""
+"""The sections of a policy about what the picker reads from the servers (metrics, sampled answers)."""
 
 from __future__ import annotations
 
@@ -19,20 +17,25 @@ class Scrape(Strict, frozen=True):
     )
     interval_seconds: Annotated[
         float,
-        Meta(ge=0.05, le=60, description="Time from one scrape to the next, varied at random by a tenth."),
+        Meta(
+            ge=0.05,
+            le=60,
+            description="Time from one scrape of an endpoint to the next, varied at random by a tenth.",
+        ),
     ] = 1.0
     idle_interval_seconds: Annotated[
         float,
         Meta(
             ge=0.05,
             le=60,
-            description="Time from one scrape to the next of an endpoint where nothing runs or waits and where the picker has no request. "
-            "The picker reads the endpoint at `intervalSeconds` again within a second of sending a request there. "
-            "Below `intervalSeconds` it has no effect.",
+            description="Time from one scrape to the next of an idle endpoint: no request runs or waits "
+            "there, and the picker has none in flight there. Within a second of sending a request there, the "
+            "picker scrapes the endpoint at `intervalSeconds` again. A value below `intervalSeconds` has no "
+            "effect.",
         ),
     ] = 4.0
     timeout_seconds: Annotated[
-        float, Meta(ge=0.05, le=60, description="A scrape that takes longer has failed.")
+        float, Meta(ge=0.05, le=60, description="A scrape that takes longer than this counts as failed.")
     ] = 1.0
     stale_after_seconds: Annotated[
         float,
@@ -45,25 +48,33 @@ class Scrape(Strict, frozen=True):
     failures_to_eject: Annotated[
         int,
         Meta(
-            ge=1, le=100, description="Failed scrapes in a row after which an endpoint gets no more requests."
+            ge=1,
+            le=100,
+            description="After this many failed scrapes in a row an endpoint gets no more requests.",
         ),
     ] = 3
     max_page_bytes: Annotated[
-        int, Meta(ge=1024, le=2**28, description="A scrape whose page is larger has failed.")
+        int, Meta(ge=1024, le=2**28, description="A scrape counts as failed if its page is larger than this.")
     ] = 4 * 2**20
 
 
 class Sampling(Strict, frozen=True):
-    """For a share of the requests the answer is streamed to the picker too, which learns from it."""
+    """For a share of the requests the data plane streams the answer to the picker too. The picker learns from
+    these answers.
+    """
 
     share: Annotated[
-        Ratio, Meta(description="Share of the requests. All other answers never pass through the picker.")
+        Ratio,
+        Meta(
+            description="Share of the requests whose answers are sampled. All other answers never pass through the picker."
+        ),
     ] = 0.01
     max_text_bytes: Annotated[
         int,
         Meta(
             ge=0,
             le=2**24,
-            description="Bytes of a sampled answer that are kept, to record the prefix of the next turn.",
+            description="How many bytes of text the picker keeps of a sampled answer. The text becomes part "
+            "of the prefix of the next turn.",
         ),
     ] = 262_144

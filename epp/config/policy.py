@@ -1,8 +1,8 @@
 """The routing policy: the `spec` of a PrefixRoutingPolicy object, from a file or from Kubernetes.
 
-Owns every default of routing. The structs are frozen; a changed policy is a new object, and whoever holds the
-old one finishes with it. Units are in the names. The reference page and the Kubernetes schema are generated
-from here.
+Every default of routing is here. The structs are frozen: a changed policy is a new object, and code that
+holds the old object finishes its work with it. Units are in the names. The reference page and the Kubernetes
+schema are generated from these structs.
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ _TAKEN_HEADERS: Final = frozenset(
         "x-request-id",
     }
 )
-"""The same on every request, or different on each, or written by the gateway:
-none of them names a session or asks for a decision."""
+"""These headers are the same on every request, or different on each, or written by the gateway. So none of
+them can name a session or ask for a decision.
+"""
 
 
 class TargetRef(Strict, frozen=True):
-    """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs none."""
+    """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs no
+    target.
+    """
 
     name: Annotated[
         str,
@@ -79,18 +82,21 @@ class PolicySpec(Strict, frozen=True):
     mode: Annotated[
         Literal["Enforce", "DryRun"],
         Meta(
-            description="Enforce: route by this policy. DryRun: only record what this policy would have picked, while the last accepted "
-            "policy (or the default) routes."
+            description="Enforce: route by this policy. DryRun: only record what this policy would pick; "
+            "requests are routed by the last accepted policy, or by the default policy."
         ),
     ] = "Enforce"
-    rule: Annotated[RuleName, Meta(description="The rule that chooses among the candidates.")] = "least-cost"
+    rule: Annotated[RuleName, Meta(description="The rule that chooses an endpoint among the candidates.")] = (
+        "least-cost"
+    )
     max_destinations: Annotated[
         int,
         Meta(
             ge=1,
             le=MOST_DESTINATIONS,
-            description="Most destinations in the answer to the data plane: the choice and its fallbacks, best first. "
-            "A gateway that reads a single address gets one, whatever stands here (`dialect` in the configuration).",
+            description="Largest number of destinations in the answer to the data plane: the chosen endpoint "
+            "and its fallbacks, best first. A gateway that can read only one address gets one, whatever this "
+            "value is (`dialect` in the configuration).",
         ),
     ] = 3
     session_header: Annotated[
@@ -106,7 +112,8 @@ class PolicySpec(Strict, frozen=True):
         Meta(
             pattern="^[a-z0-9-]*$",
             max_length=64,
-            description="A request with this header gets its decision in a response header. Empty turns this off.",
+            description="The answer to a request with this header shows the decision in a response header. "
+            "Empty turns this off.",
         ),
     ] = ""
     chunks: Chunks = Chunks()
@@ -126,11 +133,12 @@ class PolicySpec(Strict, frozen=True):
     def __post_init__(self) -> None:
         if self.chunks.later_size_bytes < self.chunks.size_bytes:
             raise ValueError(
-                "chunks.laterSizeBytes is under chunks.sizeBytes: later chunks may only be larger"
+                "chunks.laterSizeBytes is smaller than chunks.sizeBytes: later chunks may only be larger"
             )
         if self.scrape.stale_after_seconds < self.scrape.interval_seconds:
             raise ValueError(
-                "scrape.staleAfterSeconds is under scrape.intervalSeconds: metrics would be stale between scrapes"
+                "scrape.staleAfterSeconds is smaller than scrape.intervalSeconds: metrics would be stale "
+                "between two scrapes"
             )
         for field, header in (
             ("sessionHeader", self.session_header),
@@ -144,7 +152,7 @@ class PolicySpec(Strict, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """The part of a Kubernetes object's metadata that is read; the rest is let pass."""
+    """The part of a Kubernetes object's metadata that the picker reads. It ignores the rest."""
 
     name: Annotated[str, Meta(min_length=1, max_length=253)]
     namespace: str = ""
@@ -161,7 +169,7 @@ class Policy(Strict, frozen=True):
 
 
 def only_set(spec: msgspec.Struct) -> dict[str, object]:
-    """What of a spec differs from its defaults, as JSON values."""
+    """The fields of a spec that differ from their defaults, as JSON values."""
     found: dict[str, object] = {}
     for one in msgspec.structs.fields(spec):
         value = getattr(spec, one.name)
@@ -172,7 +180,9 @@ def only_set(spec: msgspec.Struct) -> dict[str, object]:
 
 
 def check_spec(spec: object) -> PolicySpec:
-    """A spec given as JSON values, checked as one in a file is. ConfigError names the field at fault."""
+    """Check a spec given as JSON values, as if it were in a file. The ConfigError names the field at
+    fault.
+    """
     try:
         return msgspec.convert(spec, type=PolicySpec)
     except RecursionError as error:

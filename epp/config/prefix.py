@@ -1,5 +1,5 @@
-"""The `chunks`, `tiers` and `table` parts of the policy: how prompts are cut and what is remembered of them.
-Part of `epp.config.policy`.
+"""The `chunks`, `tiers` and `table` parts of the policy: how prompts are cut into chunks, and which chunks
+the picker remembers. Part of `epp.config.policy`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ class Chunks(Strict, frozen=True):
         Meta(
             ge=16,
             le=65536,
-            description="Size of a later chunk, in bytes of UTF-8. Precision matters less there.",
+            description="Size of the later chunks of a prompt, in bytes of UTF-8. They may be larger, since "
+            "precision matters less there.",
         ),
     ] = 1024
     later_from_bytes: Annotated[
         int,
         Meta(
-            ge=0, le=2**30, description="Byte position in the prompt from which the larger chunks are used."
+            ge=0,
+            le=2**30,
+            description="Position in the prompt, in bytes, from which the larger chunks (`laterSizeBytes`) are used.",
         ),
     ] = 16384
 
@@ -49,7 +52,7 @@ class Tiers(Strict, frozen=True):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of GPU, CPU and STORAGE, in this order."""
+        """The shares of GPU, CPU and STORAGE, in this order."""
         return 1.0, self.cpu_share, self.storage_share
 
 
@@ -61,27 +64,35 @@ class Table(Strict, frozen=True):
         Meta(
             ge=1000,
             le=10**8,
-            description="Most entries, one for each server and chunk. An entry takes about 10 bytes with long prompts and 360 with prompts of one chunk.",
+            description="Largest number of entries in the table. Each pair of a server and a chunk is one "
+            "entry. An entry takes about 10 bytes of memory with long prompts, and 360 bytes with prompts of "
+            "one chunk.",
         ),
     ] = 1_000_000
     default_capacity_tokens: Annotated[
-        int, Meta(ge=0, le=10**9, description="Cache size of a server whose metrics do not say, in tokens.")
+        int,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Cache size in tokens that the picker assumes for a server whose metrics do not state it.",
+        ),
     ] = 200_000
     learn_capacity: Annotated[
         bool,
         Meta(
-            description="Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the learned one "
-            "stays within a quarter of it."
+            description="Learn the real cache sizes from the hit counters of the servers. Where the metrics "
+            "state a size, the learned size differs from the stated one by at most a quarter."
         ),
     ] = True
     ttl_seconds: Annotated[
-        float, Meta(ge=1, le=10**7, description="Entries that were not used for this long are removed.")
+        float, Meta(ge=1, le=10**7, description="An entry that was not used for this long is removed.")
     ] = 3600.0
     bytes_per_token: Annotated[
         float,
         Meta(
             gt=0.1,
             le=64,
-            description="Bytes of prompt text for one token, until the picker has learned it. A change applies to models that the picker has not seen yet.",
+            description="Bytes of prompt text for each token, until the picker has learned this number. A "
+            "change applies only to models that the picker has not seen yet.",
         ),
     ] = 4.0

@@ -1,4 +1,4 @@
-"""The sections of a policy that the rules and the thresholds read. Defaults stand here and nowhere else."""
+"""The sections of a policy that the rules and the thresholds read. Their defaults are only here."""
 
 from __future__ import annotations
 
@@ -29,21 +29,25 @@ class Gain(Strict, frozen=True):
 
 
 class Load(Strict, frozen=True):
-    """A pick leaves out endpoints that are over a threshold, as long as another endpoint remains."""
+    """A pick leaves out every endpoint that is over one of these thresholds, as long as another endpoint
+    remains.
+    """
 
     max_waiting: Annotated[
         int,
         Meta(
             ge=0,
             le=10**6,
-            description="Most requests that may wait in the queue of the server, from its metrics.",
+            description="Largest number of requests that may wait in the queue of a server, by its metrics. "
+            "A server with more is over this threshold.",
         ),
     ] = 128
     max_kv_usage: Annotated[
         Ratio,
         Meta(
-            description="Largest share of the KV cache that running requests may hold. 1 means no limit, which is best in most fleets: "
-            "prefixes cached on a full server would have to be computed on another one and would fill that one next."
+            description="Largest share of a server's KV cache that running requests may hold. 1 means no "
+            "limit. This is best in most fleets: with a limit, another server would have to compute the "
+            "prefixes that the full server has cached, and would fill up next."
         ),
     ] = 1.0
     max_undone_tokens: Annotated[
@@ -51,13 +55,15 @@ class Load(Strict, frozen=True):
         Meta(
             ge=0,
             le=10**9,
-            description="Most prompt tokens that may wait to be computed on an endpoint. 0 means no limit.",
+            description="Largest number of prompt tokens that may wait to be computed on an endpoint. 0 "
+            "means no limit.",
         ),
     ] = 0
     when_saturated: Annotated[
         Literal["LeastLoaded", "Reject"],
         Meta(
-            description="What to do when every endpoint is over a threshold: send the request anyway, or answer 429."
+            description="What to do when every endpoint is over a threshold. LeastLoaded: send the request "
+            "anyway. Reject: answer 429."
         ),
     ] = "LeastLoaded"
     retry_after_seconds: Annotated[
@@ -66,21 +72,25 @@ class Load(Strict, frozen=True):
 
 
 class Failures(Strict, frozen=True):
-    """Servers whose answers fail cost more, then are left out, with trial requests to come back."""
+    """A server whose answers fail gets a higher cost. If it fails too often it is left out, and comes back
+    when trial requests succeed.
+    """
 
     share_to_leave_out: Annotated[
         float,
         Meta(
             gt=0,
             le=1,
-            description="A server is left out when this share of its recent answers has failed (5xx, 429, connections that "
-            "broke before the answer), and it fails more than the others do. Four failures in a row reach 0.5.",
+            description="A server is left out when this share of its recent answers has failed (5xx, 429, or "
+            "connections that broke before the answer), and when it fails more than the other servers do. "
+            "Four failures in a row reach 0.5.",
         ),
     ] = 0.5
     max_left_out_share: Annotated[
         Ratio,
         Meta(
-            description="At most this share of the candidates is left out for failures; 0: no server ever is."
+            description="At most this share of the candidates is left out because of failures. 0: no server "
+            "is ever left out."
         ),
     ] = 0.5
     cost_seconds: Annotated[
@@ -88,8 +98,8 @@ class Failures(Strict, frozen=True):
         Meta(
             ge=0,
             le=600,
-            description="What a failed answer costs in the least-cost score: a server's score grows by its failure share times "
-            "this.",
+            description="Cost of a failed answer in the least-cost score, in seconds. The score of a server "
+            "grows by this, times the share of its recent answers that failed.",
         ),
     ] = 1.0
     trial_seconds: Annotated[
@@ -97,8 +107,8 @@ class Failures(Strict, frozen=True):
         Meta(
             gt=0,
             le=600,
-            description="Least time between two trial requests to a server that is left out. Where requests are few, a trial "
-            "comes after four times as long.",
+            description="Shortest time between two trial requests to a server that is left out. Where "
+            "requests are few, the time is four times as long.",
         ),
     ] = 2.0
     hang_seconds: Annotated[
@@ -106,8 +116,9 @@ class Failures(Strict, frozen=True):
         Meta(
             ge=0,
             le=600,
-            description="A server hangs when its requests wait for their first byte longer than this, than three times what "
-            "other servers took, and than its queue explains; 0: never look.",
+            description="A server counts as hanging when its requests wait for their first byte longer than "
+            "each of these: this time, three times the time that other servers took, and the time that its "
+            "queue explains. 0 means that the picker does not look for hanging servers.",
         ),
     ] = 1.0
 
@@ -118,7 +129,9 @@ class Lora(Strict, frozen=True):
     slots_per_endpoint: Annotated[
         int,
         Meta(
-            ge=1, le=1024, description="Adapters that a server can hold at once, if its metrics do not say."
+            ge=1,
+            le=1024,
+            description="Number of adapters that a server can hold at once, if its metrics do not state it.",
         ),
     ] = 4
     load_seconds: Annotated[
@@ -126,7 +139,8 @@ class Lora(Strict, frozen=True):
         Meta(
             ge=0,
             le=600,
-            description="T: extra time to first token when the adapter has to be loaded first, in seconds. Loading counts twice where it drops another adapter.",
+            description="T: extra time to first token, in seconds, when the adapter has to be loaded first. "
+            "The time counts twice if another adapter has to be dropped for it.",
         ),
     ] = 0.5
 
@@ -141,7 +155,8 @@ class Cost(Strict, frozen=True):
         Meta(
             ge=0,
             le=100,
-            description="w: price of computing one prompt token. A value above 1 prefers endpoints that hold the prefix.",
+            description="w: price of computing one prompt token. A value above 1 favors endpoints that hold "
+            "the prefix.",
         ),
     ] = 1.0
     stalled_request_weight: Annotated[
@@ -160,7 +175,8 @@ class Cost(Strict, frozen=True):
         Meta(
             gt=0,
             le=10**7,
-            description="V, the prefill rate, until the picker has learned it. A change applies to models that the picker has not seen yet.",
+            description="V: the prefill rate that the picker assumes until it has learned the real rate. A "
+            "change applies only to models that the picker has not seen yet.",
         ),
     ] = 8000.0
 
@@ -173,7 +189,8 @@ class PrefixHash(Strict, frozen=True):
         Meta(
             ge=16,
             le=1_048_576,
-            description="Prompts with the same first bytes, this many, go to the same endpoint. Rounded down to whole chunks, at least one.",
+            description="Prompts whose first bytes are equal go to the same endpoint. This is the number of "
+            "bytes. It is rounded down to whole chunks, but to one chunk at least.",
         ),
     ] = 1024
     max_load_ratio: Annotated[
@@ -181,7 +198,8 @@ class PrefixHash(Strict, frozen=True):
         Meta(
             ge=1,
             le=100,
-            description="An endpoint with more than this many times the mean of requests in flight passes new requests on to the next one.",
+            description="If an endpoint has more requests in flight than this many times the mean, its new "
+            "requests go to the next endpoint.",
         ),
     ] = 1.25
     min_in_flight: Annotated[
@@ -189,6 +207,7 @@ class PrefixHash(Strict, frozen=True):
         Meta(
             ge=1,
             le=100_000,
-            description="An endpoint with fewer requests in flight than this takes every prompt of its own, whatever the mean.",
+            description="An endpoint with fewer requests in flight than this keeps all prompts that are "
+            "assigned to it, whatever the mean is.",
         ),
     ] = 4

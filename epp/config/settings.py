@@ -1,8 +1,9 @@
-"""The program's own configuration: one YAML file into frozen structs,
-with the defaults here and nowhere else.
+"""The configuration of the program: reads one YAML file into frozen structs. All defaults of the
+configuration are here.
 
-What may change while it runs is not here: the policy and the endpoints have files (or Kubernetes objects) of
-their own. Called by `cli` and `app`; every other module gets the struct it needs through its constructor.
+Settings that may change while the picker runs are elsewhere: the policy and the endpoints have files (or
+Kubernetes objects) of their own. Called by `cli` and `app`. Every other module gets the struct that it needs
+through its constructor.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Listen(Strict, frozen=True):
     transport: Annotated[
         Literal["http2", "grpcio"],
         Meta(
-            description="What carries the streams: our own HTTP/2 on the event loop, or grpcio's server, at two to three times the CPU."
+            description="Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the "
+            "event loop. grpcio: the server of the library grpcio, which takes two to three times the CPU."
         ),
     ] = "http2"
     tls: Tls | None = None
@@ -51,7 +53,9 @@ class Listen(Strict, frozen=True):
     ] = "0666"
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
-        """Where each worker listens: a lone worker at the address itself, of several each at its own."""
+        """Where each worker listens. A single worker listens at the address itself. Several workers each have
+        an address of their own.
+        """
         if workers == 1:
             return (self.address,)
         if self.address.startswith("unix:"):
@@ -64,14 +68,19 @@ class Admin(Strict, frozen=True):
 
     address: Annotated[str, Meta(description="`ip:port`. Worker N listens on port + N.")] = "127.0.0.1:9090"
     keep_decisions: Annotated[
-        int, Meta(ge=0, le=100_000, description="How many of the last decisions are kept for `/decisions`.")
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Number of decisions that the picker keeps for the page `/decisions`; the newest are kept.",
+        ),
     ] = 1000
     hosts: Annotated[
         tuple[Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")], ...],
         Meta(
             max_length=64,
-            description="DNS names under which these pages may be asked for. "
-            "IP addresses and `localhost` always may. A request for another name gets 421.",
+            description="DNS names by which clients may ask for the admin pages. IP addresses and "
+            "`localhost` are always allowed. A request for any other name gets 421.",
         ),
     ] = ()
 
@@ -79,13 +88,14 @@ class Admin(Strict, frozen=True):
         tuple[Annotated[str, Meta(max_length=300, pattern=r"^[^/@\s]+:[0-9]{1,5}$")], ...],
         Meta(
             max_length=16,
-            description="`host:port` of other pickers' admin pages, whose requests and missed tokens the live page shows as well. A name "
-            "with several addresses, such as a headless Service, means all of them.",
+            description="`host:port` of the admin pages of other pickers. The live page shows their requests "
+            "and missed tokens too. A name with several addresses, such as a headless Service, stands for "
+            "all of them.",
         ),
     ] = ()
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
-        """Of each worker. ValueError where there are not so many ports."""
+        """The admin address of each worker. ValueError: there are not enough ports."""
         return _row(Address.parse(self.address), workers)
 
 
@@ -128,7 +138,7 @@ BLOCKED_PATHS: Final = (
     "/weight_checker",
     "/weight_info",
 )
-"""What vLLM serves for its operators, in all of its modes."""
+"""Paths that vLLM serves for its operators, in all of its modes."""
 
 
 BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
@@ -140,7 +150,8 @@ class AssumedModes(Strict, frozen=True):
     request_body: Annotated[
         BodyModeName,
         Meta(
-            description="Mode of request bodies that the picker assumes for a data plane without `protocol_config`."
+            description="Mode of request bodies that the picker assumes if the data plane sends no "
+            "`protocol_config`."
         ),
     ] = "FULL_DUPLEX_STREAMED"
     response_body: Annotated[BodyModeName, Meta(description="The same for response bodies.")] = (
@@ -149,8 +160,8 @@ class AssumedModes(Strict, frozen=True):
 
 
 class Streams(Strict, frozen=True):
-    """How request bodies are held, and settings for data planes other than the Envoy of
-    `epp envoy-config`.
+    """How much of request bodies is held, and settings for data planes other than the Envoy of `epp
+    envoy-config`.
     """
 
     max_held_body_bytes: Annotated[
@@ -158,16 +169,18 @@ class Streams(Strict, frozen=True):
         Meta(
             ge=2**20,
             le=2**40,
-            description="Bound on the bodies that wait in one worker for the rest of them, all together. A request over the bound is "
-            "routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`. The same bound holds for "
-            "unfinished messages of the data plane: beyond it the data plane goes on without the picker.",
+            description="Largest size of all unfinished request bodies that one worker holds together. A "
+            "request over the bound is routed by load without its body, or gets 429 if the policy has "
+            "`whenSaturated: Reject`. The same bound holds for unfinished messages of the data plane. Beyond "
+            "the bound the data plane goes on without the picker.",
         ),
     ] = 256 * 2**20
     assumed_modes: AssumedModes = AssumedModes()
     mode_override: Annotated[
         bool,
         Meta(
-            description="Ask the data plane for the body of sampled answers. It has no effect where the data plane does not allow it."
+            description="Ask the data plane to send the body of sampled answers to the picker. This has no "
+            "effect where the data plane does not allow such a request."
         ),
     ] = True
 
@@ -179,20 +192,22 @@ class Log(Strict, frozen=True):
     ] = "info"
     format: Annotated[
         Literal["json", "text"],
-        Meta(description="json: an object for each line. text: for people. Both go to standard error."),
+        Meta(
+            description="json: each line is one JSON object. text: lines for people. Both go to standard error."
+        ),
     ] = "json"
 
 
 class Recording(Strict, frozen=True):
-    """Write a line for each request to a file, for `epp replay`:
-    sizes, times and hashes, and never any text (docs/replay.md).
+    """Write a line for each request to a file, for `epp replay`. A line holds sizes, times and hashes, and
+    never any text (docs/replay.md).
     """
 
     file: Annotated[
         str,
         Meta(
             min_length=1,
-            description="Where to write. Worker N of several writes to this name with `.wN` added.",
+            description="File to write. Where there are several workers, worker N adds `.wN` to the name.",
         ),
     ]
     max_bytes: Annotated[
@@ -200,7 +215,8 @@ class Recording(Strict, frozen=True):
         Meta(
             ge=2**16,
             le=2**40,
-            description="Bound on the file and the one before it, which is kept as `FILE.1`, together. The oldest lines are lost.",
+            description="Largest size of the file and of the file before it (`FILE.1`) together. Beyond this "
+            "the oldest lines are lost.",
         ),
     ] = 256 * 2**20
 
@@ -211,14 +227,15 @@ class Config(Strict, frozen=True):
     endpoints_file: Annotated[
         str,
         Meta(
-            description="YAML list of model servers, read again when the file changes. Set either this or `kubernetes`."
+            description="YAML file that lists the model servers. The picker reads it again when it changes. "
+            "Set either this or `kubernetes`."
         ),
     ] = ""
     policy_file: Annotated[
         str,
         Meta(
-            description="File with a PrefixRoutingPolicy, read again when it changes. Empty means the defaults. "
-            "With `kubernetes` this policy routes while no policy object does."
+            description="File with a PrefixRoutingPolicy. The picker reads it again when it changes. Empty "
+            "means the default policy. With `kubernetes` this policy is used while no policy object applies."
         ),
     ] = ""
     kubernetes: Kubernetes | None = None
@@ -226,9 +243,10 @@ class Config(Strict, frozen=True):
     hash_secret_file: Annotated[
         str,
         Meta(
-            description="File with a secret of 16 bytes or more, the same for all pickers of a pool. Prompts are hashed with it, so that "
-            "no client can make a text that looks like a cached one. Empty: derived from `sharing.redis.signingKeyFile`, or made at start and "
-            "agreed on over Redis.",
+            description="File with a secret of 16 bytes or more, the same for all pickers of a pool. Prompts "
+            "are hashed with this secret, so that no client can make a text whose hash equals that of a "
+            "cached text. Empty: the secret is derived from `sharing.redis.signingKeyFile`. Without a "
+            "signing key the pickers make a secret at start and agree on it over Redis.",
         ),
     ] = ""
     listen: Listen = Listen()
@@ -238,24 +256,34 @@ class Config(Strict, frozen=True):
     dialect: Annotated[
         DialectName,
         Meta(
-            description="Which gateway calls the picker (docs/protocol.md). It decides how many destinations an answer names, and "
-            "what `holdStreams` is by default. auto: our own Envoy if `envoy.edsFile` is set; else one destination, which every gateway can read."
+            description="Gateway that calls the picker (docs/protocol.md). This setting decides how many "
+            "destinations an answer names, and the default of `holdStreams`. auto: if `envoy.edsFile` is "
+            "set, the gateway is the Envoy of `epp envoy-config`; otherwise an answer names one destination, "
+            "which every gateway can read."
         ),
     ] = "auto"
     hold_streams: Annotated[
         bool | None,
         Meta(
-            description="Keep each ext_proc stream open until the answer ends, so that the load is exact. Set to false where the gateway "
-            "fails closed. null: false for the dialect ai-gateway, else true."
+            description="Keep each ext_proc stream open until the answer ends, so that the picker counts "
+            "requests in flight exactly. Set this to false where the gateway fails closed (fails the request "
+            "if the picker dies). null: false for the dialect ai-gateway, true for all others."
         ),
     ] = None
     drain_seconds: Annotated[
-        float, Meta(ge=0, le=86400, description="After SIGTERM, longest wait for the streams in flight.")
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="Longest time that the picker waits for the streams in flight after SIGTERM.",
+        ),
     ] = 30.0
     blocked_paths: Annotated[
         tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
         Meta(
-            description="Clients get 404 for whatever begins with one of these paths, in any spelling: from the picker behind any gateway, and from our Envoy also while the picker is away. A list here replaces the default."
+            description="A request gets 404 if its path begins with one of these, in any spelling. The "
+            "picker answers so behind any gateway. The Envoy of `epp envoy-config` answers so too, also "
+            "while the picker is away. A list here replaces the default list."
         ),
     ] = BLOCKED_PATHS
     conformance_headers: Annotated[
@@ -265,13 +293,18 @@ class Config(Strict, frozen=True):
         ),
     ] = False
     scores_metadata: Annotated[
-        bool, Meta(description="Add the scores of the candidates to the dynamic metadata.")
+        bool,
+        Meta(
+            description="Add the scores of the candidates to the dynamic metadata of the answer to the data plane."
+        ),
     ] = False
     cost_metadata: Annotated[
         bool,
         Meta(
-            description="Add the estimated tokens of the prompt, those expected in the server's cache, and the predicted seconds until the server "
-            "begins its answer to the dynamic metadata (docs/protocol.md), for rate limits and access logs of the gateway."
+            description="Add three numbers to the dynamic metadata, for rate limits and access logs of the "
+            "gateway (docs/protocol.md): the estimated tokens of the prompt, the tokens of the prompt that "
+            "the picker expects in the server's cache, and the predicted seconds until the server begins its "
+            "answer."
         ),
     ] = False
     admin: Admin = Admin()
@@ -290,8 +323,9 @@ class Config(Strict, frozen=True):
     tracing: Annotated[
         bool,
         Meta(
-            description="Send a span for each sampled pick to a collector of OpenTelemetry. The environment variables `OTEL_*` say where to and "
-            "how many (docs/tracing.md). Needs the extra `tracing`."
+            description="Send a span for each sampled pick to an OpenTelemetry collector. The environment "
+            "variables `OTEL_*` name the collector and the share of picks to sample (docs/tracing.md). Needs "
+            "the extra `tracing`."
         ),
     ] = False
     log: Log = Log()
@@ -303,8 +337,8 @@ class Config(Strict, frozen=True):
 
     @property
     def asks_for_s(self) -> float:
-        """The time that the picker may ask its gateway for, while a request with a buffered body waits.
-        0: it does not ask.
+        """How much time the picker may ask its gateway for while a request with a buffered body waits. 0: the
+        picker does not ask.
         """
         if self.caller.timeouts == "extendable":
             return self.envoy.own_max_message_timeout_s
@@ -312,18 +346,18 @@ class Config(Strict, frozen=True):
 
     @property
     def gives_s(self) -> float:
-        """The time that the gateway waits for the pick of a buffered body without being asked,
-        as far as this is known.
+        """How long the gateway waits for the pick of a buffered body if the picker asks for no more time. 0:
+        this is not known.
         """
         return self.envoy.message_timeout_seconds if self.caller.timeouts == "fixed" else 0.0
 
     @property
     def holds_streams(self) -> bool:
-        """`hold_streams`, or what fits the dialect."""
+        """`hold_streams`, or the default of the dialect."""
         return not self.caller.fails_closed if self.hold_streams is None else self.hold_streams
 
     def validate(self) -> None:
-        """Check what types cannot. ConfigError with the field at fault."""
+        """Check what types cannot check. The ConfigError names the field at fault."""
         self._check_source()
         self._check_dialect()
         for field, text in (
@@ -341,7 +375,7 @@ class Config(Strict, frozen=True):
         else:
             _check_address(self.listen.address, field="listen.address")
         if (traced := self.envoy.tracing) is not None and not 0 < traced.address[1] < 65536:
-            raise ConfigError(f"envoy.tracing.collector: {traced.collector}: ports end at 65535")
+            raise ConfigError(f"envoy.tracing.collector: {traced.collector}: the highest port is 65535")
         for n, extra in enumerate(self.envoy.extra_http_filters):
             if not isinstance(extra.get("name"), str):
                 raise ConfigError(
@@ -353,20 +387,22 @@ class Config(Strict, frozen=True):
             self.exact_mode.validate()
         if self.holds_streams and not self.envoy.fail_open:
             raise ConfigError(
-                "holdStreams: with envoy.failOpen false a dead picker would cut every answer whose stream it holds; "
-                "set holdStreams to false"
+                "holdStreams: with envoy.failOpen false, all answers in flight break off when the picker "
+                "dies, because the picker holds their streams; set holdStreams to false"
             )
 
     def _check_source(self) -> None:
-        """Endpoints come from one place."""
+        """Check that endpoints come from exactly one source."""
         if self.kubernetes is None:
             if not self.endpoints_file:
                 raise ConfigError(
-                    "endpointsFile: missing; name the file that lists the model servers, or set `kubernetes`"
+                    "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"
                 )
             return
         if self.endpoints_file:
-            raise ConfigError("endpointsFile: endpoints come from `kubernetes`; remove one of the two")
+            raise ConfigError(
+                "endpointsFile: `kubernetes` is set too, and endpoints come from only one of them; remove one of the two"
+            )
         self.kubernetes.validate()
 
     def _check_dialect(self) -> None:
@@ -376,12 +412,12 @@ class Config(Strict, frozen=True):
             )
         if self.hold_streams and self.caller.fails_closed:
             raise ConfigError(
-                f"holdStreams: {self.dialect} fails closed, so a dead picker would cut every answer whose stream it holds; "
-                "remove it, or set it to false"
+                f"holdStreams: {self.dialect} fails closed, so all answers in flight break off when the "
+                "picker dies, because the picker holds their streams; remove holdStreams, or set it to false"
             )
 
     def _check_workers(self) -> None:
-        """Every worker has addresses of its own, and no two things share one."""
+        """Check that every worker has addresses of its own, and that no address is used twice."""
         taken = {self.envoy.listen: "envoy.listen", self.envoy.admin: "envoy.admin"}
         if status := self.envoy.status:
             if status in taken:
@@ -399,9 +435,11 @@ class Config(Strict, frozen=True):
 
 
 def _row(first: Address, count: int) -> tuple[Address, ...]:
-    """So many addresses, ports in a row. ValueError past the last port."""
+    """`count` addresses with consecutive ports. ValueError: the last port is too high."""
     if first.port + count - 1 > 65535:
-        raise ValueError(f"{first}: {count} workers need {count} ports from here on, and ports end at 65535")
+        raise ValueError(
+            f"{first}: {count} workers need {count} consecutive ports from this one on, and the highest port is 65535"
+        )
     return tuple(Address(host=first.host, port=first.port + n) for n in range(count))
 
 

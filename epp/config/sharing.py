@@ -1,8 +1,7 @@
-"""The `sharing` section of the configuration, and what a Redis URL says.
+"""The `sharing` section of the configuration, and the parser of its Redis URL.
 
-Part of `epp.config.settings`, which reads the file; a module of its own because that one is long enough.
-Addresses stand in the URL, secrets in files: the configuration is shown by `epp check` and on the admin
-pages.
+Part of `epp.config.settings`, which reads the file. Addresses are in the URL, but secrets are in files,
+because `epp check` and the admin pages show the configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from epp.errors import ConfigError
 
 _PORTS: Final = {"single": 6379, "cluster": 6379, "sentinel": 26379}
 _SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
-"""Whether each speaks TLS."""
+"""Whether the scheme means TLS."""
 
 Kind = Literal["single", "cluster", "sentinel"]
 
@@ -36,7 +35,9 @@ class RedisTarget:
 
     @classmethod
     def parse(cls, url: str) -> RedisTarget:
-        """ValueError says what is wrong with it; the text never repeats what could be a password."""
+        """A ValueError says what is wrong with the URL. Its text never repeats a part that could be a
+        password.
+        """
         scheme, _, rest = url.partition("://")
         plain, _, form = scheme.partition("+")
         if plain not in _SCHEMES or form not in ("", "cluster", "sentinel"):
@@ -47,20 +48,21 @@ class RedisTarget:
         hosts_text, _, path = rest.partition("/")
         if "@" in hosts_text:
             raise ValueError(
-                "no user or password in the URL, which is shown to operators: use username and passwordFile"
+                "the URL must have no user or password, because it is shown to operators: use username and "
+                "passwordFile"
             )
         if "?" in rest or "#" in rest:
-            raise ValueError("no options in the URL: what can be set has fields of its own")
+            raise ValueError("the URL must have no options: every setting has a field of its own")
         hosts = tuple(_host_and_port(text, _PORTS[kind]) for text in hosts_text.split(","))
         if kind == "single" and len(hosts) > 1:
-            raise ValueError("one server, or +cluster or +sentinel with several")
+            raise ValueError("this scheme takes one server; several servers need +cluster or +sentinel")
         master = ""
         if kind == "sentinel":
             master, _, path = path.partition("/")
             if not master:
                 raise ValueError("sentinels need the master's name: redis+sentinel://host:26379/NAME")
         if path and (not path.isascii() or not path.isdigit() or kind == "cluster"):
-            raise ValueError("after the hosts stands a database number, of a cluster nothing")
+            raise ValueError("after the hosts only a database number may follow, and nothing for a cluster")
         return cls(kind=kind, hosts=hosts, tls=_SCHEMES[plain], database=int(path or 0), master=master)
 
 
@@ -76,19 +78,24 @@ def _host_and_port(text: str, default: int) -> tuple[str, int]:
 
 
 class RedisTls(Strict, frozen=True):
-    """TLS settings for `rediss` URLs. The files are read at each connection, so renewed ones are used."""
+    """TLS settings for `rediss` URLs. The files are read at each connection, so renewed files are used."""
 
     ca_file: Annotated[
-        str, Meta(description="CA to trust, as a PEM file. Empty means the authorities of the system.")
+        str,
+        Meta(
+            description="PEM file with the CA to trust. Empty means the certificate authorities of the system."
+        ),
     ] = ""
     cert_file: Annotated[
-        str, Meta(description="Certificate of the picker, if Redis asks for one. Needs `keyFile`.")
+        str,
+        Meta(description="File with the certificate of the picker, if Redis asks for one. Needs `keyFile`."),
     ] = ""
-    key_file: Annotated[str, Meta(description="The private key of `certFile`.")] = ""
+    key_file: Annotated[str, Meta(description="File with the private key of `certFile`.")] = ""
     check_hostname: Annotated[
         bool,
         Meta(
-            description="Whether the certificate must name the host of the URL. The chain is always verified."
+            description="Whether the certificate of Redis must name the host of the URL. The chain of "
+            "certificates is always verified."
         ),
     ] = True
 
@@ -100,15 +107,16 @@ class Redis(Strict, frozen=True):
         str,
         Meta(
             description="`redis://host:6379/0`, `redis+cluster://a:6379,b:6379`, or "
-            "`redis+sentinel://a:26379,b:26379/MASTER/0`; `rediss` for TLS; `valkey` and `valkeys` mean the same. "
-            "No password here: it is shown."
+            "`redis+sentinel://a:26379,b:26379/MASTER/0`; `rediss` for TLS; `valkey` and `valkeys` mean the "
+            "same. Write no password here, because the URL is shown to operators."
         ),
     ]
     username: Annotated[str, Meta(description="Name of an ACL user. Empty means the default user.")] = ""
     password_file: Annotated[
         str,
         Meta(
-            description="File with the password, read at each connection. Empty means that no password is sent."
+            description="File with the password. The picker reads it at each connection. Empty means that "
+            "the picker sends no password."
         ),
     ] = ""
     sentinel_username: Annotated[str, Meta(description="User name for the sentinels.")] = ""
@@ -116,8 +124,9 @@ class Redis(Strict, frozen=True):
     signing_key_file: Annotated[
         str,
         Meta(
-            description="File with the pool's key, 16 bytes or more, the same for all pickers of the pool. Messages are signed with it, and "
-            "messages that it did not sign are refused. Read at the start. Empty means that messages are not signed."
+            description="File with the signing key of the pool, 16 bytes or more, the same for all pickers "
+            "of the pool. The picker signs its messages with this key, and refuses messages that were not "
+            "signed with it. The file is read at start. Empty means that messages are not signed."
         ),
     ] = ""
     tls: RedisTls = RedisTls()
@@ -126,8 +135,8 @@ class Redis(Strict, frozen=True):
         Meta(
             ge=100,
             le=1_000_000,
-            description="About how many batches the stream keeps; older ones are trimmed. One batch is what one picker "
-            "did in a flush interval.",
+            description="About how many batches the stream keeps; older batches are removed. One batch holds "
+            "the events of one picker in one flush interval.",
         ),
     ] = 10_000
 
@@ -138,7 +147,7 @@ class Redis(Strict, frozen=True):
 
 
 class Sharing(Strict, frozen=True):
-    """What several pickers share: which server holds which prefix, and which requests are in flight where."""
+    """Pickers share which server holds which prefix, and which requests are in flight on which server."""
 
     pool: Annotated[
         str,
@@ -157,7 +166,7 @@ class Sharing(Strict, frozen=True):
         Meta(
             ge=0.005,
             le=5,
-            description="How long events are collected before they are sent to the other pickers.",
+            description="How long the picker collects events before it sends them to the other pickers.",
         ),
     ] = 0.05
     outbox_bytes: Annotated[
@@ -165,7 +174,8 @@ class Sharing(Strict, frozen=True):
         Meta(
             ge=2**16,
             le=2**30,
-            description="Bytes of events that may wait while Redis is slow or away. Beyond this the oldest events are dropped and counted.",
+            description="How many bytes of events may wait while Redis is slow or away. Beyond this the "
+            "oldest events are dropped and counted.",
         ),
     ] = 16 * 2**20
     peer_timeout_seconds: Annotated[
@@ -173,7 +183,8 @@ class Sharing(Strict, frozen=True):
         Meta(
             ge=1,
             le=300,
-            description="A picker that has sent nothing for this long is taken for dead. Its requests in flight no longer count.",
+            description="A picker that has sent nothing for this long is considered dead. Its requests in "
+            "flight no longer count.",
         ),
     ] = 5.0
     snapshot_interval_seconds: Annotated[

@@ -10,18 +10,22 @@ from epp.config.strict import Strict
 
 
 class Tls(Strict, frozen=True):
-    """Certificates as PEM files, read at start and again when they change.
-    Replace them by rename: Envoy sees no other change.
+    """Certificates as PEM files. They are read at start and again when they change. Replace a file by
+    renaming another file over it, because Envoy notices no other change.
     """
 
-    cert_file: Annotated[str, Meta(description="The certificate, with the intermediate ones after it.")]
-    key_file: Annotated[str, Meta(description="The private key of the certificate.")]
+    cert_file: Annotated[
+        str, Meta(description="File with the certificate, followed by the intermediate certificates.")
+    ]
+    key_file: Annotated[str, Meta(description="File with the private key of the certificate.")]
     client_ca_file: Annotated[
-        str, Meta(description="If set, clients must show a certificate that this CA has signed (mTLS).")
+        str,
+        Meta(description="CA file. If set, clients must show a certificate that this CA has signed (mTLS)."),
     ] = ""
     ca_file: Annotated[
         str,
         Meta(
-            description="Only in `listen.tls`: the CA that Envoy trusts for the picker. Empty means `certFile` itself."
+            description="Only in `listen.tls`: file with the CA by which Envoy verifies the picker. Empty "
+            "means `certFile` itself."
         ),
     ] = ""

@@ -1,8 +1,8 @@
-"""YAML files into their structs; and what is wrong with one that does not fit,
-in one line for the person who wrote it.
+"""Decodes YAML files into structs. If a file does not fit, says what is wrong in one line, for the person who
+wrote the file.
 
-Called by the readers of the configuration, the policy and the endpoints file,
-which put the file's name before it.
+Called by the readers of the configuration, the policy and the endpoints file. They put the name of the file
+before this line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_ALIASES: Final = 1_000
 
 
 def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
-    """The document as `kind`. ValueError for anything else, whatever the text."""
+    """The document as `kind`. Any text that does not fit raises a ValueError and nothing else."""
     try:
         _check_shape(text)
         return msgspec.yaml.decode(text, type=kind)
@@ -43,8 +43,8 @@ def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
 
 
 def _check_shape(text: str | bytes) -> None:
-    """Refuse what PyYAML would overflow its stack on, or blow up without end:
-    deep nesting, aliases within what has an anchor.
+    """Refuse documents on which PyYAML would overflow its stack or use memory without bound: deep nesting,
+    and aliases inside a value that has an anchor.
     """
     anchored: list[bool] = []
     aliases = 0
@@ -62,8 +62,8 @@ def _check_shape(text: str | bytes) -> None:
 
 
 def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
-    """One line: the field at fault, what is wrong with it and, where that is a misspelt name,
-    what was probably meant.
+    """One line that names the field at fault and what is wrong with it. For a misspelt name it also says
+    which name was probably meant.
     """
     text = str(error)
     if unknown := _UNKNOWN.match(text):
@@ -84,7 +84,7 @@ def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
 
 
 def _at(node: inspect.Type, path: str) -> inspect.Type:
-    """The type that stands where `path` leads, of those that a struct's fields, lists and maps hold."""
+    """The type at `path`, followed through the fields, lists and maps of structs."""
     for step in _STEP.finditer(path):
         node = _struct_or_collection(node)
         match node:
@@ -98,7 +98,7 @@ def _at(node: inspect.Type, path: str) -> inspect.Type:
 
 
 def _struct_or_collection(node: inspect.Type) -> inspect.Type:
-    """What `X | None` is besides None, and an annotated type without its annotations."""
+    """Remove annotations, and None from `X | None`."""
     while isinstance(node, inspect.Metadata):
         node = node.type
     if isinstance(node, inspect.UnionType):

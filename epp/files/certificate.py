@@ -1,8 +1,9 @@
-"""Whether a pair of certificate and key can be used: read, of each other, and not expired.
+"""Checks whether a certificate and its key can be used: both can be read, they belong together, and the
+certificate has not expired.
 
-A renewal that went wrong shows nowhere while the old pair is still in use, and then every handshake fails.
-`CertificateWatch` looks every few seconds, so that an alert comes first. Called by `preflight` (`epp check`)
-and by `app`.
+A failed renewal does not show while the old pair is still in use. Later every handshake fails.
+`CertificateWatch` therefore checks the files every few seconds, so that an alert fires before that. Called by
+`preflight` (`epp check`) and by `app`.
 """
 
 from __future__ import annotations
@@ -55,24 +56,26 @@ def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
         if name == "certFile":
             _check_expiry(text, where=f"{field}.{name}: {path}", unix_now_s=unix_now_s)
     try:
-        # A passphrase is asked for by nobody: without one a key that has it is refused instead.
+        # An empty passphrase keeps OpenSSL from asking for one on the terminal. A key with a passphrase is
+        # then refused.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert_file, tls.key_file, password="")
     except ssl.SSLError as error:
         raise ConfigError(
-            f"{field}.keyFile: {tls.key_file}: is not the key of certFile {tls.cert_file}, is not PEM, or has a passphrase; "
+            f"{field}.keyFile: {tls.key_file}: this key does not belong to certFile {tls.cert_file}, is not "
+            "PEM, or has a passphrase; "
             "name the matching key, in PEM and without a passphrase"
         ) from error
 
 
 def to_do(error: OSError) -> str:
-    """What helps against it."""
+    """What the operator can do about this error."""
     match error:
         case FileNotFoundError():
-            return "make it, or correct the path"
+            return "create it, or correct the path"
         case PermissionError():
             return "give this user access, or name another path"
         case NotADirectoryError():
-            return "a part of this path is a file: correct it"
+            return "one part of this path is a file and not a folder: correct the path"
         case _:
             return "name another path"
 
@@ -82,19 +85,20 @@ def _check_certificates(text: bytes, *, where: str) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"{where}: holds no certificate that can be read; it must be PEM, with BEGIN CERTIFICATE"
+            f"{where}: this file holds no certificate that can be read; it must be PEM, with the line BEGIN "
+            "CERTIFICATE"
         ) from error
 
 
 def _check_expiry(text: bytes, *, where: str, unix_now_s: float) -> None:
-    """Of the first certificate, which is the server's own. A date that cannot be read is not judged."""
+    """Check the first certificate, which is the server's own. A date that cannot be read is ignored."""
     pem = text.decode("ascii")
     start, end = pem.find(_BEGIN), pem.find(_END)
     if start < 0 or end < start:
         return
     until = expiry(ssl.PEM_cert_to_DER_cert(pem[start : end + len(_END)] + "\n"))
     if until is not None and until.timestamp() <= unix_now_s:
-        raise ConfigError(f"{where}: expired at {until:%Y-%m-%d %H:%M} UTC; renew it")
+        raise ConfigError(f"{where}: the certificate expired at {until:%Y-%m-%d %H:%M} UTC; renew it")
 
 
 def expiry(certificate: bytes) -> datetime | None:
@@ -129,7 +133,7 @@ def _element(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 class CertificateWatch:
-    """`on_result` hears whether the files can be used: first, and whenever that changes."""
+    """Calls `on_result` with whether the files can be used: after the first check, and after each change."""
 
     def __init__(
         self,
@@ -156,7 +160,7 @@ class CertificateWatch:
         if fault == self._fault:
             return
         if fault:
-            _log.error("handshakes fail, or will at the next start: %s", fault)
+            _log.error("TLS handshakes fail now, or will fail after the next start: %s", fault)
         elif self._fault is not None:
             _log.info("%s can be used again", self._field)
         self._fault = fault

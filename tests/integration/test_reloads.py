@@ -54,7 +54,7 @@ async def test_a_picker_whose_policy_is_refused_starts_on_the_default_says_so_an
         await reload_ok(gateway, "policy", 0.0)
         assert (await gateway.client.complete(PROMPT)).status == 200
         said = gateway.picker.process.tail()
-        assert "the default policy routes until this file is mended" in said
+        assert "the default policy is used until this policy file is corrected" in said
         assert "fastest" in said
         write_policy(gateway.config, {"rule": "affinity"}, name="mended")
         await running(gateway, policy="mended", rule="affinity")

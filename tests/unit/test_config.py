@@ -101,7 +101,7 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
         ("{endpointsFile: e, admin: {address: '9090'}}", "admin.address", "ip:port"),
         ("{endpointsFile: e, envoy: {listen: '0.0.0.0:0'}}", "envoy.listen", "out of range"),
         ("{endpointsFile: e, envoy: {admin: '::1:9901'}}", "envoy.admin", "brackets"),
-        ("{endpointsFile: e, envoy: {failOpen: false}}", "holdStreams", "cut"),
+        ("{endpointsFile: e, envoy: {failOpen: false}}", "holdStreams", "break off"),
         ("endpointsFile: [", "line", "parsing"),
         ("endpointsFile: 2023-99-01", "month", "12"),
     ],
@@ -134,7 +134,7 @@ def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{endpointsFile: e, workers: 9, admin: {address: '127.0.0.1:65530'}}", "ports end at 65535"),
+        ("{endpointsFile: e, workers: 9, admin: {address: '127.0.0.1:65530'}}", "the highest port is 65535"),
         (
             "{endpointsFile: e, listen: {address: '127.0.0.1:9090'}, admin: {address: '127.0.0.1:9090'}}",
             "127.0.0.1:9090 is taken by listen.address",

@@ -66,7 +66,7 @@ def test_a_key_that_does_not_fit_is_refused(
 ) -> None:
     status, said = check(tmp_path, {section: {"tls": tls(tmp_path, key=key)}}, capsys)
     assert status == 2
-    assert f"{section}.tls.keyFile: {tmp_path}/tls.key: is not the key of certFile" in said
+    assert f"{section}.tls.keyFile: {tmp_path}/tls.key: this key does not belong to certFile" in said
     assert "name the matching key, in PEM and without a passphrase" in said
 
 
@@ -79,7 +79,9 @@ def test_a_certificate_that_is_none_is_refused(
     bad.write_text(text)
     status, said = check(tmp_path, {"listen": {"tls": tls(tmp_path) | {field: str(bad)}}}, capsys)
     assert status == 2
-    assert f"listen.tls.{field}: {bad}: holds no certificate that can be read; it must be PEM" in said
+    assert (
+        f"listen.tls.{field}: {bad}: this file holds no certificate that can be read; it must be PEM" in said
+    )
 
 
 def test_a_missing_file_of_the_picker_is_an_error_and_of_envoy_a_remark(
@@ -89,13 +91,13 @@ def test_a_missing_file_of_the_picker_is_an_error_and_of_envoy_a_remark(
     status, said = check(tmp_path, {"listen": {"tls": missing}}, capsys)
     assert status == 2
     assert (
-        "listen.tls.keyFile: /nowhere/tls.key: No such file or directory; make it, or correct the path"
+        "listen.tls.keyFile: /nowhere/tls.key: No such file or directory; create it, or correct the path"
         in said
     )
     status, said = check(tmp_path, {"envoy": {"tls": missing}}, capsys)
     assert status == 0
     assert said == (
-        "epp: envoy.tls.keyFile: /nowhere/tls.key: no such file here: Envoy needs it where Envoy runs\n"
+        "epp: envoy.tls.keyFile: /nowhere/tls.key: this machine has no such file; Envoy needs the file on the machine where Envoy runs\n"
     )
 
 
@@ -104,12 +106,12 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
 ) -> None:
     status, said = check(tmp_path, {"envoy": {"edsFile": "/proc/eds.json"}}, capsys)
     assert status == 2
-    assert "envoy.edsFile: nothing can be written in /proc: " in said
+    assert "envoy.edsFile: cannot write in /proc: " in said
     (tmp_path / "file").touch()
     for path in (f"{tmp_path}/file/eds.json", f"{tmp_path}/file/below/eds.json"):
         status, said = check(tmp_path, {"envoy": {"edsFile": path}}, capsys)
         assert status == 2
-        assert "Not a directory; a part of this path is a file: correct it" in said
+        assert "Not a directory; one part of this path is a file and not a folder: correct the path" in said
 
 
 def test_a_socket_needs_a_folder_that_is_there_a_short_name_and_a_free_place(
@@ -117,14 +119,14 @@ def test_a_socket_needs_a_folder_that_is_there_a_short_name_and_a_free_place(
 ) -> None:
     status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
     assert status == 2
-    assert f"listen.address: nothing can be written in {tmp_path}/none: No such file" in said
+    assert f"listen.address: cannot write in {tmp_path}/none: No such file" in said
     status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/{'p' * 100}"}}, capsys)
     assert status == 2
-    assert "a unix socket's path has 107 bytes at most; choose a shorter one" in said
+    assert "the path of a unix socket has at most 107 bytes; choose a shorter path" in said
     (tmp_path / "p.sock").touch()
     status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys)
     assert status == 2
-    assert "is there and is no socket; remove it, or choose another path" in said
+    assert "this file exists and is not a socket; remove it, or choose another path" in said
 
 
 def test_the_socket_of_a_picker_that_runs_is_no_fault(

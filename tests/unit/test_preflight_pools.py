@@ -22,8 +22,11 @@ def remarks(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"models": Models(ask=False)}, "models.ask: without it only pods with the annotation"),
-        ({"models": Models(unknown="Route")}, "models.unknown: Route sends an unknown model to any"),
+        ({"models": Models(ask=False)}, "so the picker knows the model only of pods with the annotation"),
+        (
+            {"models": Models(unknown="Route")},
+            "models.unknown: with Route a request for an unknown model may go to any",
+        ),
         ({"dialect": "gke"}, "kubernetes.pools: gke chooses the InferencePool by its route"),
     ],
 )

@@ -50,7 +50,7 @@ def said_of_endpoints(text: str) -> str:
             "endpointsFile: {",
             "not YAML: while parsing a flow node did not find expected node content (line 2, column 1)",
         ),
-        ("", "endpointsFile: missing; name the file that lists the model servers, or set `kubernetes`"),
+        ("", "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"),
     ],
 )
 def test_a_mistake_in_the_configuration(tmp_path: Path, text: str, said: str) -> None:

@@ -40,7 +40,7 @@ def config_text(tmp_path: Path, exact: str) -> Path:
         ),
         (
             "{models: [{tokenizerFolder: x}], replayPort: 5557}",
-            "replayPort: events and replay need two ports",
+            "replayPort: events and replay need two different ports",
         ),
         ("{models: [{tokenizerFolder: x}], portal: 1}", "portal"),
     ],
