@@ -1,10 +1,11 @@
-"""How a metric is declared: as the annotation of the field or property that holds its number.
+"""Declares a metric: as the annotation of the field or property that holds its number.
 
-`in_flight: Annotated[int, gauge("epp_endpoint_in_flight", "Requests ...")]` is all of it. `telemetry.catalog`
-says where the objects with such fields are, and `telemetry.exposition` reads them. What a field may hold:
+`in_flight: Annotated[int, gauge("epp_endpoint_in_flight", "Requests ...")]` is a whole declaration.
+`telemetry.catalog` says where the objects with such fields are, and `telemetry.exposition` reads them. A
+field may hold:
 
 - a number; None means that there is nothing to show;
-- text, which becomes the value of a label of a series that is always 1;
+- text, which becomes the value of a label; the value of the series is always 1;
 - a mapping from label values (one, or a tuple of several) to numbers;
 - a distribution, for a histogram.
 """
@@ -23,7 +24,7 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
-    """Labels of this field's own values. Those of its object stand before them."""
+    """Labels of the values of this field. The labels of its object come before them."""
 
 
 def counter(name: str, text: str, *labels: str) -> Metric:
@@ -32,10 +33,10 @@ def counter(name: str, text: str, *labels: str) -> Metric:
 
 
 def gauge(name: str, text: str, *labels: str) -> Metric:
-    """A number as it is now."""
+    """A number that may grow and shrink."""
     return Metric(name, "gauge", text, labels)
 
 
 def histogram(name: str, text: str) -> Metric:
-    """How many values fell under each bound. The field is a `telemetry.counts.Distribution`."""
+    """How many values were at most each bound. The field is a `telemetry.counts.Distribution`."""
     return Metric(name, "histogram", text)

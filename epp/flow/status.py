@@ -1,4 +1,4 @@
-"""What flow control shows of itself to people and to Prometheus. Filled in by `gate`."""
+"""The state of flow control as people and Prometheus see it. Filled in by `gate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from epp.metric import counter, gauge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingTenant:
-    """What waits of one tenant at one priority."""
+    """The waiting requests of one tenant at one priority."""
 
     priority: int
     tenant: str
@@ -22,22 +22,22 @@ class WaitingTenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatus:
-    """For people and metrics: what waits, for one base model."""
+    """The requests that wait for one base model."""
 
     model: str
     saturation: Annotated[
         float,
         gauge(
             "epp_flow_saturation",
-            "0: the servers of the base model are idle. 1: a new request waits as long as "
-            "flow.goalSeconds says. Above: they are too few. Only while flow control is on.",
+            "0: the servers of the base model are idle. 1: a new request waits as long as flow.goalSeconds "
+            "says. Above 1: there are too few servers. Only while flow control is on.",
         ),
     ]
     oldest_s: Annotated[
         float,
         gauge(
             "epp_flow_oldest_seconds",
-            "How long the oldest of the requests that flow control holds has waited.",
+            "How long the oldest request that flow control holds has waited.",
         ),
     ]
     requests: Annotated[
@@ -52,18 +52,18 @@ class FlowStatus:
         Mapping[int, int],
         gauge(
             "epp_flow_waiting_tokens",
-            "Prompt tokens to compute of the requests that flow control holds.",
+            "Uncached prompt tokens of the requests that flow control holds, by base model and priority.",
             "priority",
         ),
     ]
     tenants: Sequence[WaitingTenant] = ()
-    """Those of whom the most tokens wait."""
+    """The tenants with the most waiting tokens."""
     let_go_tokens: Annotated[
         Mapping[str, int],
         counter(
             "epp_flow_let_go_tokens_total",
-            "Prompt tokens to compute of the requests that flow control let go, by base model and tenant. "
-            "The first 32 tenants have a label of their own, the others share `(others)`.",
+            "Uncached prompt tokens of the requests that flow control let go, by base model and tenant. The "
+            "first 32 tenants have a label of their own. All others share the label `(others)`.",
             "tenant",
         ),
     ] = field(default_factory=dict)
@@ -71,6 +71,6 @@ class FlowStatus:
         int,
         counter(
             "epp_flow_demoted_requests_total",
-            "Requests that flow control put last, since they could not meet their deadline.",
+            "Requests that flow control put last because they could not meet their deadline.",
         ),
     ] = 0

@@ -1,5 +1,5 @@
-"""The causes of missed prompt tokens: their names, what each means, and what to change.
-The one list that pages and commands show.
+"""The causes of missed prompt tokens: their names, what each means, and what to change. All pages and
+commands show this list.
 """
 
 from __future__ import annotations
@@ -16,50 +16,57 @@ class Cause(NamedTuple):
 NEW: Final = Cause(
     "new",
     "never seen before",
-    "Nothing: no cache can hold what nobody has sent. A longer shared beginning of prompts would help.",
+    "Nothing to change: no cache can hold a prompt that nobody has sent before. Prompts with a longer common "
+    "beginning would help.",
 )
 EVICTED: Final = Cause(
     "evicted",
-    "evicted before it came again",
-    "Add servers or KV cache (gpu-memory-utilization, KV offload), or shorten prompts: see which servers are full.",
+    "evicted before the prefix came again",
+    "Add servers or KV cache (gpu-memory-utilization, KV offload), or shorten prompts. The lines above show "
+    "which servers are full.",
 )
 ELSEWHERE: Final = Cause(
     "elsewhere",
-    "sent elsewhere: its server had too much to do, or the rule does not look at prefixes",
-    "Nothing, if time to first token is good: waiting would have cost more. Else add servers, or raise cost.uncachedTokenWeight.",
+    "sent to another server: the one with the prefix had too much to do, or the rule ignores prefixes",
+    "Nothing to change if time to first token is good: waiting would have cost more. Otherwise add servers, "
+    "or raise cost.uncachedTokenWeight.",
 )
 RESTARTED: Final = Cause(
     "restarted",
-    "its server was restarted or removed",
-    "Restart servers one at a time; look for crashes and for scale-downs.",
+    "the server with the prefix was restarted or removed",
+    "Restart servers one at a time. Look for crashes and for scale-downs.",
 )
 OTHER_ROOT: Final = Cause(
     "other_root",
     "the same text under another adapter, model or salt",
-    "Use one cache_salt for those who may share; serve prompts of one text by one adapter.",
+    "Use one cache_salt for all clients that may share prefixes. Serve prompts with the same text by one "
+    "adapter.",
 )
 LOW_GAIN: Final = Cause(
     "low_gain",
-    "too little to count: below the gain threshold",
+    "the cached prefix was below the gain threshold",
     "Lower gain.minMatchTokens or gain.minMatchRatio, if these prompts matter.",
 )
 LATE: Final = Cause(
     "late",
-    "learned too late: another picker had sent it there moments before",
+    "learned too late: another picker had sent the prefix to that server moments before",
     "Use fewer workers or replicas, or lower sharing.flushIntervalSeconds.",
 )
 UNAVAILABLE: Final = Cause(
     "unavailable",
-    "its server was not a candidate",
-    "See which servers are left out or not ready, and what the data plane's subset allows.",
+    "the server with the prefix was not a candidate",
+    "Check which servers are left out or not ready, and which servers the data plane's subset allows.",
 )
 TAIL: Final = Cause(
-    "tail", "ends of prompts, shorter than a chunk or a block", "Nothing: this is the precision of the table."
+    "tail",
+    "ends of prompts, shorter than a chunk or a block",
+    "Nothing to change: this is the precision of the table.",
 )
 UNREAD: Final = Cause(
     "unread",
     "the prompt was not read",
-    "See epp_unread_bodies_total and epp_overload_ratio: too large, compressed, or too much load.",
+    "Check epp_unread_bodies_total and epp_overload_ratio: bodies are too large or compressed, or the picker "
+    "has too much load.",
 )
 
 CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, OTHER_ROOT, LOW_GAIN, LATE, UNAVAILABLE, TAIL, UNREAD)

@@ -1,4 +1,4 @@
-"""`epp explain`: asks a running picker why prompt tokens are missed, and prints the answer."""
+"""`epp explain`: asks a running picker why prompt tokens were not cached, and prints the answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SHOWN_SERVERS: Final = 4
 
 
 def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
-    """ConfigError where nobody answers."""
+    """ConfigError: the picker does not answer."""
     url = f"{admin.rstrip('/')}/explain?window={window_s}"
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--admin {admin}: an address such as http://127.0.0.1:9090")
+        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
     try:
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
             found: dict[str, Any] = msgspec.json.decode(answer.read(_MOST_BYTES), type=dict[str, Any])
@@ -29,10 +29,10 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """For people: the causes by size, what to change, and what it costs to know."""
+    """A table for people: the causes by size, what to change, and the CPU cost of this account."""
     lines = [
         f"{found['requests']:,} requests in the last {found['window_s']:,.0f} s, {found['prompt_tokens']:,} prompt tokens",
-        f"{found['hit_ratio']:.1%} of them were believed cached where they were sent",
+        f"{found['hit_ratio']:.1%} of these tokens were expected in the cache of the server that got them",
         "",
         f"{'share of missed':>15}  {'of all':>6}  {'tokens':>12}  why",
     ]

@@ -1,8 +1,8 @@
-"""`epp record`: asks a running picker for the requests that it routes, and writes them to a file,
-until told to stop.
+"""`epp record`: asks a running picker for the requests that it routes, and writes them to a file until it is
+stopped.
 
-The picker needs no restart and no disk:
-lines come over its admin address, so the recording may be made on another machine.
+The picker needs no restart and no disk. The lines come over its admin address, so the command may run on
+another machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 8.0
 _TRY_AGAIN_FOR_S: Final = 30.0
 _MOST_BYTES: Final = 64 * 2**20
-"""Of one answer; the picker keeps 8 MiB of lines at most."""
+"""Largest size of one answer. The picker keeps 8 MiB of lines at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Options:
     file: Path
     max_bytes: int
     seconds: float | None
-    """None: until it is interrupted."""
+    """None: record until interrupted."""
 
 
 @dataclass(slots=True)
@@ -46,16 +46,16 @@ class Counts:
     requests: int = 0
     size_bytes: int = 0
     left_out: int = 0
-    """Requests that the picker had no room for: it was not asked often enough."""
+    """Requests that are missing because the picker had no room for them. It was not asked often enough."""
 
 
 def record(options: Options) -> Counts:
-    """Returns at the end or when interrupted.
-    ConfigError: the picker cannot be asked, or the file cannot be written.
+    """Record until the end of the time, or until interrupted. ConfigError: the picker cannot be reached, or
+    the file cannot be written.
     """
     url = f"{options.admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--admin {options.admin}: an address such as http://127.0.0.1:9090")
+        raise ConfigError(f"--admin {options.admin}: must be an address such as http://127.0.0.1:9090")
     file, counts = RecordingFile(options.file, max_bytes=options.max_bytes), Counts()
     until_s = None if options.seconds is None else time.monotonic() + options.seconds
 
@@ -99,8 +99,8 @@ def _write(
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
-    """One each second, and one at the end.
-    A picker that does not answer any more is asked again for a while.
+    """Yields one answer each second, and one at the end. If the picker stops answering, it is asked again for
+    a while.
     """
     heard_s = float("-inf")
     while True:
@@ -128,14 +128,14 @@ def _ask(url: str) -> tuple[bytes, int]:
 
 def _refusal(admin: str, status: int) -> str:
     reasons = {
-        409: "another `epp record` is reading this picker; one can at a time",
-        404: "this picker is of an older version, which cannot be recorded from outside",
+        409: "another `epp record` is reading this picker; only one at a time can",
+        404: "this picker has an older version, which `epp record` cannot read",
     }
     return f"--admin {admin}: {reasons.get(status, f'status {status}')}"
 
 
 def _show(counts: Counts | None, *, on: Callable[[], bool] = sys.stderr.isatty) -> None:
-    """One line on a terminal, written over and over; None: it is over."""
+    """Show the counts on one line of a terminal, written over each time. None: remove the line."""
     if on():
         text = "\r\033[K" if counts is None else f"\r{told(counts)}; Ctrl-C ends it"
         print(text, end="", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
-"""`epp replay`: reads a recording, runs every policy over it, prints the table and writes the picture.
-Called by the command line.
+"""`epp replay`: reads a recording, runs it with every policy, prints the table and writes the picture. Called
+by the command line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Options:
 
 
 def replay(options: Options) -> None:
-    """Print what each policy would have done. ConfigError names what cannot be used."""
+    """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
     began = time.monotonic()
     try:
         trace = read(options.recordings)
@@ -59,7 +59,7 @@ def _replay(trace: Trace, options: Options, *, began: float) -> None:
     setting = Setting(load=options.load, servers=options.servers, seed=options.seed)
     print(_about(trace, setting), flush=True)
     if setting.load != 1.0 or setting.servers:
-        trace = replace(trace, recorded=None)  # that was another load, or another fleet
+        trace = replace(trace, recorded=None)  # the recorded figures are of another load or another fleet
     for remark in _remarks(trace, candidates):
         print(f"note: {remark}", flush=True)
     progress = _Progress()
@@ -79,7 +79,7 @@ def _replay(trace: Trace, options: Options, *, began: float) -> None:
 
 
 def _candidates(trace: Trace, options: Options) -> list[Candidate]:
-    """The recorded policy first, then those of files, then rules with their defaults."""
+    """The recorded policy first, then the policies of files, then one for each rule."""
     recorded, base = trace.policy, trace.policy or DEFAULT_POLICY
     found = [Candidate(name=_named("recorded" if recorded is not None else "default", base), policy=base)]
     for path in options.policies:
@@ -90,7 +90,7 @@ def _candidates(trace: Trace, options: Options) -> list[Candidate]:
         found.append(Candidate(name=rule, policy=changed))
     names = [candidate.name for candidate in found]
     if len(set(names)) < len(names):
-        raise ReplayError(f"two policies have one name: {', '.join(names)}; rename a file")
+        raise ReplayError(f"two policies have the same name: {', '.join(names)}; rename one of the files")
     return found
 
 
@@ -112,18 +112,22 @@ def _about(trace: Trace, setting: Setting) -> str:
 def _remarks(trace: Trace, candidates: Sequence[Candidate]) -> list[str]:
     found = [*trace.remarks]
     if not trace.servers:
-        found.append("the file does not say what servers there were: these are made up (--servers)")
+        found.append("the recording does not name its servers: the simulated servers are made up (--servers)")
     if any(candidate.policy.spec.flow.mode != "Direct" for candidate in candidates):
-        found.append("flow control is not simulated: every request goes on at once")
+        found.append("flow control is not simulated: every request is sent at once")
     if any(candidate.policy.spec.rule == "session" for candidate in candidates):
-        found.append("sessions are not recorded: the rule `session` sees requests without one")
+        found.append("sessions are not recorded: the rule `session` sees requests without a session")
     if trace.recorded is not None:
-        found.append("'as recorded': hits as the picker foretold them, times of sampled answers alone")
+        found.append(
+            "'as recorded': hits are those that the picker predicted, times are those of sampled answers only"
+        )
     return found
 
 
 class _Progress:
-    """One line on standard error, written over and over; on no terminal, nothing."""
+    """Shows progress on one line of standard error, written over each time. Shows nothing if that is no
+    terminal.
+    """
 
     def __init__(self) -> None:
         self._shown_at = 0.0

@@ -1,7 +1,7 @@
-"""Every metric of the picker: in which classes they are declared, and where the objects of these classes are.
+"""Lists the classes that declare metrics, and says where their objects are.
 
-A new metric is a field of one of these classes, annotated as `epp.metric` says,
-and the line that fills the field in.
+To add a metric, add a field to one of these classes, annotated as `epp.metric` says, and a line that fills
+the field in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from epp.types import EndpointName
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """All that Prometheus may see: what was counted, and the state now."""
+    """Everything that Prometheus may see: the counts, and the current state."""
 
     requests: RequestCounts
     servers: Mapping[EndpointName, ServerCounts]

@@ -1,8 +1,7 @@
-"""What is counted when it happens: plain numbers, each declared as a metric where it stands.
-`metrics` adds to them.
+"""Counters of events: plain numbers, each declared as a metric at its field. `metrics` adds to them.
 
-prometheus_client takes a lock, checks labels and walks the buckets at each addition, since it serves any
-program. Here one thread counts and the same thread is asked, so an addition is an addition.
+prometheus_client is made for any program, so each addition there takes a lock, checks labels and walks the
+buckets. Here one thread counts, and the same thread answers Prometheus, so a plain addition is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from epp.metric import counter, gauge, histogram
 
 
 class Distribution:
-    """A histogram's values. A bound belongs to its own bucket."""
+    """The values of a histogram. A value that equals a bound counts in the bucket of this bound."""
 
     __slots__ = ("_counts", "bounds", "total")
 
@@ -32,7 +31,7 @@ class Distribution:
         self.total += value
 
     def cumulative(self) -> list[int]:
-        """For each bound the values up to it, and the number of all values at the end."""
+        """For each bound the number of values up to the bound. The last number counts all values."""
         return list(accumulate(self._counts))
 
 
@@ -50,7 +49,7 @@ _lag: Final = partial(Distribution, (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Of the requests and their answers."""
+    """Counts of requests and their answers."""
 
     requests: Annotated[
         ByLabels,
@@ -76,17 +75,19 @@ class RequestCounts:
     flow_waited: Annotated[
         Distribution,
         histogram(
-            "epp_flow_waited_seconds", "How long requests were held that flow control held and then let go."
+            "epp_flow_waited_seconds",
+            "How long flow control held requests before it let them go. Requests that were not held do not "
+            "count.",
         ),
     ] = field(default_factory=_ttft)
     unread: Annotated[
         ByLabel,
         counter(
             "epp_unread_bodies_total",
-            "Requests that were routed by load because their body was not read, by reason: costly_body "
-            "(reading it would hold up all other requests), encoded_body (compressed), partial_body and "
-            "body_not_seen (the data plane did not hand over all of it), no_room (bodies that wait for "
-            "the rest of them are over streams.maxHeldBodyBytes).",
+            "Requests that were routed by load because the picker did not read their body, by reason: "
+            "costly_body (reading the body would hold up all other requests), encoded_body (the body is "
+            "compressed), partial_body and body_not_seen (the data plane did not send all of the body), "
+            "no_room (unfinished bodies together are over streams.maxHeldBodyBytes).",
             "reason",
         ),
     ] = field(default_factory=_by_label)
@@ -97,8 +98,8 @@ class RequestCounts:
         int,
         counter(
             "epp_matched_tokens_total",
-            "Prompt tokens that the picker expected in the prefix cache of the chosen endpoint, out of "
-            "epp_prompt_tokens_total.",
+            "Those of epp_prompt_tokens_total that the picker expected in the prefix cache of the chosen "
+            "endpoint.",
         ),
     ] = 0
     sampled_predicted: Annotated[
@@ -113,17 +114,17 @@ class RequestCounts:
         int,
         counter(
             "epp_sampled_cached_tokens_total",
-            "Tokens that the servers reported as cached, for the same answers. Divide by "
-            "epp_sampled_predicted_tokens_total to see how good the prediction is.",
+            "Tokens that the servers reported as cached, for the same answers as "
+            "epp_sampled_predicted_tokens_total. Divide one by the other to see how good the prediction is.",
         ),
     ] = 0
     sampled_true: Annotated[
         int,
         counter(
             "epp_sampled_true_tokens_total",
-            "For each sampled answer the smaller of the predicted and the reported tokens. Divided by "
-            "epp_sampled_predicted_tokens_total this is the precision of the prediction, divided by "
-            "epp_sampled_cached_tokens_total its recall.",
+            "The smaller of the predicted and the reported tokens of each sampled answer, added up. Divided "
+            "by epp_sampled_predicted_tokens_total this is the precision of the prediction. Divided by "
+            "epp_sampled_cached_tokens_total this is its recall.",
         ),
     ] = 0
     sampled_ttft: Annotated[
@@ -140,8 +141,8 @@ class RequestCounts:
         int,
         counter(
             "epp_served_mismatch_total",
-            "Answers from another endpoint than the first choice, because the data plane retried or "
-            "passed the first choice by.",
+            "Answers that came from another endpoint than the first choice, because the data plane retried "
+            "or skipped the first choice.",
         ),
     ] = 0
     protocol_errors: Annotated[
@@ -154,8 +155,8 @@ class RequestCounts:
         ByLabels,
         counter(
             "epp_dry_run_picks_total",
-            "Picks that a policy in dry run scored too, by whether this policy would have picked the same "
-            "endpoint.",
+            "Picks that a policy in dry run scored too. agrees says whether this policy would have picked "
+            "the same endpoint.",
             "policy",
             "agrees",
         ),
@@ -164,8 +165,8 @@ class RequestCounts:
         ByLabels,
         counter(
             "epp_dry_run_flow_requests_total",
-            "Requests that got an endpoint, by what the flow control of a policy in dry run would have done with them: go, wait, demote, or the "
-            "reason of a refusal.",
+            "Requests that got an endpoint. fate says what the flow control of a policy in dry run would "
+            "have done with them: go, wait, demote, or the reason of a refusal.",
             "policy",
             "fate",
         ),
@@ -174,14 +175,14 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """Of the requests of one endpoint; they go when the endpoint goes."""
+    """Counts of the requests of one endpoint. They are removed with the endpoint."""
 
     picks: Annotated[
         ByLabel,
         counter(
             "epp_picks_total",
-            "Picks, by the first endpoint of the answer and the reason of the choice. Counting restarts "
-            "when an endpoint leaves and comes back.",
+            "Picks, by the first endpoint of the answer and the reason of the choice. The count starts again "
+            "from 0 when an endpoint leaves and comes back.",
             "reason",
         ),
     ] = field(default_factory=_by_label)
@@ -189,15 +190,16 @@ class ServerCounts:
         int,
         counter(
             "epp_prefill_picks_total",
-            "Picks in which another endpoint than the chosen one was asked to compute the prompt, by "
-            "that prefill endpoint. Counting restarts when an endpoint leaves and comes back.",
+            "Picks in which a second endpoint was asked to compute the prompt, by this prefill endpoint. The "
+            "count starts again from 0 when an endpoint leaves and comes back.",
         ),
     ] = 0
     prefill_tokens: Annotated[
         int,
         counter(
             "epp_prefill_tokens_total",
-            "Prompt tokens that prefill endpoints were asked to compute in those picks.",
+            "Prompt tokens that prefill endpoints were asked to compute in the picks of "
+            "epp_prefill_picks_total.",
         ),
     ] = 0
     answers: Annotated[
@@ -205,7 +207,7 @@ class ServerCounts:
         counter(
             "epp_answers_total",
             "Answers that have begun, by the endpoint that served and the class of the status: 2xx, 3xx, "
-            "4xx, 404, 429 or 5xx. Counting restarts when an endpoint leaves and comes back.",
+            "4xx, 404, 429 or 5xx. The count starts again from 0 when an endpoint leaves and comes back.",
             "class",
         ),
     ] = field(default_factory=_by_label)
@@ -221,7 +223,7 @@ class ServerCounts:
 
 @dataclass(slots=True)
 class ProcessCounts:
-    """Of what this process reads besides requests, and of its event loop."""
+    """Counts of what this process reads besides requests, and of its event loop."""
 
     reloads: Annotated[
         ByLabels,
@@ -269,8 +271,8 @@ class ProcessCounts:
         Distribution,
         histogram(
             "epp_loop_lag_seconds",
-            "How late the event loop runs what is due, looked at ten times a second. Requests wait this "
-            "long before the picker reads them.",
+            "Delay of the event loop: how late it runs a task that is due, measured ten times a second. "
+            "Requests wait this long before the picker reads them.",
         ),
     ] = field(default_factory=_lag)
     tasks: Annotated[

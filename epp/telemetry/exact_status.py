@@ -1,4 +1,4 @@
-"""What people and Prometheus see of exact mode. Filled in by `state_report`."""
+"""The state of exact mode as people and Prometheus see it. Filled in by `state_report`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from epp.types import EndpointName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactModelStatus:
-    """What exact mode makes of one base model's prompts."""
+    """The state of exact mode for the prompts of one base model."""
 
     state: Annotated[
         str,
@@ -66,7 +66,9 @@ class ExactServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactStatus:
-    """What the servers' own events say. Totals since the picker started, but for blocks and chunks."""
+    """What the KV events of the servers say. All but blocks and chunks are totals since the picker
+    started.
+    """
 
     models: Mapping[str, ExactModelStatus]
     servers: Mapping[EndpointName, ExactServerStatus]
@@ -81,8 +83,8 @@ class ExactStatus:
         Mapping[str, int],
         counter(
             "epp_exact_gaps_total",
-            "Times that messages of a server were missing. found: all gaps. lost: gaps that the replay "
-            "did not fill.",
+            "How often messages of a server were missing. found: all gaps. lost: gaps that the replay did "
+            "not fill.",
             "kind",
         ),
     ]

@@ -1,5 +1,5 @@
-"""What the picker knows of each pool's servers of a base model together:
-the numbers that an autoscaler follows (docs/autoscaling.md). Pure.
+"""Numbers about all servers of one base model in one pool. Autoscalers follow them (docs/autoscaling.md).
+Pure.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ class PoolStatus:
         int,
         gauge(
             "epp_pool_servers",
-            "Servers of the base model in the InferencePool (empty: endpoints come from a file) that requests may go to.",
+            "Ready servers of the base model in the InferencePool. The label pool is empty where endpoints "
+            "come from a file.",
         ),
     ]
     undone_s: float
-    """Prompt tokens that were sent to the servers and are not computed,
-    over what all of them compute in a second."""
+    """Prompt tokens that were sent to the servers and are not computed yet, divided by the tokens that all of
+    them compute per second.
+    """
     queued_s: float
-    """The same of the requests that flow control holds in this picker."""
+    """The same for the tokens of the requests that flow control holds in this picker."""
     kv_usage: float
-    """Mean share of the KV cache in use by running requests; 0 where no server says it."""
+    """Mean share of the KV cache that running requests use. 0 where no server states its share."""
     busy: Annotated[
         float,
         gauge(
             "epp_pool_busy_share",
-            "Prompt tokens that the ready servers of the base model computed lately in a second (by their own "
-            "counters, prefix hits left out), divided by what they can compute.",
+            "Prompt tokens per second that the ready servers of the base model computed lately, divided by "
+            "the tokens per second that they can compute. Computed tokens come from the counters of the "
+            "servers; prefix hits do not count.",
         ),
     ]
     goal_s: float
@@ -51,9 +54,9 @@ class PoolStatus:
         Mapping[str, float],
         gauge(
             "epp_pool_undone_seconds",
-            "Prompt tokens that are not computed yet, divided by what all ready servers of the base model "
-            "compute in a second. servers: tokens sent to servers; every replica tells it of the whole "
-            "pool. queue: tokens of the requests that flow control holds in this replica.",
+            "Prompt tokens that are not computed yet, divided by the tokens that all ready servers of the "
+            "base model compute per second. servers: tokens that were sent to servers; every replica reports "
+            "them for the whole pool. queue: tokens of the requests that flow control holds in this replica.",
             "where",
         ),
     ]:
@@ -66,13 +69,13 @@ class PoolStatus:
         float,
         gauge(
             "epp_pool_saturation",
-            "The largest of three: epp_pool_busy_share; epp_pool_undone_seconds divided by flow.goalSeconds; "
-            "and the mean share of the KV caches that running requests use. At 1 the servers of the base model are too few. "
-            "For autoscalers; flow control need not be on.",
+            "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
+            "flow.goalSeconds, and the mean share of the KV caches that running requests use. At 1 there are "
+            "too few servers of the base model. This metric is for autoscalers and does not need flow control.",
         ),
     ]:
-        """1: a new request waits as long as the goal says, the servers compute prompts all the time,
-        or the caches are full of running requests.
+        """At 1 a new request waits as long as the goal says, or the servers compute prompts all the time, or
+        running requests fill the caches.
         """
         return max(self.kv_usage, self.busy, (self.undone_s + self.queued_s) / self.goal_s)
 
@@ -80,8 +83,8 @@ class PoolStatus:
 def pools_of(
     endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
 ) -> list[PoolStatus]:
-    """By base model and pool.
-    Without a ready server that has a rate it is left out: nothing is known of its capacity.
+    """The pools of each base model. A pool without a ready server whose rate is known is left out, because
+    its capacity is unknown.
     """
     places: dict[tuple[str, str], list[EndpointStatus]] = {}
     rates: dict[str, float] = {}
@@ -89,8 +92,7 @@ def pools_of(
         if endpoint.ready and endpoint.prefill_tokens_per_s:
             places.setdefault((endpoint.model, endpoint.pool), []).append(endpoint)
             rates[endpoint.model] = rates.get(endpoint.model, 0.0) + endpoint.prefill_tokens_per_s
-    # Requests that wait may go to any pool of their model, so that each pool has its share,
-    # by what it can compute.
+    # Waiting requests may go to any pool of their model. So each pool gets a share of them by its rate.
     waiting = {flow.model: sum(flow.tokens.values()) for flow in flows}
     return [
         _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)
@@ -116,5 +118,7 @@ def _pool(
 
 
 def _computed_per_s(server: EndpointStatus) -> float:
-    """No more than it can compute, whatever its counters say: a server alone must not have others started."""
+    """Tokens per second, but no more than the server can compute, whatever its counters say. One server with
+    wrong counters must not make an autoscaler start others.
+    """
     return min(server.computed_tokens_per_s, server.prefill_tokens_per_s or 0.0)

@@ -1,4 +1,4 @@
-"""The metrics reference page, made from the declarations that Prometheus's pages are made from."""
+"""The metrics reference page. It is made from the same declarations as the pages for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from epp.telemetry.catalog import GROUPS
 _INTRO: Final = """\
 # Metrics
 
-Served at `/metrics` on the admin address, in Prometheus's text format. Each worker process has its own.
-Beside these stand `process_*`: CPU seconds, memory, open files and start time of the process.
+The picker serves these metrics at `/metrics` on the admin address, in the text format of Prometheus. Each
+worker process has a page of its own. Each page also has the metrics `process_*`: CPU seconds, memory, open
+files and start time of the process.
 """
 
 

@@ -1,4 +1,4 @@
-"""What people and Prometheus see of sharing. Filled in by `state_report`."""
+"""The state of sharing as people and Prometheus see it. Filled in by `state_report`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from epp.metric import counter, gauge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingStatus:
-    """What this picker tells others and hears from them. Totals since it started, but for the first three."""
+    """What this picker sends to other pickers and receives from them. All but the first three are totals
+    since it started.
+    """
 
     connected: Annotated[
         bool,
@@ -20,7 +22,9 @@ class SharingStatus:
             "1 while the picker can send and receive over Redis or the workers' socket.",
         ),
     ]
-    peers: Annotated[int, gauge("epp_sharing_peers", "Other pickers that have sent something lately.")]
+    peers: Annotated[
+        int, gauge("epp_sharing_peers", "Other pickers from which this picker has received something lately.")
+    ]
     waiting_bytes: Annotated[
         int,
         gauge(
@@ -66,29 +70,31 @@ class SharingStatus:
         Mapping[str, int],
         counter(
             "epp_sharing_skipped_events_total",
-            "Events of other pickers that were ignored, by reason: unresolved (the event refers to a "
-            "batch that was missed), stale (from before the endpoint lost its cache, or about an earlier "
-            "process of the same name), stranger (this picker does not know the endpoint), excessive (the "
-            "batch named more chunks than one may) and malformed (the batch could not be read, or was not "
-            "signed with the pool's key).",
+            "Events of other pickers that were ignored, by reason: unresolved (the event refers to a batch "
+            "that was missed), stale (the event is from before the endpoint lost its cache, or about an "
+            "earlier process of the same name), stranger (this picker does not know the endpoint), excessive "
+            "(the batch names more chunks than allowed) and malformed (the batch could not be read, or was "
+            "not signed with the pool's key).",
             "reason",
         ),
     ]
     gaps: Annotated[
-        int, counter("epp_sharing_gaps_total", "Times that batches of another picker were missing.")
+        int, counter("epp_sharing_gaps_total", "How often batches of another picker were missing.")
     ]
     errors: Annotated[
         Mapping[str, int],
         counter(
             "epp_sharing_errors_total",
-            "Failed calls to Redis or to the workers' socket; secret: the hash secret differs from "
-            "another picker's.",
+            "Failed calls to Redis or to the workers' socket, by reason. secret: this picker's hash secret "
+            "differs from that of another picker.",
             "reason",
         ),
     ]
     tables: Annotated[
         Mapping[str, int],
         counter(
-            "epp_sharing_tables_total", "Whole tables stored for new pickers, or loaded at start.", "what"
+            "epp_sharing_tables_total",
+            "Prefix tables that were stored for new pickers, or loaded at start.",
+            "what",
         ),
     ]

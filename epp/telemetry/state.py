@@ -1,8 +1,8 @@
-"""What the picker's state looks like to people and to Prometheus: plain values, made anew for each look.
+"""The state of the picker as people and Prometheus see it: plain values, made anew for each report.
 
-`state_report` fills these from the picker and the scraper; the admin pages show them, and a field with a
-metric beside it is also read when Prometheus asks. None everywhere means that the server does not say, or
-that nothing fresh is known.
+`state_report` fills these classes from the picker and the scraper. The admin pages show them, and Prometheus
+reads the fields that have a metric annotation. None in any field means that the server does not state the
+value, or that no fresh value is known.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from epp.types import Address, EndpointName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointStatus:
-    """One endpoint now."""
+    """The current state of one endpoint."""
 
     name: EndpointName
     address: Address
     model: str = ""
     pool: str = ""
-    """Its InferencePool; empty: endpoints come from a file."""
+    """The InferencePool of the endpoint. Empty: endpoints come from a file."""
     adapters: tuple[str, ...] = ()
-    """Believed to be loaded there."""
+    """LoRA adapters that the picker believes to be loaded there."""
     ready: Annotated[bool, gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.")] = True
     in_flight: Annotated[
         int, gauge("epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint.")
@@ -47,7 +47,7 @@ class EndpointStatus:
         ),
     ] = 0.0
     computed_tokens_per_s: float = 0.0
-    """Prompt tokens that the endpoint computed in a second lately."""
+    """Prompt tokens per second that the endpoint computed lately."""
     prefill_tokens_per_s: Annotated[
         float | None,
         gauge(
@@ -80,8 +80,8 @@ class EndpointStatus:
         counter(
             "epp_endpoint_prefix_hits_tokens_total",
             "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
-            "epp_endpoint_prefix_queries_tokens_total this is the real hit rate; epp_matched_tokens_total "
-            "/ epp_prompt_tokens_total is the predicted one.",
+            "epp_endpoint_prefix_queries_tokens_total this is the real hit rate. The predicted hit rate is "
+            "epp_matched_tokens_total / epp_prompt_tokens_total.",
         ),
     ] = None
     predicted_tokens: Annotated[
@@ -101,12 +101,15 @@ class EndpointStatus:
         gauge(
             "epp_endpoint_cache_size_ratio",
             "Cache size that the picker has learned, divided by the size that the metrics state or the "
-            "policy assumes. Learned for each model.",
+            "policy assumes. The picker learns this ratio for each model.",
         ),
     ] = 1.0
     bytes_per_token: Annotated[
         float | None,
-        gauge("epp_endpoint_bytes_per_token", "Bytes of prompt text for one token, learned for each model."),
+        gauge(
+            "epp_endpoint_bytes_per_token",
+            "Bytes of prompt text for each token. The picker learns this number for each model.",
+        ),
     ] = None
     table_entries: Annotated[
         int, gauge("epp_table_entries", "Entries of the prefix table for the endpoint.")
@@ -127,7 +130,8 @@ class EndpointStatus:
         float | None,
         gauge(
             "epp_endpoint_scrape_age_seconds",
-            "Age of the last successful scrape of the endpoint. Absent before the first one.",
+            "Age of the last successful scrape of the endpoint. The series is absent before the first "
+            "successful scrape.",
         ),
     ] = None
     scrape_error: str = ""
@@ -135,12 +139,12 @@ class EndpointStatus:
         float,
         gauge(
             "epp_endpoint_failure_share",
-            "Share of the endpoint's recent answers that failed, by a moving average: 5xx, 429, and "
-            "connections that broke before the answer. 1 for an endpoint whose requests hang.",
+            "Share of the endpoint's recent answers that failed, as a moving average. Failures are 5xx, 429, "
+            "and connections that broke before the answer. The share is 1 for an endpoint whose requests hang.",
         ),
     ] = 0.0
     left_out: str = ""
-    """Why it gets only trial requests. Empty: it does not fail."""
+    """Why the endpoint gets only trial requests. Empty: it is not left out."""
 
     @property
     def scrape_ok(
@@ -155,7 +159,8 @@ class EndpointStatus:
         bool,
         gauge(
             "epp_endpoint_left_out",
-            "1 while the endpoint gets only trial requests, because its answers fail or do not come.",
+            "1 while the endpoint gets only trial requests, because its answers fail or its requests get no "
+            "answer.",
         ),
     ]:
         return bool(self.left_out)
@@ -163,13 +168,13 @@ class EndpointStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerStatus:
-    """The whole picker now."""
+    """The current state of the whole picker."""
 
     endpoints: tuple[EndpointStatus, ...] = ()
     table_entries: Annotated[
         int, gauge("epp_table_size_entries", "Entries of the prefix table for all endpoints.")
     ] = 0
-    """Each shared chunk counts once for each endpoint that holds it."""
+    """A chunk that several endpoints hold counts once for each of them."""
     policy: str = ""
     rule: str = ""
     draining: Annotated[bool, gauge("epp_draining", "1 while the picker drains after SIGTERM.")] = False
@@ -177,37 +182,37 @@ class PickerStatus:
         int,
         gauge(
             "epp_endpoints_without_model_list",
-            "Endpoints that have not said yet at `/v1/models` what they serve. While there is one, no model is unknown "
-            "(docs/models.md).",
+            "Endpoints whose list of models (`/v1/models`) the picker has not read yet. While there are any, "
+            "the picker refuses no model as unknown (docs/models.md).",
         ),
     ] = 0
     held_body_bytes: Annotated[
         int,
         gauge(
             "epp_held_body_bytes",
-            "Bytes of request bodies that wait for the rest of them, in one worker. "
-            "`streams.maxHeldBodyBytes` bounds it.",
+            "Bytes of unfinished request bodies that this worker holds. `streams.maxHeldBodyBytes` is the "
+            "upper bound.",
         ),
     ] = 0
     overload_ratio: Annotated[
         float,
         gauge(
             "epp_overload_ratio",
-            "Share of new requests that are routed by load without reading them, because the picker "
-            "itself has too much to do.",
+            "Share of new requests that the picker routes by load without reading them, because the picker "
+            "itself is overloaded.",
         ),
     ] = 0.0
     goal_s: float = 2.0
-    """The wait at which the policy takes a pool to be saturated."""
+    """Wait at which a pool counts as saturated, by the policy."""
     flow: Sequence[FlowStatus] = ()
-    """What flow control holds, by base model; empty where it is off."""
+    """What flow control holds, by base model. Empty where flow control is off."""
     source_failures: Annotated[
         Mapping[str, int],
         counter(
             "epp_source_failures_total",
-            "Unexpected failures of the loops that read news, by source: scrape, file, kubernetes, "
-            "sharing, exact, explain, page, recording, housekeeping, readiness. The loop was started "
-            "again after a pause. The log says why it failed.",
+            "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
+            "sharing, exact, explain, page, recording, housekeeping, readiness. After each failure the loop "
+            "is started again after a pause. The log says why it failed.",
             "source",
         ),
     ] = field(default_factory=dict)
@@ -215,9 +220,9 @@ class PickerStatus:
         Mapping[str, int],
         counter(
             "epp_log_lines_left_out_total",
-            "Log lines that were not written, by reason: dropped (nobody read standard error fast "
-            "enough), repeated (one place in the code logged more than 100 lines in 10 s; one line says "
-            "how many).",
+            "Log lines that were not written, by reason: dropped (standard error was not read fast enough), "
+            "repeated (one place in the code logged more than 100 lines in 10 s; one summary line says how "
+            "many were left out).",
             "reason",
         ),
     ] = field(default_factory=dict)
@@ -225,8 +230,8 @@ class PickerStatus:
         Mapping[str, int],
         counter(
             "epp_recorded_requests_total",
-            "Requests of which the recording should have a line, by result: written, dropped (the disk "
-            "was too slow), failed (the disk refused it). Only with `recording`.",
+            "Requests that were to be recorded, by result: written, dropped (the disk was too slow), failed "
+            "(the line could not be written). Only with `recording`.",
             "result",
         ),
     ] = field(default_factory=dict)
@@ -234,13 +239,13 @@ class PickerStatus:
         Mapping[str, int],
         counter(
             "epp_trace_spans_total",
-            "Spans of sampled picks, by what became of them: sent, failed (the collector did not take "
-            "them) or dropped (too many were waiting for the collector). Only with tracing.",
+            "Spans of sampled picks, by result: sent, failed (the collector did not take them), dropped (too "
+            "many were waiting for the collector). Only with `tracing`.",
             "result",
         ),
     ] = field(default_factory=dict)
     sharing: SharingStatus | None = None
-    """None: it shares with nobody."""
+    """None: this picker shares with no other picker."""
     exact: ExactStatus | None = None
     """None: the table is approximate."""
 

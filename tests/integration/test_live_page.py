@@ -47,7 +47,7 @@ async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_request
         assert "67 %" in tiles
         assert "policy default, rule least-cost" in await chrome.seen("#summary")
         explained = await chrome.seen("#explain")
-        assert explained.index("never seen before") < explained.index("evicted before it came again")
+        assert explained.index("never seen before") < explained.index("evicted before the prefix came again")
         assert "vllm-1 (98 % full)" in explained
         assert await chrome.value("document.querySelectorAll('#map tbody tr').length") == 12
         assert await chrome.value("document.querySelectorAll('#map td.held').length") >= 12

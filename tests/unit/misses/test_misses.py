@@ -201,8 +201,8 @@ def test_the_answer_names_causes_servers_and_what_to_change() -> None:
     told = explaining.told(1e12)
     assert (told["requests"], told["hit_ratio"]) == (2, 0.0)
     shown = table(told)
-    assert "sent elsewhere" in shown
-    assert "-> Nothing, if time to first token is good" in shown
+    assert "sent to another server" in shown
+    assert "-> Nothing to change if time to first token is good" in shown
     assert "a: " in shown
 
 
