@@ -12,11 +12,15 @@ same steps on the CPU at sizes that say nothing but that they run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +39,8 @@ DONE, FAILED, OUT_OF_TIME, NOT_POSSIBLE, LEFT = (
 )
 Run = Callable[[Step, list[str]], tuple[int | None, str]]
 """A step's command: its exit status, None where it ran out of time, and what it printed."""
+_TO_END_S = 10.0
+"""What a step that is asked to end has to end its own processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def main() -> int:
         shutil.rmtree(args.folder, ignore_errors=True)
     args.folder.mkdir(parents=True, exist_ok=True)
     wanted = steps.tiny() if args.tiny else steps.on_gpu(args.device)
-    found = run_all(wanted, folder=args.folder, device=device, limit_s=args.limit_s, run=_run)
+    found = run_all(wanted, folder=args.folder, device=device, limit_s=args.limit_s, run=run)
     print(page(found))
     return 0 if all(one.status in (DONE, NOT_POSSIBLE) for one in found) else 1
 
@@ -134,14 +140,24 @@ def _outcome(step: Step, *, folder: Path, device: str, run: Run) -> Outcome:
     return Outcome(step.name, step.rows, word, device, time.monotonic() - started, told)
 
 
-def _run(step: Step, command: list[str]) -> tuple[int | None, str]:
-    try:
-        ended = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=step.timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        return None, (error.stdout or b"").decode(errors="replace")[-4000:]
-    return ended.returncode, ended.stdout.decode(errors="replace")[-8000:]
+def run(step: Step, command: list[str]) -> tuple[int | None, str]:
+    """A step that takes too long is asked to end, so that it can end what it started. What is left of its
+    group is then killed: a server that went on would slow down every later step."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status: int | None = process.wait(step.timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TO_END_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return status, output.read().decode(errors="replace")[-8000:]
 
 
 if __name__ == "__main__":

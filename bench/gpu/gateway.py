@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -62,13 +63,20 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="keep every figure in this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
-        runs = asyncio.run(_runs(args.device, seconds=args.seconds, folder=Path(scratch)))
+        try:
+            runs = asyncio.run(_runs(args.device, seconds=args.seconds, folder=Path(scratch)))
+        except asyncio.CancelledError:
+            return 128 + signal.SIGTERM
     write_json(args.json, {"runs": msgspec.to_builtins(runs)})
     print(vllm_report.report(runs))
     return 1 if any(run.failures for run in runs) else 0
 
 
 async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
+    task = asyncio.current_task()
+    assert task is not None
+    # `make bench-gpu` ends a step that takes too long so: then no server, Envoy or picker is left.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if device == "cpu":
         found, setting = environment.require(), TINY
         model = found.model_folder / tiny_model.MODEL

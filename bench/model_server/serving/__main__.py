@@ -24,6 +24,8 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,18 +74,29 @@ def main() -> None:
         runs = json.loads(args.json.read_text())["runs"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder(args, Path(scratch)) if args.repeats else Path()
-        for seed in range(args.seed, args.seed + args.repeats):
-            for engine in args.engines:
-                for cache in sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1):
-                    wanted = [_about(args, engine, cache=cache, rate=rate, seed=seed) for rate in args.rates]
-                    lacking = [
-                        about for about in wanted if not any(about.items() <= run.items() for run in runs)
-                    ]
-                    for run in _side(args, lacking, folder, Path(scratch)):
-                        runs.append(run)
-                        # Kept at once: a run that is cut off loses one rate of one side.
-                        write_json(args.json, {"runs": runs})
+        for engine in args.engines:
+            for wanted in in_turns(args, engine):
+                lacking = [about for about in wanted if not any(about.items() <= run.items() for run in runs)]
+                for run in _side(args, lacking, folder, Path(scratch)):
+                    runs.append(run)
+                    # Kept at once: a run that is cut off loses one rate of one side.
+                    write_json(args.json, {"runs": runs})
     _tell(runs)
+
+
+def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
+    """The runs of each start of a server. The order changes from one repeat to the next: on, off; off, on.
+
+    So the same side often comes twice in a row, and then one start serves both repeats.
+    """
+    wanted = [
+        _about(args, engine, cache=cache, rate=rate, seed=seed)
+        for seed in range(args.seed, args.seed + args.repeats)
+        for cache in sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1)
+        for rate in args.rates
+    ]
+    for _, group in groupby(wanted, key=itemgetter("cache")):
+        yield list(group)
 
 
 def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
@@ -110,7 +123,7 @@ def _folder(args: argparse.Namespace, scratch: Path) -> Path:
 def _side(
     args: argparse.Namespace, wanted: Sequence[dict[str, Any]], folder: Path, scratch: Path
 ) -> Iterator[dict[str, Any]]:
-    """One server's start, and each of these runs, which differ in their rates."""
+    """One server's start, and each of these runs, which differ in their rates and repeats."""
     if not wanted:
         return
     engine, cache = wanted[0]["engine"], wanted[0]["cache"]

@@ -3,6 +3,10 @@ All of it at tiny sizes: tests/integration."""
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +66,36 @@ def test_a_step_is_given_no_more_than_is_left_of_the_whole_time(tmp_path: Path) 
         command.run_all([step("a")], folder=folder, device="d", limit_s=limit_s, run=runs)
         [given_s] = runs.given_s
         assert most_s - 5 < given_s <= most_s
+
+
+def test_a_step_that_takes_too_long_is_asked_to_end_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    program = f"""
+import pathlib, signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+pathlib.Path({str(pid_file)!r}).write_text(str(child.pid))
+time.sleep(600)
+"""
+    slow, told = replace(step("slow"), timeout_s=1.0), ""
+    while not pid_file.exists():  # else the machine was so busy that the step had not begun
+        slow = replace(slow, timeout_s=2 * slow.timeout_s)
+        status, told = command.run(slow, [sys.executable, "-c", program])
+        assert status is None
+    assert told == "asked to end\n"
+    assert ended(int(pid_file.read_text()))
+
+
+def ended(pid: int) -> bool:
+    """Within half a minute."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 30.0)[0])
+    finally:
+        os.close(handle)
 
 
 def test_the_same_rows_are_run_on_a_gpu_and_at_tiny_sizes_and_are_planned_for_ten_minutes() -> None:
