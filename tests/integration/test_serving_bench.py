@@ -3,12 +3,13 @@ and what it makes of the times."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 
 import pytest
 
-from bench.model_server.serving import client
+from bench.model_server.serving import client, turns
 from bench.model_server.serving.client import Load, Run, Served
 from bench.model_server.serving.clocks import CpuClock, WallClock
 from model_server.runners.cost import CostModel
@@ -59,6 +60,23 @@ def test_times_become_means_and_percentiles() -> None:
     assert row["TPOT ms"] == pytest.approx(125)
     assert row["ITL P99"] == pytest.approx(200)
     assert (row["requests/s"], row["input tokens/s"], row["output tokens/s"]) == (1, 100, 3)
+
+
+def test_the_sides_turn_around_from_repeat_to_repeat_and_neighbours_share_a_start() -> None:
+    args = argparse.Namespace(
+        repeats=3, seed=1, rates=[0.1, 0.3], caches=["on", "off"], clock="cpu", layers=0
+    )
+    args.requests, args.shared_tokens, args.own_tokens, args.answer_tokens = 16, 320, 533, 150
+    starts = [
+        [(run["cache"], run["seed"], run["rate"]) for run in wanted]
+        for wanted in turns.in_turns(args, "ours")
+    ]
+    assert starts == [
+        [(True, 1, 0.1), (True, 1, 0.3)],
+        [(False, 1, 0.1), (False, 1, 0.3), (False, 2, 0.1), (False, 2, 0.3)],
+        [(True, 2, 0.1), (True, 2, 0.3), (True, 3, 0.1), (True, 3, 0.3)],
+        [(False, 3, 0.1), (False, 3, 0.3)],
+    ]
 
 
 def test_sides_get_the_same_arrivals_and_repeats_get_others() -> None:

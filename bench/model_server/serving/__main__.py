@@ -24,14 +24,12 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.model_server.peers.first_layers import first_layers
-from bench.model_server.serving import client, servers
+from bench.model_server.serving import client, servers, turns
 from bench.model_server.serving.client import Load
 from bench.model_server.serving.clocks import CpuClock, WallClock
 from bench.model_server.serving.servers import ServerPlan
@@ -75,44 +73,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder(args, Path(scratch)) if args.repeats else Path()
         for engine in args.engines:
-            for wanted in in_turns(args, engine):
+            for wanted in turns.in_turns(args, engine):
                 lacking = [about for about in wanted if not any(about.items() <= run.items() for run in runs)]
                 for run in _side(args, lacking, folder, Path(scratch)):
                     runs.append(run)
                     # Kept at once: a run that is cut off loses one rate of one side.
                     write_json(args.json, {"runs": runs})
     _tell(runs)
-
-
-def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
-    """The runs of each start of a server. The order changes from one repeat to the next: on, off; off, on.
-
-    So the same side often comes twice in a row, and then one start serves both repeats.
-    """
-    wanted = [
-        _about(args, engine, cache=cache, rate=rate, seed=seed)
-        for seed in range(args.seed, args.seed + args.repeats)
-        for cache in sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1)
-        for rate in args.rates
-    ]
-    for _, group in groupby(wanted, key=itemgetter("cache")):
-        yield list(group)
-
-
-def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
-    """What tells a run from others."""
-    return {
-        "engine": engine,
-        "cache": cache,
-        "rate": rate,
-        "seed": seed,
-        "layers": args.layers or 30,
-        "requests": args.requests,
-        "shared": args.shared_tokens,
-        "own": args.own_tokens,
-        "answered": args.answer_tokens,
-        "clock": args.clock,
-    }
 
 
 def _folder(args: argparse.Namespace, scratch: Path) -> Path:

@@ -1,0 +1,40 @@
+"""Which runs a serving bench makes, and in which order. Caller: the command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+
+def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
+    """The runs of each start of a server. The order changes from one repeat to the next: on, off; off, on.
+
+    So the same side often comes twice in a row, and then one start serves both repeats.
+    """
+    wanted = [
+        _about(args, engine, cache=cache, rate=rate, seed=seed)
+        for seed in range(args.seed, args.seed + args.repeats)
+        for cache in sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1)
+        for rate in args.rates
+    ]
+    for _, group in groupby(wanted, key=itemgetter("cache")):
+        yield list(group)
+
+
+def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
+    """What tells a run from others."""
+    return {
+        "engine": engine,
+        "cache": cache,
+        "rate": rate,
+        "seed": seed,
+        "layers": args.layers or 30,
+        "requests": args.requests,
+        "shared": args.shared_tokens,
+        "own": args.own_tokens,
+        "answered": args.answer_tokens,
+        "clock": args.clock,
+    }
