@@ -297,7 +297,7 @@ def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[
     def state() -> PickerStatus:
         return status_of(
             picker, scraper, None, None, draining=False, held_body_bytes=0, overload_ratio=0.0, flow=(),
-            source_failures={}, log_counts=LogCounts(), recorded={}, spans={}, now=time.monotonic(),
+            source_failures={}, probes={}, log_counts=LogCounts(), recorded={}, spans={}, now=time.monotonic(),
         )  # fmt: skip
 
     board = _Timed(

@@ -38,6 +38,7 @@ from epp.recording.tap import Tap
 from epp.request import jsontext
 from epp.request.rewriting import Rewrites
 from epp.scraping.model_lists import ModelLists
+from epp.scraping.probes import Probes
 from epp.scraping.scraper import Scraper
 from epp.sharing import start as sharing
 from epp.sources import Sources
@@ -83,6 +84,10 @@ class App:
         self._exact = parts.exact_mode(config, self._picker)
         self._model_lists = self._make_model_lists()
         self._scraper = self._make_scraper()
+        self._probes = Probes(
+            due=lambda: self._picker.probes_due(now=time.monotonic()),
+            on_verdict=lambda probe, verdict: self._picker.probed(probe, verdict, now=time.monotonic()),
+        )
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
         self._recording = parts.recording_service(config, self._picker, worker=worker)
         self._explaining = Explaining(self._picker)
@@ -236,6 +241,7 @@ class App:
 
         keep("scrape", self._scraper.run)
         keep("models", self._model_lists.run)
+        keep("probes", self._probes.run)
         keep("housekeeping", self._upkeep.housekeep)
         keep("housekeeping", self._upkeep.watch_lag, name="watch of the event loop")
         if self._cluster is not None:
@@ -337,6 +343,7 @@ class App:
             overload_ratio=self._overload(),
             flow=self._gate.status(now=time.monotonic()),
             source_failures=self._sources.failures,
+            probes=self._probes.counts,
             log_counts=self._log_counts,
             recorded=self._recording.counts if self._recording is not None else {},
             spans=self._tracer.counts if self._tracer is not None else {},

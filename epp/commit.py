@@ -305,7 +305,13 @@ class Commits:
         return booking
 
     def _failed(self, routed: RoutedRequest, *, now: float) -> None:
-        self._fleet.failures.answered(routed.state, failed=True, settings=self._spec.failures, now=now)
+        self._fleet.failures.answered(
+            routed.state,
+            failed=True,
+            asked_model=routed.decision.model,
+            settings=self._spec.failures,
+            now=now,
+        )
 
     def _judge(self, routed: RoutedRequest, status: int, *, now: float) -> None:
         """What an answer's status says of its server. Other errors than these are the client's."""
@@ -314,7 +320,7 @@ class Commits:
             # Of two servers the one that computed the prompt is suspected:
             # without it, the next answers tell of the other.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
-            failures.answered(suspect, failed=True, settings=settings, now=now)
+            failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
         elif status == 404:
             failures.refused_model(routed.state, model, settings=settings, now=now)
         elif status < 400:

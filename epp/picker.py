@@ -18,6 +18,7 @@ from epp.commit import Commits, Considered
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, Outcome, Pick, PickRequest, Queued, WouldPick
 from epp.dry_run import DryRun
+from epp.endpoints.failures import Probe, Verdict
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
@@ -248,6 +249,14 @@ class Picker:
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Servers that get only trial requests, and why."""
         return self._fleet.failures.why(list(self._fleet.states()), settings=self._spec.failures, now=now)
+
+    def probes_due(self, *, now: float) -> Sequence[Probe]:
+        """Servers that have failed, to be asked for one token."""
+        return self._fleet.failures.probes_due(settings=self._spec.failures, now=now)
+
+    def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
+        """What came of one of them."""
+        self._fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
 
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions;

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from epp.endpoints.failures import Verdict
 from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
 from epp.gate import Gate
@@ -35,6 +36,7 @@ def status_of(
     overload_ratio: float,
     flow: Sequence[FlowStatus],
     source_failures: Mapping[str, int],
+    probes: Mapping[Verdict, int],
     log_counts: LogCounts,
     recorded: Mapping[str, int],
     spans: Mapping[str, int],
@@ -54,6 +56,7 @@ def status_of(
         goal_s=spec.flow.goal_seconds,
         flow=tuple(flow),
         source_failures=dict(source_failures),
+        probes=dict(probes),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
         recorded=recorded,
         spans=dict(spans),

@@ -107,10 +107,17 @@ class Failures(Strict, frozen=True):
         Meta(
             gt=0,
             le=600,
-            description="Shortest time between two trial requests to a server that is left out. Where "
-            "requests are few, the time is four times as long.",
+            description="Shortest time between two trial requests, and between two probes, to a server that is left "
+            "out. Where requests are few, a trial comes after four times as long, unless a probe has just failed.",
         ),
     ] = 2.0
+    probe: Annotated[
+        bool,
+        Meta(
+            description="The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner "
+            "than by clients' requests whether it fails and when it is well again."
+        ),
+    ] = True
     hang_seconds: Annotated[
         float,
         Meta(

@@ -7,6 +7,11 @@ fails more than the others do and not too many are left out already. A server th
 request now and then, and comes back with its first good answers. A 404 counts only for the model that it was
 about, and only where another server has answered for this model.
 
+Where requests are few, they alone would tell too late that a server fails or is well again. So the picker
+probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes` sends it). A
+probe that fails counts as a failed answer, and until a probe succeeds there are no trials but one in
+`_TRIAL_PICKS` requests. A probe that succeeds proves less than a real answer: it only allows a trial.
+
 A server hangs if requests wait there for their first byte longer than others took, while other servers have
 answered requests since. That is looked at when a request is overdue, so it costs nothing while answers come.
 
@@ -20,7 +25,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import inf
+from typing import Final, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -45,6 +51,10 @@ _ABOVE_MEAN: Final = 0.2
 _TRIAL_PICKS: Final = 64
 """Requests from one trial to the next, unless `_LONGEST_TRIALS` trial intervals have passed."""
 _LONGEST_TRIALS: Final = 4.0
+_SUSPECT_PROBES_S: Final = 0.5
+"""Between two probes of a server that has failed and is not left out."""
+_MOST_PROBES: Final = 32
+"""At a time, by one picker."""
 _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
 _TYPICAL_STEP: Final = 0.05
@@ -57,6 +67,21 @@ _OTHERS: Final = 3
 """Answers of other servers since a request was sent that make its own overdue answer suspicious."""
 _OVERDUE: Final = 2
 """Suspicious requests in a row that make a server hang."""
+
+
+Verdict = Literal["well", "ill", "unclear"]
+"""What a probe says. unclear: the server does not take such requests, or could not be connected to."""
+
+
+@dataclass(slots=True, eq=False)
+class Probe:
+    """A request of one token that the picker should send."""
+
+    state: EndpointState
+    model: str
+    """To ask for; never empty."""
+    about: str
+    """The failures are about this model alone; empty: about the server."""
 
 
 class Wait(Struct, eq=False, gc=False):
@@ -85,6 +110,12 @@ class Mark:
     tried_at: float = 0.0
     """When the last trial was sent, or the server got over the limit."""
     tried_picks: int = 0
+    asked_model: str = ""
+    """What the last failed request asked for; empty: not known."""
+    verdict: Verdict | None = None
+    """Of the last probe; None: there was none since the last failure, or since the server was left out."""
+    probed_at: float = -inf
+    probing: bool = False
 
     def now(self, now: float) -> float:
         return self.share if self.out else self.share * 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
@@ -140,9 +171,18 @@ class Failures:
         self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
 
     def answered(
-        self, state: EndpointState, *, failed: bool, model: str = "", settings: Settings, now: float
+        self,
+        state: EndpointState,
+        *,
+        failed: bool,
+        model: str = "",
+        asked_model: str = "",
+        settings: Settings,
+        now: float,
     ) -> None:
-        """A server answered well or failed. model: the failure is about this model alone."""
+        """A server answered well or failed.
+        model: the failure is about this model alone; asked_model: what the request asked for, if known.
+        """
         mark = self._marks.get((state, model))
         if mark is None:
             if not failed:
@@ -153,15 +193,15 @@ class Failures:
         step = _TRIAL_STEP if mark.out and not failed else _STEP
         share = mark.now(now)
         mark.share, mark.at = share + step * (float(failed) - share), now
+        if failed and not mark.out:
+            mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
         if failed and mark.share >= settings.share_to_leave_out and not mark.out:
             self._leave_out(mark, now=now)
         elif not failed and mark.out:
             if mark.share < settings.share_to_leave_out:
                 mark.out = mark.hangs = False
                 mark.share = min(mark.share, _STEP)  # as after one failure: the trials went well
-            mark.tried_at = (
-                now - _LONGEST_TRIALS * settings.trial_seconds
-            )  # the next request may try it again
+            _allow_trial(mark, settings=settings, now=now)  # by the next request
 
     def refused_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
         """A server answered 404. It counts where another server has answered for this model."""
@@ -226,8 +266,41 @@ class Failures:
         return news
 
     def _leave_out(self, mark: Mark, *, now: float) -> None:
-        mark.out = True
+        mark.out, mark.verdict = True, None
         mark.tried_at, mark.tried_picks = now, self._picks
+
+    # -- probes ----------------------------------------------------------------------------------------------
+
+    def probes_due(self, *, settings: Settings, now: float) -> Sequence[Probe]:
+        """Probes to send now; tell `probed` of each. A server that has failed is probed until one succeeds
+        or says nothing; one that is left out, until it is back.
+        """
+        if not self._marks or not settings.probe:
+            return ()
+        free = _MOST_PROBES - sum(mark.probing for mark in self._marks.values())
+        due: list[tuple[float, int, EndpointState, str, Mark]] = []
+        for (state, about), mark in self._marks.items():
+            every_s = settings.trial_seconds if mark.out else min(_SUSPECT_PROBES_S, settings.trial_seconds)
+            done = not mark.out and mark.verdict in ("well", "unclear")
+            if not (mark.probing or done) and now - mark.probed_at >= every_s and _takes_probes(state):
+                due.append((mark.probed_at, len(due), state, about, mark))
+        probes = []
+        for _, _, state, about, mark in sorted(due)[: max(0, free)]:
+            if model := about or mark.asked_model or state.model:
+                mark.probing, mark.probed_at = True, now
+                probes.append(Probe(state, model, about))
+        return probes
+
+    def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:
+        mark = self._marks.get((probe.state, probe.about))
+        if mark is None:
+            return
+        mark.probing = False
+        if verdict == "ill" and not mark.out:
+            self.answered(probe.state, failed=True, model=probe.about, settings=settings, now=now)
+        elif verdict == "well" and mark.out and mark.verdict != "well":
+            _allow_trial(mark, settings=settings, now=now)
+        mark.verdict = verdict
 
     # -- what a pick and people are told ---------------------------------------------------------------------
 
@@ -260,9 +333,9 @@ class Failures:
 
     def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
         waited = now - mark.tried_at
-        if waited >= _LONGEST_TRIALS * settings.trial_seconds:
+        if waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS:
             return True
-        return waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS
+        return mark.verdict != "ill" and waited >= _LONGEST_TRIALS * settings.trial_seconds
 
     @property
     def known(self) -> bool:
@@ -291,3 +364,12 @@ class Failures:
         assert len(self._marks) <= _MOST_MARKS
         assert all(0.0 <= mark.share <= 1.0 for mark in self._marks.values())
         assert len(self._served) <= _SERVED_MODELS
+
+
+def _allow_trial(mark: Mark, *, settings: Settings, now: float) -> None:
+    mark.tried_at = now - _LONGEST_TRIALS * settings.trial_seconds
+
+
+def _takes_probes(state: EndpointState) -> bool:
+    """A server that answers clients by itself. Ranks of a server share one address."""
+    return state.endpoint.role.answers and state.endpoint.rank is None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from epp.endpoints.failures import Verdict
 from epp.flow.status import FlowStatus
 from epp.metric import counter, gauge
 from epp.telemetry.exact_status import ExactStatus
@@ -211,9 +212,18 @@ class PickerStatus:
         counter(
             "epp_source_failures_total",
             "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
-            "sharing, exact, explain, page, recording, housekeeping, readiness. After each failure the loop "
+            "sharing, exact, probes, explain, page, recording, housekeeping, readiness. After each failure the loop "
             "is started again after a pause. The log says why it failed.",
             "source",
+        ),
+    ] = field(default_factory=dict)
+    probes: Annotated[
+        Mapping[Verdict, int],
+        counter(
+            "epp_probes_total",
+            "Requests of one token that the picker itself sent to servers whose answers had failed, by verdict: well, "
+            "ill, unclear (the server refuses such requests, or could not be connected to).",
+            "verdict",
         ),
     ] = field(default_factory=dict)
     log_lines_left_out: Annotated[

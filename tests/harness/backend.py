@@ -31,6 +31,9 @@ METRICS: Final = {
     "vllm:prompt_tokens_cached_total": 0.0,
 }
 
+PICKER: Final = "prefix-gateway-epp"
+"""How a picker's own requests name it."""
+
 MetricsPage = Literal["normal", "hang", "garbage", "huge", "error"]
 
 
@@ -96,6 +99,8 @@ class Behaviour:
     cached_share: float | None = None
     """What an answer that is not streamed says in its usage: so much of the prompt was cached.
     None: it has no usage."""
+    lacks: str = ""
+    """It answers 404 to requests for this model."""
     names_model: bool = False
     """Answers name the model that was asked for, as real servers' do."""
 
@@ -119,8 +124,13 @@ class Backend:
 
     @property
     def prompts(self) -> list[Received]:
-        """Requests but for scrapes."""
-        return [r for r in self.received if r.path != "/metrics"]
+        """Requests of clients: neither scrapes nor probes."""
+        return [r for r in self.received if r.path != "/metrics" and r.headers.get("user-agent") != PICKER]
+
+    @property
+    def probes(self) -> int:
+        """How often a picker itself has asked for a token."""
+        return sum(r.method == "POST" and r.headers.get("user-agent") == PICKER for r in self.received)
 
     async def start(self) -> None:
         assert self._runner is None
@@ -148,7 +158,7 @@ class Backend:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/v1/models" and request.headers.get("user-agent") == "prefix-gateway-epp":
+        if request.path == "/v1/models" and request.headers.get("user-agent") == PICKER:
             return web.json_response(
                 {"object": "list", "data": self.models}, status=200 if self.models else 404
             )
@@ -169,6 +179,8 @@ class Backend:
             assert request.transport
             request.transport.abort()
             return web.Response()
+        if behaviour.lacks and f'"model":"{behaviour.lacks}"'.encode() in received.body.replace(b" ", b""):
+            return web.Response(status=404, headers=headers)
         if behaviour.fail_next > 0:
             behaviour.fail_next -= 1
             return web.Response(status=behaviour.fail_status, headers=headers, text="failing as told")

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from epp.config.settings import Config
+from tests.harness.backend import Backend
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy
 from tests.harness.model_servers import MODEL, ModelServer
@@ -62,7 +63,9 @@ class Replicas:
         await wait_until(met, what="the pickers have met", timeout_s=timeout_s)
 
 
-def write_model_servers(path: Path, servers: Iterable[ModelServer], *, adapters: Sequence[str] = ()) -> None:
+def write_model_servers(
+    path: Path, servers: Iterable[ModelServer | Backend], *, adapters: Sequence[str] = ()
+) -> None:
     """As an endpoints file."""
     entries = [
         {"name": s.name, "address": str(s.address), "model": MODEL, "adapters": list(adapters)}
@@ -75,7 +78,7 @@ def write_model_servers(path: Path, servers: Iterable[ModelServer], *, adapters:
 async def running_replicas(
     directory: Path,
     *,
-    servers: Sequence[ModelServer],
+    servers: Sequence[ModelServer | Backend],
     replicas: int = 1,
     policy: Mapping[str, Any] | None = None,
     sharing: Mapping[str, Any] | None = None,

@@ -4,15 +4,20 @@ it must not draw the traffic of the others."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from tests.harness.client import Reply
-from tests.harness.gateway import Gateway, running_gateway
+from epp.config.policy import RuleName
+from tests.harness.backend import Behaviour, running_backends
+from tests.harness.client import Reply, http_client
+from tests.harness.gateway import Gateway, running_gateway, write_policy
 from tests.harness.processes import wait_until
+from tests.harness.redis_server import running_redis
+from tests.harness.replicas import running_replicas
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -21,39 +26,150 @@ POLICY = {"scrape": {"intervalSeconds": 0.2, "timeoutSeconds": 1}, "failures": {
 NUMBERS = count()
 
 
-async def ask(gateway: Gateway) -> Reply:
-    return await gateway.client.complete(f"prompt {next(NUMBERS)} " + "x" * 400)
+async def ask(gateway: Gateway, **fields: Any) -> Reply:
+    return await gateway.client.complete(f"prompt {next(NUMBERS)} " + "x" * 400, **fields)
 
 
 async def left_out(gateway: Gateway, name: str) -> bool:
     return await gateway.picker.metric("epp_endpoint_left_out", endpoint=name) == 1
 
 
-@pytest.mark.parametrize("rule", ["least-cost", "round-robin"])
-async def test_a_server_that_answers_500_at_once_gets_few_requests_and_comes_back(
-    tmp_path: Path, rule: str
+async def back(gateway: Gateway, name: str) -> None:
+    """Wait until a server that is well serves again."""
+
+    async def serves() -> bool:
+        replies = await asyncio.gather(*(ask(gateway) for _ in range(16)))
+        return name in {reply.served_by for reply in replies if reply.status == 200}
+
+    await wait_until(serves, what=f"{name} serves again")
+
+
+async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_comes_back(
+    tmp_path: Path,
 ) -> None:
-    async with running_gateway(tmp_path, backends=4, policy={**POLICY, "rule": rule}) as gateway:
+    async with running_gateway(tmp_path, backends=5, policy=POLICY) as gateway:
         sick = gateway.backends[0]
-        sick.behaviour.status = 500
-        before = Counter([(await ask(gateway)).status for _ in range(100)])
-        assert before[500] <= 12, "at most its share, and ten before that is known"
-        assert before[500] > 0, "nothing was meant for it: the test shows nothing"
-        assert await gateway.picker.metric("epp_endpoint_failure_share", endpoint="s0") > 0
-        answers = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
-        assert answers == before[500]
-        if rule == "round-robin":  # least-cost pays the price of one failure by asking others
-            assert await left_out(gateway, "s0")
-        after = Counter([(await ask(gateway)).status for _ in range(100)])
-        assert after[500] <= 5, "trials only"
-        sick.behaviour.status = 200
+        for rule in get_args(RuleName):
+            write_policy(gateway.config, {**POLICY, "rule": rule}, name=rule)
+            await wait_until(partial(in_force, gateway, rule), what=f"{rule} is in force")
+            answers = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
+            sick.behaviour.status = 500
+            statuses = [(await ask(gateway)).status for _ in range(50)]
+            assert statuses.count(500) <= 20, f"{rule}: ten before it is known, then its share"
+            while 500 not in statuses:  # an idle fleet may be asked elsewhere for a while
+                statuses.append((await ask(gateway)).status)
+            await wait_until(lambda: left_out(gateway, "s0"), what=f"it is left out by {rule}")
+            after = [(await ask(gateway)).status for _ in range(50)]
+            assert after.count(500) <= 1, f"{rule}: trials only"
+            failed = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
+            assert failed - answers == statuses.count(500) + after.count(500)
+            sick.behaviour.status = 200
+            await back(gateway, "s0")
 
-        async def serves_again() -> bool:
-            replies = await asyncio.gather(*(ask(gateway) for _ in range(16)))
-            return "s0" in {reply.served_by for reply in replies if reply.status == 200}
 
-        await wait_until(serves_again, what="it serves again")
-        assert await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "2xx"}) > 0
+async def in_force(gateway: Gateway, rule: str) -> bool:
+    return await gateway.picker.metric("epp_policy_info", policy=rule) == 1
+
+
+@pytest.mark.parametrize("fault", [{"status": 429}, {"reset": True}], ids=["429", "reset"])
+async def test_one_failed_request_is_enough_where_requests_are_few_and_a_probe_finds_the_recovery(
+    tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    async with running_gateway(
+        tmp_path, backends=4, policy={**POLICY, "rule": "round-robin"}, models={"ask": False}
+    ) as gateway:
+        sick = gateway.backends[0]
+        sick.behaviour = Behaviour(**fault)
+        for _ in range(4):
+            await ask(gateway)
+        assert len(sick.prompts) == 1
+        await wait_until(lambda: left_out(gateway, "s0"), what="probes find out that it fails")
+        for _ in range(40):
+            assert (await ask(gateway)).status == 200
+        assert len(sick.prompts) == 1, "a trial is owed after 64 requests, or once a probe has succeeded"
+        assert await gateway.picker.metric("epp_probes_total", verdict="ill") >= 3
+        sick.behaviour = Behaviour()
+        await wait_until(lambda: well(gateway), what="a probe succeeds")
+        for _ in range(8):
+            assert (await ask(gateway)).status == 200
+        assert len(sick.prompts) >= 3, "two trials at once, then its share"
+        assert not await left_out(gateway, "s0")
+
+
+async def well(gateway: Gateway) -> bool:
+    return await gateway.picker.metric("epp_probes_total", verdict="well") > 0
+
+
+async def test_requests_for_a_model_that_one_server_lacks_go_to_those_that_have_it(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, backends=3, policy={**POLICY, "rule": "round-robin"}) as gateway:
+        gateway.backends[0].behaviour.lacks = "adapter"
+        statuses = [(await ask(gateway, model="adapter")).status for _ in range(12)]
+        assert 404 in statuses
+
+        async def kept_away() -> bool:
+            return [(await ask(gateway, model="adapter")).status for _ in range(6)] == [200] * 6
+
+        await wait_until(kept_away, what="requests for it go elsewhere")
+        assert "s0" in {(await ask(gateway)).served_by for _ in range(6)}, "others still go there"
+        gateway.backends[0].behaviour.lacks = ""
+
+        async def comes_back() -> bool:
+            return "s0" in {(await ask(gateway, model="adapter")).served_by for _ in range(6)}
+
+        await wait_until(comes_back, what="it is asked for the adapter again")
+
+
+async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, backends=6, policy=POLICY) as gateway:
+        for backend in gateway.backends[:3]:
+            backend.behaviour.status = 503
+        first = [(await ask(gateway)).status for _ in range(20)]
+        assert first.count(503) <= 2, "before it is known who fails"
+        names = {"s0", "s1", "s2"}
+
+        async def known() -> bool:
+            return {name for name in names if await left_out(gateway, name)} == names
+
+        while not await known():
+            await asyncio.gather(*(ask(gateway) for _ in range(12)))
+        bypassed = await gateway.envoy.bypassed()
+        statuses = [(await ask(gateway)).status for _ in range(60)]
+        assert await gateway.envoy.bypassed() == bypassed
+        assert set(statuses) == {200}
+
+
+async def test_pickers_over_redis_agree_on_who_fails_and_on_its_recovery(tmp_path: Path) -> None:
+    policy = {**POLICY, "rule": "round-robin", "failures": {"trialSeconds": 0.5, "probe": False}}
+    async with (
+        running_backends(5) as backends,
+        running_redis(tmp_path) as redis,
+        running_replicas(
+            tmp_path, servers=backends, replicas=2, policy=policy, sharing={"redis": {"url": redis.url}}
+        ) as replicas,
+        http_client(replicas.envoy.url) as client,
+    ):
+        await replicas.wait_met()
+        backends[0].behaviour.status = 500
+        prompts = map(str, count())
+        statuses = [(await client.complete(next(prompts))).status for _ in range(100)]
+        assert statuses.count(500) <= 30
+
+        async def out() -> float:
+            return await replicas.total("epp_endpoint_left_out", endpoint="s0")
+
+        async def both() -> bool:
+            return await out() == 2
+
+        await wait_until(both, what="both leave it out")
+        statuses = [(await client.complete(next(prompts))).status for _ in range(100)]
+        assert statuses.count(500) <= 4, "trials of two pickers"
+        backends[0].behaviour.status = 200
+
+        async def neither() -> bool:
+            await asyncio.gather(*(client.complete(next(prompts)) for _ in range(16)))
+            return await out() == 0
+
+        await wait_until(neither, what="both take it back")
 
 
 async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) -> None:

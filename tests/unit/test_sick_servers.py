@@ -19,9 +19,11 @@ from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import Failures
 from epp.decision import Pick, PickRequest
 from epp.endpoints.failures import Failures as Failing
+from epp.endpoints.failures import Probe
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker
+from epp.scraping.probes import verdict_of
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
 
@@ -45,6 +47,8 @@ class Traffic:
     models: tuple[str, ...] = ("m",)
     retries: bool = False
     pickers: int = 1
+    probes: bool = True
+    """The pickers send their probes, and each is answered as a request would be."""
     failures: Failures = DEFAULT_POLICY.spec.failures
     sent: list[tuple[float, str]] = field(default_factory=list)
     failed: int = 0
@@ -72,6 +76,20 @@ class Traffic:
                 for endpoint in fleet:  # the sick server's metrics are fine: it looks idle
                     picker.observe(endpoint.name, EndpointMetrics(scraped_at=now), now=now)
             at(now + 1.0, scrape)
+
+        def probe(now: float) -> None:
+            for picker in pickers:
+                for due in picker.probes_due(now=now):
+                    at(*answered(picker, due, now))
+            at(now + 0.25, probe)
+
+        def answered(picker: Picker, due: Probe, now: float) -> tuple[float, Callable[[float], None]]:
+            ill = due.state.endpoint.name == SICK and self.sick_from <= now < self.sick_to
+            delay, status = self.sick(due.model) if ill else (0.1, 200)
+            if status is None:
+                return now + 3.0, lambda then: picker.probed(due, "ill", now=then)
+            verdict = verdict_of(status, about_model=bool(due.about))
+            return now + delay, lambda then: picker.probed(due, verdict, now=then)
 
         def arrive(now: float) -> None:
             at(now + 1 / self.per_s, arrive)
@@ -111,6 +129,8 @@ class Traffic:
             at(now + delay, headers)
 
         at(0.0, scrape)
+        if self.probes:
+            at(0.1, probe)
         at(0.01, arrive)
         while events and events[0][0] <= until_s:
             when, _, do = heapq.heappop(events)
@@ -158,10 +178,24 @@ def test_it_is_back_within_ten_seconds_of_its_recovery(rule: RuleName) -> None:
     assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
 
 
-@pytest.mark.parametrize("per_s", [5.0, 200.0])
-def test_slow_and_fast_traffic_alike(per_s: float) -> None:
-    traffic = Traffic(per_s=per_s).run(40.0)
-    assert traffic.to(SICK, since=5.0, until=20.0) <= (0.03 if per_s < 10 else 0.02)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("per_s", [0.5, 2.0, 5.0, 200.0])
+def test_slow_and_fast_traffic_alike(rule: RuleName, per_s: float) -> None:
+    traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
+    first = min(at for at, name in traffic.sent if name == SICK)
+    later = [name for at, name in traffic.sent if first + 5.0 <= at < 100.0]
+    assert later.count(SICK) <= 0.02 * len(later)
+    assert traffic.first_ten_apart() <= 1 / 4
+    if per_s < 10:
+        back = min(at for at, name in traffic.sent if name == SICK and at > 100.0)
+        assert back <= 110.0 + 1 / per_s
+        assert traffic.to(SICK, since=112.0, until=160.0) >= 0.1
+
+
+def test_without_probes_trials_are_more_of_few_requests() -> None:
+    failures = Failures(probe=False)
+    traffic = Traffic(per_s=5.0, failures=failures).run(40.0)
+    assert 0.02 < traffic.to(SICK, since=5.0, until=20.0) <= 0.03
     assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
 
 

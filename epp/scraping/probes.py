@@ -1,0 +1,103 @@
+"""Asks servers that have failed for one token, off the pick path: do they fail still?
+
+Which servers, and what follows from their answers, `endpoints.failures` knows; here are only the requests. A
+probe reads the whole answer, so that one whose body never comes fails as well. Called by `app`; everything
+runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from epp.endpoints.failures import Probe, Verdict
+from epp.routed_request import is_fault
+
+_LOOK_S: Final = 0.25
+_TIMEOUT_S: Final = 3.0
+_MOST_ANSWER_BYTES: Final = 64 * 2**10
+_HEADERS: Final = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": "prefix-gateway-epp",
+}
+
+
+class Probes:
+    """`run` until cancelled. counts: how many said what."""
+
+    def __init__(
+        self,
+        *,
+        due: Callable[[], Sequence[Probe]],
+        on_verdict: Callable[[Probe, Verdict], None],
+    ) -> None:
+        """due: those to send now.
+        on_verdict: called for each of them, also where `run` ends meanwhile.
+        """
+        self._due = due
+        self._on_verdict = on_verdict
+        self._counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "unclear": 0})
+
+    @property
+    def counts(self) -> Mapping[Verdict, int]:
+        return self._counts
+
+    async def run(self) -> None:
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=_HEADERS,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            trust_env=False,
+        )
+        async with session, asyncio.TaskGroup() as group:
+            while True:
+                for probe in self._due():
+                    group.create_task(
+                        self._send(session, probe), name=f"probe of {probe.state.endpoint.name}"
+                    )
+                await asyncio.sleep(_LOOK_S)
+
+    async def _send(self, session: aiohttp.ClientSession, probe: Probe) -> None:
+        verdict: Verdict = "unclear"
+        try:
+            verdict = await _ask(session, probe)
+        finally:
+            self._counts[verdict] += 1
+            self._on_verdict(probe, verdict)
+
+
+async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
+    url = f"http://{probe.state.endpoint.address}/v1/completions"
+    body = msgspec.json.encode({"model": probe.model, "prompt": "1", "max_tokens": 1})
+    try:
+        async with session.post(url, data=body, allow_redirects=False) as response:
+            left_bytes = _MOST_ANSWER_BYTES
+            async for piece in response.content.iter_any():
+                left_bytes -= len(piece)
+                if left_bytes < 0:
+                    response.close()
+                    return "unclear"
+            return verdict_of(response.status, about_model=bool(probe.about))
+    except aiohttp.ClientConnectorError:
+        return "unclear"  # Its scrapes fail as well, and say so.
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        return "ill"
+
+
+def verdict_of(status: int, *, about_model: bool) -> Verdict:
+    """about_model: the server was said not to have this model.
+
+    Other refusals say nothing: it may want a key, or not take completions.
+    """
+    if status < 400:
+        return "well"
+    return "ill" if is_fault(status) or (status == 404 and about_model) else "unclear"

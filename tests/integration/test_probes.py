@@ -1,0 +1,110 @@
+"""The picker's own requests for one token, over real HTTP, to servers that are well, ill or odd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from epp.endpoints.failures import Probe, Verdict
+from epp.endpoints.prefill_rate import ModelRate
+from epp.endpoints.state import EndpointState
+from epp.scraping.probes import Probes
+from epp.types import Address, Endpoint, EndpointName
+from tests.harness.ports import free_port
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def completes(request: web.Request) -> web.Response:
+    assert await request.json() == {"model": "m", "prompt": "1", "max_tokens": 1}
+    return web.json_response({"choices": [{"text": "2"}]})
+
+
+def says(status: int) -> Handler:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    return answer
+
+
+async def breaks_off(request: web.Request) -> web.StreamResponse:
+    """After its headers and a part of its body."""
+    response = web.StreamResponse(headers={"content-length": "1000"})
+    await response.prepare(request)
+    await response.write(b"{")
+    assert request.transport
+    request.transport.abort()
+    return response
+
+
+async def never_ends(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"x" * 65536)
+
+
+async def headers_only(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await asyncio.get_running_loop().create_future()
+    return response
+
+
+async def verdict_on(address: Address, *, about: str = "") -> Verdict:
+    """What one probe says."""
+    state = EndpointState.new(
+        Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
+    )
+    heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    due = [Probe(state, "m", about)]
+    probes = Probes(
+        due=lambda: [due.pop()] if due else [], on_verdict=lambda _, verdict: heard.set_result(verdict)
+    )
+    task = asyncio.create_task(probes.run())
+    try:
+        verdict = await asyncio.wait_for(heard, 60)
+        assert probes.counts[verdict] == sum(probes.counts.values()) == 1
+        return verdict
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def a_server(handler: Handler) -> AsyncIterator[Address]:
+    app = web.Application()
+    app.router.add_post("/v1/completions", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield Address("127.0.0.1", port)
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("handler", "verdict"),
+    [
+        (completes, "well"), (says(500), "ill"), (says(429), "ill"), (says(401), "unclear"), (says(404), "unclear"),
+        (breaks_off, "ill"), (never_ends, "unclear"), (headers_only, "ill"),
+    ],
+)  # fmt: skip
+async def test_what_a_servers_answer_says_of_it(handler: Handler, verdict: Verdict) -> None:
+    async with a_server(handler) as address:
+        assert await verdict_on(address) == verdict
+
+
+async def test_a_404_is_a_failure_where_the_server_was_said_to_lack_the_model() -> None:
+    async with a_server(says(404)) as address:
+        assert await verdict_on(address, about="m") == "ill"
+
+
+async def test_a_server_that_cannot_be_connected_to_is_for_the_scrapes_to_judge() -> None:
+    assert await verdict_on(Address("127.0.0.1", free_port())) == "unclear"
