@@ -23,6 +23,7 @@ from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
+from epp.extproc import wire
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
 from epp.files.certificate import CertificateWatch
@@ -221,8 +222,8 @@ class App:
             await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
-                if not jsontext.COMPILED:
-                    _log.warning("installed without a C compiler: reading long prompts costs twice the CPU")
+                if not (jsontext.COMPILED and wire.COMPILED):
+                    _log.warning("installed without a C compiler: requests cost up to twice the CPU")
                 yield
             finally:
                 await self._server.stop(_STOP_GRACE_S)

@@ -12,8 +12,8 @@ COPY requirements/picker.txt requirements/picker.txt
 RUN pip install --no-compile --require-hashes --only-binary :all: -r requirements/picker.txt
 COPY pyproject.toml README.md ./
 COPY epp epp
-# Without its C extension the picker would read long prompts slowly: then the build fails.
-RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext'
+# Without its C extensions the picker would be slow: then the build fails.
+RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext, epp.extproc._wire'
 # Bytecode of what the picker imports, and of nothing else: half of the size of the packages would be bytecode.
 # Bytecode of all but `epp replay`, whose simulated servers are not in this image.
 RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.replay.")]'

@@ -1,9 +1,9 @@
 """ext_proc's protobuf messages to events, and actions to messages: the one module that knows the wire.
 
-Only what routing reads is looked at. Body messages are cut out of the wire by hand, since their bytes would
-otherwise be copied twice (once into protobuf's arena, once out of it); header messages are read off it by
-`header_decoding`, and what stands around their headers repeats, so that its meaning is kept. Whatever has an
-unusual shape goes the ordinary way. Answers repeat (a fleet has few fallback lists), so their bytes are kept.
+Only what routing reads is looked at. `wire` cuts headers and bodies out of the usual messages, since protobuf
+would make an object for each header and copy each body twice; what stands around headers repeats, so that its
+meaning is kept. Whatever has an unusual shape goes the ordinary way. Answers repeat (a fleet has few fallback
+lists), so their bytes are kept.
 Header values travel as latin-1 text inside the picker.
 """
 
@@ -19,6 +19,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
 from epp.errors import DETAILS
+from epp.extproc import wire
 from epp.extproc.bodies import MAX_PIECE_BYTES
 from epp.extproc.events import (
     Action,
@@ -37,7 +38,6 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.header_decoding import HeaderReader, fields, varint
 from epp.extproc.reading import DESTINATION
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -65,10 +65,6 @@ _METADATA_TAG: Final = 0x42
 _ATTRIBUTES_TAG: Final = 0x4A
 _CONFIG_TAG: Final = 0x5A
 _AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
-_BODY_TAG: Final = 0x0A
-_LEAST_BYTES: Final = 4
-"""Of a message with a body, even an empty one: tag and length, twice."""
-_ECHO_TAG: Final = {Slot.REQUEST_BODY: b"\x1a", Slot.RESPONSE_BODY: b"\x22"}
 
 _KEPT_BYTES: Final = 512
 """Longer pieces are not kept: they hold more than an address or two, and may differ with every request."""
@@ -111,55 +107,25 @@ def echo_of(data: bytes) -> bytes | None:
     """The answer to a piece of a response's body that goes on as it came, without an object for either.
     None: decode the message.
     """
-    if not data or data[0] != _RESPONSE_BODY_TAG:
-        return None
-    found = _body_in(data)
-    if found is None:
-        return None
-    start, end, end_of_stream = found
-    if end_of_stream or end - start > MAX_PIECE_BYTES:
-        return None
-    return _around_echo(Slot.RESPONSE_BODY, end - start, False)[0] + data[start:end]
+    return wire.echo_of(data, MAX_PIECE_BYTES)
 
 
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
-    found = _body_in(data)
+    found = wire.body_of(data)
     if found is None:
         return None
-    start, end, end_of_stream = found
+    start, end, end_of_stream, rest = found
+    if rest < len(data):
+        around = _around(data[rest:])
+        if around is None or around[2] is not None:
+            return None
     if data[0] == _REQUEST_BODY_TAG:
         return RequestBody(memoryview(data)[start:end], end_of_stream)
     return ResponseBody(data[start:end], end_of_stream)
 
 
-def _body_in(data: bytes) -> tuple[int, int, bool] | None:
-    """A body message in its usual shape: where the body's bytes are, and the end-of-stream flag.
-    None: not that shape.
-    """
-    if len(data) < _LEAST_BYTES:
-        return None
-    size, start = data[1], 2
-    if size >= 0x80:
-        size, start = varint(data, 1)
-    end = start + size
-    if end > len(data) or end - start < 2 or data[start] != _BODY_TAG:
-        return None
-    size, body_start = data[start + 1], start + 2
-    if size >= 0x80:
-        size, body_start = varint(data, start + 1)
-    body_end = body_start + size
-    rest = data[body_end:end]
-    if body_end > end or rest not in (b"", b"\x10\x00", b"\x10\x01"):
-        return None
-    if end < len(data):
-        around = _around(data[end:])
-        if around is None or around[2] is not None:
-            return None
-    return body_start, body_end, rest == b"\x10\x01"
-
-
 def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders | None:
-    read = _reader(names).read(data)
+    read = wire.headers_of(data, _readable(names))
     if read is None:
         return None
     headers, end_of_stream, end = read
@@ -172,11 +138,11 @@ def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders |
 
 def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
     """Field by field, since the metadata hold the fallback list, of which a large fleet has very many."""
-    read = _reader(names).read(data)
+    read = wire.headers_of(data, _readable(names))
     if read is None:
         return None
     headers, end_of_stream, end = read
-    parts = fields(data, end)
+    parts = wire.fields_of(data, end)
     if parts is None or not _AROUND.issuperset(parts):
         return None
     # Attributes that name the server decide; only without them are the metadata looked at.
@@ -220,7 +186,10 @@ def _read_around(data: bytes) -> _Around | None:
 _kept_around = functools.lru_cache(maxsize=4096)(_read_around)
 
 
-_reader = functools.lru_cache(maxsize=16)(HeaderReader)
+@functools.lru_cache(maxsize=16)
+def _readable(names: frozenset[str]) -> tuple[str, ...]:
+    """A message that holds a name with other letters goes by protobuf."""
+    return tuple(name for name in names if name.isascii() and name == name.lower())
 
 
 def _modes(message: Any) -> Modes:
@@ -314,8 +283,7 @@ def encode(action: Action) -> bytes:
     if isinstance(action, Answer):
         return _kept_answer(action) if _repeats(action) else _encode_answer(action)
     if isinstance(action, Echo):
-        head, tail = _around_echo(action.slot, len(action.data), action.end_of_stream)
-        return b"".join((head, action.data, tail))
+        return wire.echo(action.slot is Slot.RESPONSE_BODY, action.data, action.end_of_stream)
     response = ext_proc.ProcessingResponse()
     if isinstance(action, Delay):
         response.override_message_timeout.FromMilliseconds(int(1000 * action.seconds))
@@ -326,31 +294,6 @@ def encode(action: Action) -> bytes:
     immediate.details = DETAILS + action.reason
     _set_headers(immediate.headers, action.headers)
     return bytes(response.SerializeToString())
-
-
-@functools.lru_cache(maxsize=4096)
-def _around_echo(slot: Slot, size: int, end_of_stream: bool, /) -> tuple[bytes, bytes]:  # noqa: FBT001 - a key
-    """What stands before and after the bytes of a body that goes on as it came:
-    no object is made for a chunk.
-
-    The message is response > body_mutation > streamed_response > body,
-    each with the length of what is inside.
-    """
-    tail = b"\x10\x01" if end_of_stream else b""
-    head = _BODY_TAG.to_bytes() + _length(size) if size else b""
-    for tag in (b"\x1a", b"\x1a", b"\x0a", _ECHO_TAG[slot]):
-        head = tag + _length(len(head) + size + len(tail)) + head
-    return head, tail
-
-
-def _length(size: int) -> bytes:
-    """As protobuf writes it: seven bits a byte, the lowest first."""
-    out = bytearray()
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out)
 
 
 def _repeats(answer: Answer) -> bool:

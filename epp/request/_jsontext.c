@@ -1,4 +1,4 @@
-/* Reads JSON for the picker where Python would be too slow: the one part of the picker in C. epp/request/jsontext.py says why.
+/* Reads JSON for the picker where Python would be too slow. epp/request/jsontext.py says why.
  *
  * It judges nothing: whatever is not plainly well formed is answered with None, and the ordinary decoder decides.
  */

@@ -71,8 +71,10 @@ def test_nothing_of_this_machine_is_in_it(built_images: Images, name: str) -> No
         assert not [a for a in addresses if a in file.read_text(errors="replace")], file
 
 
-def test_the_picker_has_its_c_extension(built_images: Images) -> None:
-    assert list(packages_in(built_images["picker"]).glob("epp/request/_jsontext.*.so"))
+def test_the_picker_has_its_c_extensions(built_images: Images) -> None:
+    packages = packages_in(built_images["picker"])
+    assert list(packages.glob("epp/request/_jsontext.*.so"))
+    assert list(packages.glob("epp/extproc/_wire.*.so"))
 
 
 @EACH

@@ -1,0 +1,343 @@
+/* Cuts ext_proc's messages out of protobuf's wire format, and writes the one that is sent for each piece of a body.
+ * epp/extproc/wire.py says why.
+ *
+ * It judges nothing: whatever is not exactly as data planes send it is answered with None, and protobuf decides.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+typedef unsigned char byte;
+
+/* Wire tags: field number times eight plus the wire type. */
+enum { RESPONSE_BODY = 0x2A, METADATA = 0x42, ATTRIBUTES = 0x4A };
+enum { REQUEST_SLOT = 0x1A, RESPONSE_SLOT = 0x22, COMMON_RESPONSE = 0x0A, BODY_MUTATION = 0x1A, STREAMED_RESPONSE = 0x1A };
+enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10 };
+
+/* Bytes of a message: the next one, and where they end. */
+typedef struct {
+    const byte *at, *end;
+} Span;
+
+static inline Py_ssize_t
+left(const Span *span)
+{
+    return span->end - span->at;
+}
+
+/* A length, and that many bytes, which are taken out of the span. 0: they are not there. */
+static int
+take_sized(Span *from, Span *taken)
+{
+    unsigned long long size = 0;
+    const byte *at = from->at;
+    for (int shift = 0; shift < 35; shift += 7) {
+        if (at >= from->end)
+            return 0;
+        size |= (unsigned long long)(*at & 0x7F) << shift;
+        if (*at++ < 0x80) {
+            if (size > (unsigned long long)(from->end - at))
+                return 0;
+            taken->at = at;
+            taken->end = from->at = at + size;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A field of this tag, as `take_sized`. */
+static inline int
+take_field(Span *from, byte tag, Span *taken)
+{
+    if (from->at >= from->end || *from->at != tag)
+        return 0;
+    from->at++;
+    if (take_sized(from, taken))
+        return 1;
+    from->at--;
+    return 0;
+}
+
+/* The end-of-stream flag, which is all that may be left: -1 where something else is. */
+static inline int
+flag_of(const Span *rest, byte tag)
+{
+    if (rest->at == rest->end)
+        return 0;
+    return left(rest) == 2 && rest->at[0] == tag && rest->at[1] <= 1 ? rest->at[1] : -1;
+}
+
+/* Which of the names it is: -1 for none, -2 where protobuf must look, since other letters can mean a wanted name. */
+static Py_ssize_t
+find_name(PyObject *names, const Span *name)
+{
+    Py_ssize_t size = left(name), count = PyTuple_GET_SIZE(names);
+    for (const byte *at = name->at; at < name->end; at++)
+        if (*at >= 0x80 || (*at >= 'A' && *at <= 'Z'))
+            return -2;
+    for (Py_ssize_t n = 0; n < count; n++) {
+        PyObject *wanted = PyTuple_GET_ITEM(names, n);
+        if (PyUnicode_GET_LENGTH(wanted) == size && memcmp(PyUnicode_DATA(wanted), name->at, (size_t)size) == 0)
+            return n;
+    }
+    return -1;
+}
+
+static int
+append_header(PyObject *found, PyObject *name, const Span *value)
+{
+    PyObject *text = PyUnicode_DecodeLatin1((const char *)value->at, left(value), NULL);
+    PyObject *header = text == NULL ? NULL : PyTuple_Pack(2, name, text);
+    int failed = header == NULL || PyList_Append(found, header) < 0;
+    Py_XDECREF(text);
+    Py_XDECREF(header);
+    return failed ? -1 : 0;
+}
+
+/* 1: every header of the map is read; 0: protobuf must read them; -1: an exception is set. */
+static int
+read_map(Span map, PyObject *names, PyObject *found)
+{
+    while (map.at < map.end) {
+        Span header, name, value;
+        if (!take_field(&map, FIRST, &header) || !take_field(&header, FIRST, &name))
+            return 0;
+        value.at = value.end = header.end;
+        if (header.at < header.end && (!take_field(&header, RAW_VALUE, &value) || header.at != header.end))
+            return 0;
+        Py_ssize_t n = find_name(names, &name);
+        if (n == -2)
+            return 0;
+        if (n >= 0 && append_header(found, PyTuple_GET_ITEM(names, n), &value) < 0)
+            return -1;
+    }
+    return 1;
+}
+
+static PyObject *
+headers_in(const byte *start, Py_ssize_t size, PyObject *names)
+{
+    Span rest = {start, start + size}, part, map;
+    if (rest.at == rest.end)
+        Py_RETURN_NONE;
+    rest.at++;
+    if (!take_sized(&rest, &part) || !take_field(&part, FIRST, &map))
+        Py_RETURN_NONE;
+    int ends = flag_of(&part, HEADERS_END);
+    if (ends < 0)
+        Py_RETURN_NONE;
+    PyObject *found = PyList_New(0);
+    if (found == NULL)
+        return NULL;
+    int read = read_map(map, names, found);
+    if (read > 0)
+        return Py_BuildValue("NOn", found, ends ? Py_True : Py_False, (Py_ssize_t)(rest.at - start));
+    Py_DECREF(found);
+    if (read < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+headers_of(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer view;
+    PyObject *names, *found;
+    if (!PyArg_ParseTuple(args, "y*O!", &view, &PyTuple_Type, &names))
+        return NULL;
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(names); n++) {
+        PyObject *name = PyTuple_GET_ITEM(names, n);
+        if (!PyUnicode_Check(name) || PyUnicode_READY(name) < 0 || !PyUnicode_IS_ASCII(name)) {
+            PyBuffer_Release(&view);
+            PyErr_SetString(PyExc_TypeError, "names are ASCII");
+            return NULL;
+        }
+    }
+    found = headers_in(view.buf, view.len, names);
+    PyBuffer_Release(&view);
+    return found;
+}
+
+/* 1: the field is added; 0: its tag came before; -1: an exception is set. */
+static int
+add_field(PyObject *found, byte tag, const byte *begin, const byte *end)
+{
+    int added = -1;
+    PyObject *key = PyLong_FromLong(tag), *value = PyBytes_FromStringAndSize((const char *)begin, end - begin);
+    if (key != NULL && value != NULL) {
+        int there = PyDict_Contains(found, key);
+        if (there == 0)
+            added = PyDict_SetItem(found, key, value) < 0 ? -1 : 1;
+        else if (there > 0)
+            added = 0;
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return added;
+}
+
+static PyObject *
+fields_of(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t from;
+    if (!PyArg_ParseTuple(args, "y*n", &view, &from))
+        return NULL;
+    const byte *start = view.buf;
+    int added = from >= 0 && from <= view.len;
+    Span rest = {start + (added ? from : 0), start + view.len}, content;
+    PyObject *found = PyDict_New();
+    if (found == NULL)
+        added = -1;
+    while (added > 0 && rest.at < rest.end) {
+        const byte *begin = rest.at;
+        byte tag = *rest.at++;
+        added = tag < 0x80 && (tag & 7) == 2 && take_sized(&rest, &content) ? add_field(found, tag, begin, rest.at) : 0;
+    }
+    PyBuffer_Release(&view);
+    if (added > 0)
+        return found;
+    Py_XDECREF(found);
+    if (added < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* The body in a message whose first field holds one, and the end-of-stream flag; -1: it is not as it is sent.
+ * `rest` is what follows that field. */
+static int
+find_body(Span *rest, Span *body)
+{
+    Span part;
+    if (rest->at == rest->end)
+        return -1;
+    rest->at++;
+    if (!take_sized(rest, &part) || !take_field(&part, FIRST, body))
+        return -1;
+    return flag_of(&part, BODY_END);
+}
+
+static PyObject *
+body_of(PyObject *Py_UNUSED(self), PyObject *data)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const byte *start = view.buf;
+    Span rest = {start, start + view.len}, body;
+    int ends = find_body(&rest, &body);
+    PyBuffer_Release(&view);
+    if (ends < 0)
+        Py_RETURN_NONE;
+    return Py_BuildValue("nnOn", (Py_ssize_t)(body.at - start), (Py_ssize_t)(body.end - start), ends ? Py_True : Py_False,
+                         (Py_ssize_t)(rest.at - start));
+}
+
+static inline int
+length_bytes(size_t size)
+{
+    int count = 1;
+    for (; size > 0x7F; size >>= 7)
+        count++;
+    return count;
+}
+
+static inline byte *
+put_head(byte *out, byte tag, size_t size)
+{
+    *out++ = tag;
+    for (; size > 0x7F; size >>= 7)
+        *out++ = (byte)((size & 0x7F) | 0x80);
+    *out++ = (byte)size;
+    return out;
+}
+
+/* A body that goes on as it came: response > body_mutation > streamed_response > body. */
+static PyObject *
+echo_bytes(byte slot, const byte *data, size_t size, int ends)
+{
+    size_t streamed = (size ? 1 + (size_t)length_bytes(size) + size : 0) + (ends ? 2 : 0);
+    size_t mutation = 1 + (size_t)length_bytes(streamed) + streamed;
+    size_t common = 1 + (size_t)length_bytes(mutation) + mutation;
+    size_t part = 1 + (size_t)length_bytes(common) + common;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(1 + (size_t)length_bytes(part) + part));
+    if (made == NULL)
+        return NULL;
+    byte *out = (byte *)PyBytes_AS_STRING(made);
+    out = put_head(out, slot, part);
+    out = put_head(out, COMMON_RESPONSE, common);
+    out = put_head(out, BODY_MUTATION, mutation);
+    out = put_head(out, STREAMED_RESPONSE, streamed);
+    if (size) {
+        out = put_head(out, FIRST, size);
+        memcpy(out, data, size);
+        out += size;
+    }
+    if (ends) {
+        *out++ = BODY_END;
+        *out = 1;
+    }
+    return made;
+}
+
+static PyObject *
+echo(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer view;
+    int is_response, ends;
+    if (!PyArg_ParseTuple(args, "py*p", &is_response, &view, &ends))
+        return NULL;
+    PyObject *made = echo_bytes(is_response ? RESPONSE_SLOT : REQUEST_SLOT, view.buf, (size_t)view.len, ends);
+    PyBuffer_Release(&view);
+    return made;
+}
+
+/* Whether a message holds a piece of a response's body that is not the last, and nothing else that matters. */
+static int
+is_piece(const byte *start, Py_ssize_t size, Span *body)
+{
+    Span rest = {start, start + size}, around;
+    if (rest.at == rest.end || *start != RESPONSE_BODY || find_body(&rest, body) != 0)
+        return 0;
+    while (rest.at < rest.end)
+        if (!take_field(&rest, METADATA, &around) && !take_field(&rest, ATTRIBUTES, &around))
+            return 0;
+    return 1;
+}
+
+static PyObject *
+echo_of(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t most;
+    Span body;
+    PyObject *made = Py_None;
+    if (!PyArg_ParseTuple(args, "y*n", &view, &most))
+        return NULL;
+    if (is_piece(view.buf, view.len, &body) && left(&body) <= most)
+        made = echo_bytes(RESPONSE_SLOT, body.at, (size_t)left(&body), 0);
+    else
+        Py_INCREF(made);
+    PyBuffer_Release(&view);
+    return made;
+}
+
+static PyMethodDef methods[] = {
+    {"headers_of", headers_of, METH_VARARGS, "Of a message with headers: those that are wanted, whether the stream ends, and where the rest begins."},
+    {"fields_of", fields_of, METH_VARARGS, "The fields of a message from a place on, by tag."},
+    {"body_of", body_of, METH_O, "Of a message with a body: where it begins and ends, whether the stream ends, and where the rest begins."},
+    {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
+    {"echo_of", echo_of, METH_VARARGS, "That answer to a message that holds a piece of a response's body and nothing else."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_wire", "Cuts ext_proc's messages out of protobuf's wire format.", 0, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__wire(void)
+{
+    return PyModuleDef_Init(&module);
+}

@@ -1,0 +1,45 @@
+"""Cuts ext_proc's messages out of protobuf's wire format without protobuf, as far as they have their usual
+shape, and writes the answer by which a piece of a body goes on as it came.
+
+A request has some fifteen headers and routing reads a few of them; protobuf made an object for each, and for
+each piece of a streamed body. `_wire.c` steps over each field by its length and never searches, so that no
+value can pass for another header. It answers None for whatever is not exactly as data planes send it, and
+never guesses: protobuf decides then. Where the picker was installed without a C compiler, protobuf reads and
+writes every message: the same results, more slowly. Called by `codec` alone.
+"""
+
+from __future__ import annotations
+
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+try:
+    from epp.extproc._wire import body_of, echo, echo_of, fields_of, headers_of
+except ImportError:
+    COMPILED = False
+
+    def headers_of(
+        _message: bytes | memoryview, _names: tuple[str, ...], /
+    ) -> tuple[list[tuple[str, str]], bool, int] | None:
+        return None
+
+    def fields_of(_message: bytes | memoryview, _at: int, /) -> dict[int, bytes] | None:
+        return None
+
+    def body_of(_message: bytes | memoryview, /) -> tuple[int, int, bool, int] | None:
+        return None
+
+    def echo_of(_message: bytes | memoryview, _most_bytes: int, /) -> bytes | None:
+        return None
+
+    def echo(is_response: bool, data: bytes | memoryview, ends: bool, /) -> bytes:  # noqa: FBT001 - as in C
+        response = ext_proc.ProcessingResponse()
+        part = response.response_body if is_response else response.request_body
+        streamed = part.response.body_mutation.streamed_response
+        streamed.SetInParent()
+        streamed.body = bytes(data)
+        streamed.end_of_stream = ends
+        return bytes(response.SerializeToString())
+else:
+    COMPILED = True
+
+__all__ = ["COMPILED", "body_of", "echo", "echo_of", "fields_of", "headers_of"]
