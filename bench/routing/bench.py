@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.routing.catalog import BY_NAME, router_of
+from bench.routing.held import HoldingRouter
 from bench.routing.more_workloads import MORE
 from bench.routing.traces import trace_spec
 from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
@@ -148,7 +149,8 @@ def fleet_of(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedL
         share_delay_s=run.setting.share_delay_s,
         adapters=frozenset(f"lora-{n}" for n in range(spec.adapters)),
     )
-    return Fleet(plan, router=router, workload=workload, rng=random.Random(run.seed))
+    gate = router if isinstance(router, HoldingRouter) else None
+    return Fleet(plan, router=router, workload=workload, rng=random.Random(run.seed), gate=gate)
 
 
 def saturation(workload: str, setting: Setting) -> tuple[float, float]:
@@ -177,7 +179,8 @@ def calibrate(
         workload=workload, rule=CALIBRATION_RULE, load=1.0, seed=0, setting=replace(setting, replicas=1)
     )
     in_flight *= setting.num_servers
-    plan = replace(plan_of(Setting(num_servers=setting.num_servers), spec, arrivals_s=1e9), horizon_s=1e9)
+    servers = Setting(num_servers=setting.num_servers, unlike=setting.unlike, slow=setting.slow)
+    plan = replace(plan_of(servers, spec, arrivals_s=1e9), horizon_s=1e9)
     if spec.make is not None:
         count = max(200, 3 * in_flight, int(spec.num_requests * setting.scale))
         requests = [timed.request for timed in spec.make(rng, count)]

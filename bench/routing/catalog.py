@@ -17,8 +17,11 @@ import msgspec
 from bench.routing import rules_cost as cost
 from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
+from bench.routing.held import HoldingRouter
 from bench.routing.peer import Index, PeerRouter, Rule, World
 from bench.routing.replicas import Replicated
+from bench.routing.rules_learned import Learned
+from bench.routing.rules_preble import AibrixPreble
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
 from epp.config.routing import Lora
 from epp.replay.picker_router import PREFILL_TIMES, PickerRouter
@@ -40,6 +43,9 @@ class Config:
     pages_every_s: float | None = None
     """How often it reads the servers' pages, where its project does that oftener than the others; None:
     as all others do."""
+    busy_steps: float | None = None
+    """Requests wait in front of the rule while every server has more prefill tokens than this many steps
+    compute; None: none waits."""
     default: bool = True
     """As documented; else a setting of the sweep."""
 
@@ -90,16 +96,17 @@ CONFIGS: tuple[Config, ...] = (
     Config("ray+4", prefix.RayPrefix, {"imbalance": 4}, default=False),
     Config("aibrix", prefix.Aibrix),
     Config("aibrix+2sd", prefix.Aibrix, {"gap": 16, "deviations": 2.0}, default=False),
-    Config("aibrix-preble", prefix.AibrixPreble),
-    Config("aibrix-preble+0.25", prefix.AibrixPreble, {"threshold": 0.25}, default=False),
-    Config("aibrix-preble+0.75", prefix.AibrixPreble, {"threshold": 0.75}, default=False),
+    Config("aibrix-preble", AibrixPreble),
+    Config("aibrix-preble+0.25", AibrixPreble, {"threshold": 0.25}, default=False),
+    Config("aibrix-preble+0.75", AibrixPreble, {"threshold": 0.75}, default=False),
     Config("aibrix-pd", cost.AibrixPd),
     Config("aibrix-conductor", cost.Conductor),
-    Config("dynamo", cost.Dynamo),
-    Config("dynamo+0.5", cost.Dynamo, {"scale": 0.5}, default=False),
-    Config("dynamo+2", cost.Dynamo, {"scale": 2.0}, default=False),
-    Config("dynamo+4", cost.Dynamo, {"scale": 4.0}, default=False),
-    Config("dynamo+load", cost.Dynamo, {"load_weight": 1.0}, default=False),
+    Config("dynamo", cost.Dynamo, busy_steps=16.0),
+    Config("dynamo+0.5", cost.Dynamo, {"scale": 0.5}, busy_steps=16.0, default=False),
+    Config("dynamo+2", cost.Dynamo, {"scale": 2.0}, busy_steps=16.0, default=False),
+    Config("dynamo+4", cost.Dynamo, {"scale": 4.0}, busy_steps=16.0, default=False),
+    Config("dynamo+load", cost.Dynamo, {"load_weight": 1.0}, busy_steps=16.0, default=False),
+    Config("dynamo+unheld", cost.Dynamo, default=False),
     Config("lmetric", cost.LMetric),
     Config("lmetric+B", cost.LMetric, {"with_backlog": True}, default=False),
     Config("lpwl", cost.LeastWork),
@@ -116,6 +123,7 @@ CONFIGS: tuple[Config, ...] = (
     Config("llmd-affinity+4s", prefix.LlmdAffinity, {"budget_s": 4.0, "rate": 8000.0}, default=False),
     Config("llmd-affinity+1s", prefix.LlmdAffinity, {"budget_s": 1.0, "rate": 8000.0}, default=False),
     Config("mooncake", cost.Mooncake),
+    Config("learned", Learned),
     Config("dualmap", prefix.DualMap),
     Config("dualmap+0.5s", prefix.DualMap, {"slo_s": 0.5}, default=False),
 )
@@ -178,7 +186,10 @@ def router_of(
         assert config.rule is not None
         rule = config.rule(world, **config.settings)
         share = rule.index_capacity
-        blocks = None if share is None else int(share * shape.num_blocks)
-        return PeerRouter(rule, world, index=Index(blocks))
+        index = Index(None if share is None else int(share * shape.num_blocks))
+        if config.busy_steps is None or replicas > 1:
+            return PeerRouter(rule, world, index=index)
+        busy_tokens = int(config.busy_steps * shape.limits.max_num_batched_tokens)
+        return HoldingRouter(rule, world, index=index, busy_tokens=busy_tokens)
 
     return one(0) if replicas == 1 else Replicated([one(n) for n in range(replicas)], seed=seed)

@@ -164,6 +164,9 @@ class Rule(Protocol):
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
         """The request was sent there."""
 
+    def first_token(self, request_id: int, *, now: float) -> None:
+        """A request's answer begins."""
+
 
 class SimpleRule:
     """A rule that keeps nothing of its own between picks, or little."""
@@ -180,6 +183,9 @@ class SimpleRule:
 
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
         """Nothing to remember."""
+
+    def first_token(self, request_id: int, *, now: float) -> None:
+        """Nothing to learn."""
 
     def matched(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
         """Tokens of the prompt that the pod holds; the last token is always computed."""
@@ -269,6 +275,7 @@ class PeerRouter:
 
     def first_token(self, request_id: int, *, now: float) -> None:
         self._prefilled(self._sent[request_id])
+        self._rule.first_token(request_id, now=now)
 
     def _prefilled(self, sent: _Sent) -> None:
         if not sent.prefilled:

@@ -102,31 +102,45 @@ class PredictedTtft(SimpleRule):
 
 
 class AibrixPd(SimpleRule):
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        most = max(pod.in_flight for pod in self.pods) or 1
-        return self.world.least(
-            self.pods, lambda pod: 10 * (1 - self.ratio(asked, depths, pod)) + pod.in_flight / most
-        )
+    """The share that does not match and the load. Where loads are far apart: least load.
 
+    At home it counts prefills under way on prefill servers; here, without roles, all requests in flight.
+    """
 
-class Conductor(SimpleRule):
-    """Load times the mean prefill, the transfer of what matches, and the prefill of what does not, in ms."""
-
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, gap: int = 16) -> None:
         super().__init__(world)
-        self._mean_ms = 200.0
+        self._gap = gap
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        def key(pod: Pod) -> float:
-            transfer = 0.005 * self.matched(asked, depths, pod) + 1
-            return pod.in_flight * self._mean_ms + transfer + self._prefill_ms(asked, depths, pod)
+        loads = [pod.in_flight for pod in self.pods]
+        if max(loads) - min(loads) > self._gap:
+            return self.world.least(self.pods, lambda pod: pod.in_flight)
+        return self.world.least(self.pods, lambda pod: self._score(asked, depths, pod))
 
-        chosen = self.world.least(self.pods, key)
-        self._mean_ms += 0.05 * (self._prefill_ms(asked, depths, chosen) - self._mean_ms)
-        return chosen
+    def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
+        most = max(pod.in_flight for pod in self.pods) or 1
+        return 10 * (1 - self.ratio(asked, depths, pod)) + pod.in_flight / most
 
-    def _prefill_ms(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
-        return float(0.001 * self.uncached(asked, depths, pod) ** 1.5 + 5)
+
+class Conductor(AibrixPd):
+    """Load times the server's mean prefill, the transfer of what matches, and the prefill of what does not,
+    in ms."""
+
+    def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
+        matched = self.matched(asked, depths, pod)
+        transfer = 0.005 * matched + 1 if matched else 0.0
+        return pod.in_flight * _mean_prefill_ms(pod) + transfer + _prefill_ms(asked.num_tokens - matched)
+
+
+def _mean_prefill_ms(pod: Pod) -> float:
+    """By the server's own histogram; as of 512 tokens until it has one."""
+    if pod.page is None or not pod.page.finished:
+        return _prefill_ms(512)
+    return 1000 * pod.page.prefill_sum_s / pod.page.finished
+
+
+def _prefill_ms(num_tokens: int) -> float:
+    return float(0.001 * num_tokens**1.5 + 5)
 
 
 class Mooncake(SimpleRule):

@@ -122,4 +122,4 @@ class BoundedLoads(LoadRule):
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         limit = self._bound * (sum(pod.in_flight for pod in self.pods) + 1) / len(self.pods)
         order = self._ring.walk(asked.user_head(num_chars=self._num_chars), self.pods)
-        return next((pod for pod in order if pod.in_flight + 1 <= limit), order[0])
+        return next((pod for pod in order if pod.in_flight <= limit), order[0])

@@ -89,7 +89,9 @@ class RayPrefix(SimpleRule):
         mine = self._index.depths(asked.names, self.pods)
         deepest = max(mine.values())
         if deepest * self.world.block_tokens < self._threshold * asked.num_tokens:
-            return self.world.least(self.pods, self._index.size)
+            smallest = min(map(self._index.size, self.pods))
+            fewest = [pod for pod in self.pods if self._index.size(pod) == smallest]
+            return self.world.least(fewest, lambda pod: pod.in_flight)
         return self.world.least(
             [pod for pod in self.pods if mine[pod.name] == deepest], lambda pod: pod.in_flight
         )
@@ -120,34 +122,24 @@ class Aibrix(SimpleRule):
         return self.world.least(fit, lambda pod: -depths[pod.name] + pod.in_flight / 1e6)
 
 
-class AibrixPreble(SimpleRule):
-    """More than half matches: of the deepest holders the least loaded of late;
-    else the least windowed cost."""
-
-    def __init__(self, world: World, *, threshold: float = 0.5, window_s: float = 180.0) -> None:
-        super().__init__(world)
-        self._threshold, self._window_s = threshold, window_s
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        load = {
-            pod.name: sum(own + answer for _, own, answer in pod.recent(since=now - self._window_s))
-            for pod in self.pods
-        }
-        deepest = max(depths.values())
-        if deepest * self.world.block_tokens > self._threshold * asked.num_tokens:
-            holders = [pod for pod in self.pods if depths[pod.name] == deepest]
-            return self.world.least(holders, lambda pod: load[pod.name])
-        return self.world.least(self.pods, lambda pod: load[pod.name] + self.uncached(asked, depths, pod))
-
-
 class DeepestHolder(SimpleRule):
-    """The least loaded of the servers that hold most of the prompt.
-    Where no server holds any of it: the least loaded of all."""
+    """Out of balance: least load. More than half of the prompt is held: the least loaded of the servers that
+    hold most of it. Else least load."""
+
+    def __init__(
+        self, world: World, *, threshold: float = 0.5, absolute: int = 32, relative: float = 1.1
+    ) -> None:
+        super().__init__(world)
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        deepest = max(depths.values())
-        holders = [pod for pod in self.pods if depths[pod.name] == deepest]
-        return self.world.least(holders, lambda pod: pod.in_flight)
+        loads = [pod.in_flight for pod in self.pods]
+        least, most, deepest = min(loads), max(loads), max(depths.values())
+        fit = self.pods
+        balanced = most - least <= self._absolute or most <= int(self._relative * least)
+        if balanced and asked.names and deepest / len(asked.names) > self._threshold:
+            fit = [pod for pod in self.pods if depths[pod.name] == deepest]
+        return self.world.least(fit, lambda pod: pod.in_flight)
 
 
 class LlmdAffinity(SimpleRule):

@@ -8,15 +8,21 @@ or loses by an order of names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from bench.routing import rules_cost as cost
+from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
-from bench.routing.peer import Rule
-from tests.unit.sim.test_routing_rules import a_world, asked, choice
+from bench.routing.held import HoldingRouter
+from bench.routing.peer import Index, Rule, World
+from bench.routing.rules_preble import AibrixPreble, prefill_s
+from model_server.sim.engine import EngineShape, SimEngine
+from model_server.sim.fleet import WAITS
+from model_server.sim.snapshot import Snapshot, snapshot
+from tests.unit.sim.test_routing_rules import BLOCK, a_world, asked, choice
 
 NONE = (0, 0, 0)
 
@@ -32,11 +38,41 @@ class Case:
     """Prompt tokens in flight and not computed."""
     depths: tuple[int, int, int] = NONE
     """Blocks of the prompt that each holds."""
+    waiting: tuple[int, int, int] = NONE
+    """Requests in the server's queue, by its page."""
+    kv_usage: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """By its page."""
+    sent: Sequence[tuple[int, int]] = ()
+    """What was sent before, all of it new: (server, tokens)."""
+    prompt_tokens: int = 1000
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+def a_page(
+    *, waiting: int = 0, kv_usage: float = 0.0, prefill_sum_s: float = 0.0, finished: int = 0
+) -> Snapshot:
+    empty = snapshot(SimEngine(EngineShape()), now=0.0)
+    return replace(empty, waiting=waiting, kv_usage=kv_usage, prefill_sum_s=prefill_sum_s, finished=finished)
+
+
+def world_of(case: Case) -> World:
+    world = a_world(in_flight=case.loads, backlog=case.backlog)
+    for pod, waiting, kv_usage in zip(world.pods, case.waiting, case.kv_usage, strict=True):
+        pod.page = a_page(waiting=waiting, kv_usage=kv_usage)
+    return world
+
+
+def send(rule: Rule, world: World, case: Case) -> None:
+    for number, (server, tokens) in enumerate(case.sent):
+        what, pod = asked((100 + number, tokens), number=number), world.pods[server]
+        rule.choose(what, dict.fromkeys((p.name for p in world.pods), 0), now=0.0)
+        rule.placed(what, pod, now=0.0)
+        pod.arrivals.append((0.0, tokens, 10))
+
+
 def all_choices(rule: Rule, case: Case) -> set[int]:
-    return {choice(rule, *case.depths) for _ in range(60)}
+    what = asked((1, case.prompt_tokens))
+    return {choice(rule, *case.depths, what=what) for _ in range(60)}
 
 
 def rows(cases: Sequence[Case]) -> pytest.MarkDecorator:
@@ -135,3 +171,207 @@ LMETRIC = [
 @rows(LMETRIC)
 def test_lmetric(case: Case) -> None:
     assert all_choices(cost.LMetric(a_world(in_flight=case.loads, backlog=case.backlog)), case) == case.may
+
+
+# vllm-project/aibrix pkg/plugins/gateway/algorithms/prefix_cache_preble.go at f8a74b09ae7a: Route,
+# getPodLoad, getNodeCost; its gate (getTargetPodListOnLoadImbalance) in prefix_cache.go. A request costs
+# its prefill on a V100 times its share of new tokens, and 6.75 s: 7.06 s with 1,000 tokens, 15.39 s with
+# 20,000.
+PREBLE = [
+    Case("over half matches: the deepest holder", {0}, depths=(6, 3, 0)),
+    Case("half is not over half: least cost", {1, 2}, depths=(5, 0, 0), sent=[(0, 1000)]),
+    Case("of equal holders the one with fewer requests of late", {1}, depths=(9, 9, 0), sent=[(0, 50), (2, 50)]),
+    Case("requests in flight do not count in balance", {0}, loads=(8, 0, 0), depths=(6, 0, 0)),
+    Case("9 more: only the least loaded, and none of them holds it", {1, 2}, loads=(9, 0, 0), depths=(9, 0, 0)),
+    Case("9 more: a shallower holder among the least loaded", {2}, loads=(9, 0, 0), depths=(9, 0, 2)),
+    Case("two small ones cost 14.13, a long one 15.39", {1},
+         sent=[(0, 20_000), (1, 1000), (1, 1000), (2, 1000), (2, 1000), (2, 1000)]),
+    Case("its own prefill there does not count", {1, 2}, depths=(5, 4, 0), sent=[(0, 1000)]),
+]  # fmt: skip
+
+
+@rows(PREBLE)
+def test_aibrix_preble(case: Case) -> None:
+    world = world_of(case)
+    rule = AibrixPreble(world)
+    send(rule, world, case)
+    assert all_choices(rule, case) == case.may
+
+
+def test_preble_prices_a_prefill_as_its_source_does() -> None:
+    assert prefill_s(100, 100) == pytest.approx((55 + 0.8) / 900)
+    assert prefill_s(200, 5000) == pytest.approx((-295 + 625 - 256 + (2.325 + 0.398) / 2) / 900)
+    assert prefill_s(1000, 1000) == pytest.approx((271.06428 + 10.52444263 + 0.8) / 900)
+    assert prefill_s(20_000, 20_000) == pytest.approx((5431.81 + 9.698 + 2334.575) / 900, rel=1e-4)
+
+
+# vllm-project/aibrix pkg/plugins/gateway/algorithms/pd/prefill_scorer.go at 8b4599225ee7 (ScorePod of
+# prefixCacheScorer); gate: loadImbalanceSelectPrefillPod in pd_disaggregation.go at f354f2380f2c.
+AIBRIX_PD = [
+    Case("5 + 3/3 against 10 and 10 + 1/3", {0}, loads=(3, 0, 1), depths=(5, 0, 0)),
+    Case("9 + 1 against 10: by chance", {0, 1, 2}, loads=(3, 0, 0), depths=(1, 0, 0)),
+    Case("16 more is in balance: 1 + 1 against 10", {0}, loads=(16, 0, 0), depths=(9, 0, 0)),
+    Case("17 more: least load", {1, 2}, loads=(17, 0, 0), depths=(9, 0, 0)),
+]
+
+
+@rows(AIBRIX_PD)
+def test_aibrix_pd(case: Case) -> None:
+    assert all_choices(cost.AibrixPd(world_of(case)), case) == case.may
+
+
+# The same file: conductorScorer. 512 tokens take 16.6 ms, 1,000 take 36.6, 100 take 6.
+CONDUCTOR = [
+    Case("16.6 + 5.5 + 6 against 36.6", {0}, loads=(1, 0, 0), depths=(9, 0, 0)),
+    Case("33.2 + 5.5 + 6 against 36.6", {1, 2}, loads=(2, 0, 0), depths=(9, 0, 0)),
+    Case("nothing matches: no transfer", {0, 1, 2}),
+    Case("17 more: least load", {1, 2}, loads=(17, 0, 0), depths=(9, 0, 0)),
+]
+
+
+@rows(CONDUCTOR)
+def test_aibrix_conductor(case: Case) -> None:
+    assert all_choices(cost.Conductor(world_of(case)), case) == case.may
+
+
+def test_the_conductor_takes_the_mean_prefill_of_the_server_itself() -> None:
+    world = a_world(in_flight=(2, 0, 0))
+    world.pods[0].page = a_page(prefill_sum_s=0.05, finished=10)
+    case = Case("2 x 5 + 5.5 + 6 against 36.6", {0}, depths=(9, 0, 0))
+    assert all_choices(cost.Conductor(world), case) == case.may
+
+
+# kubeai-project/kubeai internal/loadbalancer/balance_chwbl.go at 9c8852103b7a: chwblLoadOK. The loads are of
+# the key's owner, the next on the ring, and the last.
+@pytest.mark.parametrize(
+    ("loads", "place"),
+    [
+        pytest.param((0, 0, 0), 0, id="idle"),
+        pytest.param((5, 4, 2), 0, id="5 is not over 1.25 x 12 / 3"),
+        pytest.param((6, 3, 2), 1, id="6 is over 5: the next"),
+        pytest.param((9, 8, 0), 2, id="9 and 8 are over 7.5: the last"),
+    ],
+)
+def test_kubeai(loads: Sequence[int], place: int) -> None:
+    world = a_world()
+    rule = load.BoundedLoads(world)
+    order = load.Ring(virtual_nodes=256).walk(asked().user_head(num_chars=100), world.pods)
+    for pod, in_flight in zip(order, loads, strict=True):
+        pod.in_flight = in_flight
+    assert rule.choose(asked(), {}, now=0.0) is order[place]
+
+
+# ray-project/ray python/ray/llm/_internal/serve/request_router/prefix_aware/prefix_aware_router.py at
+# 1eec25d0ba1e: _prefix_match_best_replicas; 10 and 0.1. The prompt's first blocks were sent to server 0.
+RAY = [
+    Case("0.1 is enough: its holder", {0}, depths=(1, 0, 0)),
+    Case("nothing matches: least text, and of these the shorter queue", {2}, loads=(0, 1, 0), sent=[(0, 500)]),
+    Case("least text goes before a shorter queue", {2}, loads=(0, 0, 5), sent=[(0, 500), (1, 500)]),
+    Case("10 more is in balance", {0}, loads=(10, 0, 0), depths=(9, 0, 0)),
+    Case("11 more: the less loaded of two by chance", {1, 2}, loads=(11, 0, 0), depths=(9, 0, 0)),
+]  # fmt: skip
+
+
+@rows(RAY)
+def test_ray(case: Case) -> None:
+    world = world_of(case)
+    rule = prefix.RayPrefix(world)
+    rule.placed(asked((1, BLOCK * case.depths[0])), world.pods[0], now=0.0)
+    send(rule, world, case)
+    assert {choice(rule, what=asked((1, 1000))) for _ in range(60)} == case.may
+
+
+# llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer: queuedepth/queue.go and
+# kvcacheutilization/kvcache_utilization.go at 443627e4d29f, prefix/plugin.go at bc7d10be32bf; weights
+# 3, 2, 2.
+WEIGHTED = [
+    Case("1.5 + 2 + 2 against 2 + 2", {0}, depths=(5, 0, 0)),
+    Case("the only one that waits: 1.5 + 0 + 2 against 4", {1, 2}, waiting=(1, 0, 0), depths=(5, 0, 0)),
+    Case("queues count between the least and the most", {0}, waiting=(1, 9, 0), depths=(5, 0, 0)),
+    Case("1.5 + 2 + 0.6 against 4", {0}, kv_usage=(0.7, 0, 0), depths=(5, 0, 0)),
+    Case("1.5 + 2 + 0.4 against 4", {1, 2}, kv_usage=(0.8, 0, 0), depths=(5, 0, 0)),
+    Case("requests in flight do not count", {0, 1, 2}, loads=(9, 0, 0)),
+]
+
+
+@rows(WEIGHTED)
+def test_llmd_weighted_sum(case: Case) -> None:
+    assert all_choices(cost.WeightedSum(world_of(case)), case) == case.may
+
+
+# sgl-project/sglang experimental/sgl-router/src/policies/cache_aware_zmq.rs at 080dd47dba55: select,
+# is_imbalanced; 0.5, 32 and 1.1.
+SGL_ZMQ = [
+    Case("over half: the deepest holder", {0}, loads=(9, 0, 0), depths=(6, 4, 0)),
+    Case("half is not over half: least load", {1, 2}, loads=(9, 0, 0), depths=(5, 0, 0)),
+    Case("of equal holders the less loaded", {1}, loads=(3, 2, 0), depths=(8, 8, 7)),
+    Case("32 more is in balance", {0}, loads=(32, 0, 0), depths=(9, 0, 0)),
+    Case("33 more: least load", {1, 2}, loads=(33, 0, 0), depths=(9, 0, 0)),
+    Case("33 more, but 1.1 times: in balance", {0}, loads=(363, 330, 330), depths=(9, 0, 0)),
+]
+
+
+@rows(SGL_ZMQ)
+def test_sglang_by_events(case: Case) -> None:
+    assert all_choices(prefix.DeepestHolder(world_of(case)), case) == case.may
+
+
+# vllm-project/production-stack src/vllm_router/routers/routing_logic.py at 4d750c9a7179: KvawareRouter (2,000
+# tokens; without a session the fewest arrivals), PrefixAwareRouter, SessionRouter.
+KVAWARE = [
+    Case("all but 2,000 tokens", {0}, prompt_tokens=5000, depths=(30, 0, 0), sent=[(0, 50)]),
+    Case("2,100 are missing: fewest arrivals", {1}, prompt_tokens=5000, depths=(29, 0, 0), sent=[(0, 50), (2, 50)]),
+    Case("a short prompt: any match is enough", {0}, depths=(1, 0, 0), sent=[(0, 50)]),
+    Case("no match is no match", {1, 2}, sent=[(0, 50)]),
+    Case("the first that is listed, not the deepest", {0}, depths=(1, 9, 0)),
+]  # fmt: skip
+
+
+@rows(KVAWARE)
+def test_production_stack_kvaware(case: Case) -> None:
+    world = world_of(case)
+    rule = prefix.KvAware(world)
+    send(rule, world, case)
+    assert all_choices(rule, case) == case.may
+
+
+PREFIX_AWARE = [
+    Case("any of the deepest, whatever the load", {0, 1}, loads=(90, 0, 0), depths=(5, 5, 4)),
+    Case("one block is enough", {2}, loads=(0, 0, 90), depths=(0, 0, 1)),
+    Case("nothing matches: any", {0, 1, 2}, loads=(90, 0, 0)),
+]
+
+
+@rows(PREFIX_AWARE)
+def test_production_stack_prefixaware(case: Case) -> None:
+    assert all_choices(prefix.HashTrie(world_of(case)), case) == case.may
+
+
+def test_production_stack_session() -> None:
+    world = a_world(in_flight=(9, 0, 9))
+    rule = load.Session(world)
+    send(rule, world, Case("", set(), sent=[(0, 50), (2, 50)]))
+    assert {choice(rule) for _ in range(20)} == {1}, "no session: fewest arrivals"
+    assert len({choice(rule, what=asked(session="a")) for _ in range(20)}) == 1
+
+
+# ai-dynamo/dynamo lib/kv-router/src/scheduling/policy_config.rs at fb5f04b38cf1: worker_is_busy; queue.rs:
+# all eligible workers; first come, first served.
+@pytest.mark.parametrize(
+    ("backlog", "waits"),
+    [
+        pytest.param((0, 0, 0), False, id="idle"),
+        pytest.param((90_000, 90_000, 1000), False, id="1,000 is not over 1,000"),
+        pytest.param((90_000, 90_000, 1001), True, id="all are over 1,000"),
+    ],
+)
+def test_dynamo_holds_a_request_while_all_are_busy(backlog: tuple[int, int, int], *, waits: bool) -> None:
+    world = a_world(backlog=backlog)
+    router = HoldingRouter(cost.Dynamo(world), world, index=Index(None), busy_tokens=1000)
+    first, second = asked((1, 900), number=1).request, asked((2, 900), number=2).request
+    assert (router.route(first, now=0.0) == WAITS) == waits
+    assert not waits or not list(router.decided(now=0.0))
+    if waits:
+        router.route(second, now=0.0)
+        world.pods[2].backlog_tokens = 500
+        assert list(router.decided(now=1.0)) == [(1, "pod-2")], "the first one fills it again"

@@ -13,6 +13,7 @@ from bench.routing import rules_cost as cost
 from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
+from bench.routing.rules_learned import Learned
 from model_server.core.hashing import BlockHash
 from model_server.sim.prompts import Segment, block_names
 from model_server.sim.request import SimRequest
@@ -126,15 +127,6 @@ def test_aibrix_takes_the_best_match_that_is_not_overloaded() -> None:
     assert choice(prefix.Aibrix(a_world(in_flight=(30, 4, 3))), 9, 5, 0) == 2
 
 
-def test_preble_spreads_what_does_not_match_by_the_window() -> None:
-    world = a_world()
-    world.pods[0].arrivals.append((0.0, 5000, 100))
-    world.pods[1].arrivals.append((0.0, 9000, 100))
-    rule = prefix.AibrixPreble(world)
-    assert choice(rule) == 2
-    assert choice(rule, 8, 8, 0) == 0
-
-
 def test_affinity_gives_way_to_a_backlog_over_its_budget() -> None:
     assert choice(prefix.LlmdAffinity(a_world(backlog=(100_000, 0, 0))), 9, 0, 0) == 0
     assert choice(prefix.LlmdAffinity(a_world(backlog=(400_000, 10, 0))), 9, 0, 0) == 2
@@ -149,6 +141,20 @@ def test_affinity_counts_this_requests_own_work_beside_the_backlog() -> None:
 def test_the_deepest_holders_share_by_load() -> None:
     assert choice(prefix.DeepestHolder(a_world(in_flight=(5, 3, 0))), 9, 9, 4) == 1
     assert choice(prefix.DeepestHolder(a_world(in_flight=(5, 3, 0)))) == 2
+
+
+def test_a_learned_rule_finds_out_which_server_is_slow() -> None:
+    world = a_world()
+    rule = Learned(world, explore=0.0)
+    for number in range(90):
+        what = asked((number, 1000), number=number)
+        pod = world.pods[number % 3]
+        rule.choose(what, dict.fromkeys(("pod-0", "pod-1", "pod-2"), 0), now=0.0)
+        rule.placed(what, pod, now=0.0)
+        rule.first_token(number, now=0.1 if pod.name == "pod-1" else 0.4)
+    assert choice(rule) == 1
+    world.pods[1].backlog_tokens = 90_000
+    assert choice(rule) != 1, "a backlog costs what it was assumed to cost"
 
 
 def test_dual_map_leaves_the_cached_candidate_when_it_is_too_late() -> None:
