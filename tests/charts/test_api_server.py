@@ -258,7 +258,7 @@ async def test_the_crd_is_upgraded_with_the_chart_kept_on_uninstall_and_shared_b
     )
 
     notes = plane.helm("install", "other", GATEWAY, "--namespace", "two")
-    assert "belongs to release gateway in namespace one, which is gone: nobody upgrades it" in notes
+    assert "belongs to release gateway in namespace one, which is gone, so nothing upgrades it" in notes
     plane.helm(
         "upgrade", "other", GATEWAY, "--namespace", "two", "--set", "crd.install=always", "--take-ownership"
     )

@@ -26,8 +26,8 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- $_ := set $seen $pool.name true }}
 {{- $own := include "server.ofPool" (list $profile $pool) | fromYaml }}
 {{- if kindIs "map" $events }}
-{{- if not (hasKey $own "hashSeed") }}{{ fail "profile.hashSeed: KV events name blocks by hashes that start from it; write hashSeed: 0" }}{{ end }}
-{{- if not (hasKey $own "blockSizeTokens") }}{{ fail "profile.blockSizeTokens: whoever reads KV events must know it; write the number, 16 on most GPUs" }}{{ end }}
+{{- if not (hasKey $own "hashSeed") }}{{ fail "profile.hashSeed: with kvEvents a seed is needed, because the block names in KV events depend on it; write hashSeed: 0" }}{{ end }}
+{{- if not (hasKey $own "blockSizeTokens") }}{{ fail "profile.blockSizeTokens: readers of KV events must know the block size; write the number, 16 on most GPUs" }}{{ end }}
 {{- $first := include "server.ofPool" (list $profile (first $pools)) | fromYaml }}
 {{- range $field := list "hashSeed" "blockSizeTokens" "hashAlgorithm" }}
 {{- if ne (toString (get $own $field)) (toString (get $first $field)) }}
@@ -36,7 +36,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- end }}
 {{- end }}
 {{- if and $profile.exactRouting (ne (include "server.hashAlgorithm" $own) "sha256_cbor") }}
-{{- fail "profile.hashAlgorithm: another program can compute only sha256_cbor, and exactRouting means that one does" }}
+{{- fail "profile.hashAlgorithm: exactRouting needs sha256_cbor, the only algorithm that other programs can compute" }}
 {{- end }}
 {{- range $arg := $own.extraArgs }}
 {{- $flag := regexReplaceAll "=.*" $arg "" | replace "_" "-" }}
@@ -47,7 +47,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- fail (printf "profile.extraArgs: %s would replace what kvOffload writes; write one of the two" $flag) }}
 {{- end }}
 {{- if eq $flag "--disable-log-stats" }}
-{{- fail "profile.extraArgs: --disable-log-stats empties /metrics, and the server looks idle for ever; leave it out" }}
+{{- fail "profile.extraArgs: --disable-log-stats empties /metrics, so the server always looks idle; leave this argument out" }}
 {{- end }}
 {{- end }}
 {{- range $name := list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING" }}
@@ -57,10 +57,10 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- range .Values.extraEnv }}
 {{- if has .name (list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING") }}{{ fail (printf "extraEnv: %s is what the profile writes; use profile.hashSeed or profile.lora.runtimeUpdates" .name) }}{{ end }}
 {{- end }}
-{{- if and $profile.exactRouting (not (kindIs "map" $events)) }}{{ fail "profile.exactRouting: follows KV events, and none are published; write kvEvents: {}" }}{{ end }}
-{{- if ne (len $names) (len (uniq $names)) }}{{ fail "profile.servedNames: a name stands there twice" }}{{ end }}
+{{- if and $profile.exactRouting (not (kindIs "map" $events)) }}{{ fail "profile.exactRouting: needs KV events, but the servers publish none; write kvEvents: {}" }}{{ end }}
+{{- if ne (len $names) (len (uniq $names)) }}{{ fail "profile.servedNames: a name is listed twice" }}{{ end }}
 {{- with $profile.lora }}
-{{- if and (hasKey . "maxCpuLoras") (lt (int .maxCpuLoras) (int (.maxLoras | default 1))) }}{{ fail "profile.lora.maxCpuLoras: is under maxLoras, and vLLM does not start so" }}{{ end }}
+{{- if and (hasKey . "maxCpuLoras") (lt (int .maxCpuLoras) (int (.maxLoras | default 1))) }}{{ fail "profile.lora.maxCpuLoras: is smaller than maxLoras, and vLLM does not start with that" }}{{ end }}
 {{- $adapters := dict }}
 {{- range .adapters }}
 {{- if hasKey $adapters .name }}{{ fail (printf "profile.lora.adapters: %s stands there twice" .name) }}{{ end }}
@@ -69,10 +69,10 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- end }}
 {{- end }}
 {{- if and .Values.autoscaling.enabled .Values.autoscaling.keda.enabled (not .Values.autoscaling.keda.prometheus) }}
-{{- fail "autoscaling.keda.prometheus: say where Prometheus answers, such as http://prometheus-operated.monitoring:9090" }}
+{{- fail "autoscaling.keda.prometheus: write the address of Prometheus, such as http://prometheus-operated.monitoring:9090" }}
 {{- end }}
 {{- if and .Values.autoscaling.enabled (not .Values.autoscaling.metrics) (not .Values.autoscaling.keda.enabled) }}
-{{- fail "autoscaling.metrics: name at least one; without it CPU would count, which says nothing of a model server" }}
+{{- fail "autoscaling.metrics: name at least one metric; without metrics CPU would count, which does not show the load of a model server" }}
 {{- end }}
 {{- if .Values.multiNode.enabled }}
 {{- if ne .Values.engine "vllm" }}{{ fail "multiNode.enabled: a simulated server is one process; write engine: vllm" }}{{ end }}
@@ -89,21 +89,21 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- end }}
 {{- with .Values.simulated.kvStore }}
 {{- if .enabled }}
-{{- if eq $.Values.engine "vllm" }}{{ fail "simulated.kvStore.enabled: is of this repository's model server, and engine is vllm; profile.kvOffload keeps vLLM's KV in main memory" }}{{ end }}
+{{- if eq $.Values.engine "vllm" }}{{ fail "simulated.kvStore.enabled: only this repository's model server has this store, but engine is vllm; profile.kvOffload keeps vLLM's KV in main memory" }}{{ end }}
 {{- $words := list }}{{ range $.Values.simulated.args }}{{ $words = append $words (toString .) }}{{ end }}
-{{- if not (regexMatch "(^| )--runner[ =]hf( |$)" (join " " $words)) }}{{ fail "simulated.kvStore.enabled: keeps the KV of a real model, and this one is made up; write args: [--runner, hf]" }}{{ end }}
+{{- if not (regexMatch "(^| )--runner[ =]hf( |$)" (join " " $words)) }}{{ fail "simulated.kvStore.enabled: stores the KV of a real model, but this model is simulated; write args: [--runner, hf]" }}{{ end }}
 {{- range $word := $words }}
 {{- if regexMatch "^--kv-store(-size|-ratio)?(=|$)" $word }}{{ fail (printf "simulated.args: %s is what simulated.kvStore writes; use its field" $word) }}{{ end }}
 {{- end }}
 {{- if .claimName }}
 {{- range $pool := $pools }}
 {{- $own := get $.Values.pools $pool.name | default dict }}
-{{- if gt (int (ternary $own.replicas $.Values.replicas (hasKey $own "replicas"))) 1 }}{{ fail "simulated.kvStore.claimName: a store serves one server, and there are more; write replicas: 1, or leave the claim out" }}{{ end }}
+{{- if gt (int (ternary $own.replicas $.Values.replicas (hasKey $own "replicas"))) 1 }}{{ fail "simulated.kvStore.claimName: only one server can use a store, but there are several replicas; write replicas: 1, or leave claimName out" }}{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- if .Values.loraSync.enabled }}
-{{- if not (and $profile.lora $profile.lora.runtimeUpdates) }}{{ fail "loraSync.enabled: needs profile.lora.runtimeUpdates: true, without which the server loads nothing while it runs" }}{{ end }}
+{{- if not (and $profile.lora $profile.lora.runtimeUpdates) }}{{ fail "loraSync.enabled: needs profile.lora.runtimeUpdates: true; without this a running server loads no adapters" }}{{ end }}
 {{- end }}
 {{- end }}

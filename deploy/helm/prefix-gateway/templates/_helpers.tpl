@@ -172,7 +172,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 {{- if hasKey (dig "kubernetes" dict $config) "pools" }}
-{{- fail "config.kubernetes.pools: the pod's rights belong to it; set inferencePools" }}
+{{- fail "config.kubernetes.pools: the chart has to know the pools, for the permissions of the pods; set inferencePools instead" }}
 {{- end }}
 {{- range $n, $pool := .Values.inferencePools }}
 {{- if and (include "gateway.ownEnvoy" $) (or $pool.selector $pool.targetPorts) }}
@@ -183,13 +183,13 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 {{- if and .Values.inferencePools (include "gateway.envoyGateway" .) }}
-{{- fail "inferencePools: a route of provider envoy-gateway reaches all pods by one Service; name labels that all pods have in pool.selector" }}
+{{- fail "inferencePools: a route of provider envoy-gateway reaches all pods through one Service; write labels that all pods have in pool.selector" }}
 {{- end }}
 {{- if and .Values.inferencePools (eq .Values.shape "gateway") .Values.gateway.httpRoute.enabled }}
 {{- fail "gateway.httpRoute.enabled: a Gateway chooses the InferencePool before the picker is asked; write a route for each of inferencePools yourself" }}
 {{- end }}
 {{- if and (eq .Values.shape "gateway") (include "gateway.tlsSecret" .) }}
-{{- fail "tls.secretName: in shape `gateway` clients talk to your Gateway, which has TLS of its own; remove it" }}
+{{- fail "tls.secretName: in shape `gateway` clients talk to your Gateway, which has TLS settings of its own; remove tls.secretName" }}
 {{- end }}
 {{- if and (eq .Values.shape "gateway") (gt (int (dig "workers" 1 $config)) 1) }}
 {{- fail "config.workers: an InferencePool names one port of the picker; in shape `gateway` add replicas instead" }}
@@ -205,7 +205,7 @@ capabilities: {drop: [ALL]}
 {{- fail "gateway.httpRoute.enabled: the policies of provider envoy-gateway belong to this route; set it to true" }}
 {{- end }}
 {{- if and (eq .Values.gateway.bodies "FullDuplexStreamed") (eq .Values.gateway.failureMode "FailOpen") }}
-{{- fail "gateway.bodies: Envoy Gateway takes FullDuplexStreamed only where a request fails without the picker; set failureMode: FailClose, or bodies: Buffered" }}
+{{- fail "gateway.bodies: Envoy Gateway accepts FullDuplexStreamed only if requests fail while the picker is away; set failureMode: FailClose, or bodies: Buffered" }}
 {{- end }}
 {{- if gt (len .Values.pool.targetPorts) 1 }}
 {{- fail "pool.targetPorts: a route of provider envoy-gateway reaches one port of each pod; install one release for each port" }}
@@ -221,7 +221,7 @@ capabilities: {drop: [ALL]}
 {{- fail "ingress.enabled: in shape `gateway` clients talk to your Gateway; set gateway.httpRoute, or shape own-envoy" }}
 {{- end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
-{{- fail "ingress.hosts: name the hosts whose requests come here" }}
+{{- fail "ingress.hosts: name the hosts whose requests the Ingress takes" }}
 {{- end }}
 {{- if and .Values.tls.certManager.issuerRef (not .Values.tls.certManager.dnsNames) }}
 {{- fail "tls.certManager.dnsNames: name the hosts that the certificate is for" }}
@@ -230,10 +230,10 @@ capabilities: {drop: [ALL]}
 {{- fail "gateway.tls.requireClientCertificate: needs gateway.tls.secretName, the Secret with tls.crt, tls.key and ca.crt, the CA of your Gateway's certificate" }}
 {{- end }}
 {{- if and .Values.sharing.existingSecret (not .Values.sharing.url) }}
-{{- fail "sharing.existingSecret: is the password for sharing.url, which is empty; that of the bundled Valkey is valkey.existingSecret" }}
+{{- fail "sharing.existingSecret: holds the password for sharing.url, but sharing.url is empty; for the bundled Valkey set valkey.existingSecret" }}
 {{- end }}
 {{- if and .Values.valkey.existingSecret (not (include "gateway.valkeyBundled" .)) }}
-{{- fail "valkey.existingSecret: is the password of the bundled Valkey, which is off; for sharing.url it is sharing.existingSecret" }}
+{{- fail "valkey.existingSecret: holds the password of the bundled Valkey, but Valkey is off; for sharing.url set sharing.existingSecret" }}
 {{- end }}
 {{- if and (ne .Values.service.type "LoadBalancer") (or .Values.service.loadBalancerClass .Values.service.loadBalancerSourceRanges) }}
 {{- fail (printf "service.type: is %s, and service.loadBalancerClass and loadBalancerSourceRanges mean something with LoadBalancer only" .Values.service.type) }}
