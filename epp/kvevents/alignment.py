@@ -11,6 +11,7 @@ Pure. Callers: `mapping`, tests.
 from __future__ import annotations
 
 from bisect import bisect_right
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Final
 
@@ -62,15 +63,34 @@ def aligned_blocks(
     return found
 
 
-class _Anchor:
-    """A text found again, or an end: it begins and ends here and there."""
+class _Characters:
+    """How many whole characters the first bytes of a text are, asked for ever more bytes.
+    Each byte is looked at once.
+    """
 
-    __slots__ = ("prompt_end", "prompt_start", "rendered_end", "rendered_start", "text")
+    __slots__ = ("_bytes", "_chars", "_decoder", "_seen")
+
+    def __init__(self, text: str) -> None:
+        self._bytes = text.encode()
+        self._decoder = getincrementaldecoder("utf-8")()
+        self._seen = self._chars = 0
+
+    def within(self, num_bytes: int) -> int:
+        self._chars += len(self._decoder.decode(self._bytes[self._seen : num_bytes]))
+        self._seen = max(self._seen, num_bytes)
+        return self._chars
+
+
+class _Anchor:
+    """A text found again, or an end: it begins and ends here and there. Places are asked for in order."""
+
+    __slots__ = ("_count", "prompt_end", "prompt_start", "rendered_end", "rendered_start", "text")
 
     def __init__(self, text: Text, rendered_start: int, rendered_end: int) -> None:
         self.text = text
         self.prompt_start, self.prompt_end = text.start, text.end
         self.rendered_start, self.rendered_end = rendered_start, rendered_end
+        self._count: _Characters | None = None
 
     def place(self, byte: int, *, after: _Anchor) -> int:
         """A place after another text's end and not behind this one's, in characters of what was rendered."""
@@ -80,7 +100,8 @@ class _Anchor:
             return after.rendered_end + int(share * (self.rendered_start - after.rendered_end))
         into, text = byte - self.prompt_start, self.text.text
         if self.prompt_end - self.prompt_start != len(text):  # not ASCII: characters of more bytes
-            into = len(text.encode()[:into].decode(errors="ignore"))
+            self._count = self._count or _Characters(text)
+            into = self._count.within(into)
         return min(self.rendered_start + into, self.rendered_end)
 
 

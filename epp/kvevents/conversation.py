@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
+from epp.request.bounded_json import decode
 from epp.request.canonical import BODY, FIELD, OPAQUE, PART, SECTION
 
 _TOOLS: Final = FIELD + b"tools"
@@ -56,13 +55,13 @@ def read_conversation(prompt: bytes) -> Conversation:
             at += len(SECTION)
             heading, _, body = section.partition(BODY)
             if heading == _TOOLS:
-                tools = msgspec.json.decode(body)
+                tools = decode(body)
             else:
                 start = at + len(heading) + len(BODY)
                 messages.append(_message(heading, body, start=start, texts=texts))
             at += len(section)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableError("a tool call that is no JSON, or too deep") from error
+    except ValueError as error:
+        raise UnreadableError(f"tools or a tool call that cannot be read ({error})") from error
     return Conversation(messages, tools, texts)
 
 
@@ -84,7 +83,7 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
             label, _, value = part[len(FIELD) :].partition(FIELD)
             if label not in _CALL_FIELDS:
                 raise UnreadableError("a content part that is no text")
-            message[_CALL_FIELDS[label]] = msgspec.json.decode(value)
+            message[_CALL_FIELDS[label]] = decode(value)
         start = end + len(PART)
     message["content"] = said[0] if len(said) == 1 else said
     return message

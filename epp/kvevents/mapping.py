@@ -21,6 +21,9 @@ from epp.request.names import is_digest
 from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4
+_MOST_CHARS: Final = 2**20
+"""Of a text that becomes tokens. What the tokenizer makes of so long a text is freed in some 60 ms at the
+worst, and nothing else runs meanwhile."""
 
 
 class UntemplatedError(Exception):
@@ -146,14 +149,20 @@ def _rendered(
     if not followed or inference.opaque:
         raise UnreadableError("media or embeddings" if followed else f"the {inference.kind} API")
     if inference.kind is ApiKind.COMPLETIONS:
-        text = inference.prompt.decode()
+        text = _short(inference.prompt.decode())
         tokens = language.tokens(text, special=shaping.special_tokens is not False)
         return tokens.ids, _Read(text, tokens.ends, (Text(0, text, len(inference.prompt)),), len(text))
     said = read_conversation(inference.prompt)
-    rendered = language.render(said.messages, tools=said.tools, arguments=shaping.arguments)
+    rendered = _short(language.render(said.messages, tools=said.tools, arguments=shaping.arguments))
     plain = language.render(said.messages, tools=said.tools) if shaping.arguments else rendered
     tokens = language.tokens(rendered, special=shaping.special_tokens is True)
     return tokens.ids, _Read(rendered, tokens.ends, said.texts, _alike(plain, rendered))
+
+
+def _short(text: str) -> str:
+    if len(text) > _MOST_CHARS:
+        raise UnreadableError(f"a text of {len(text)} characters")
+    return text
 
 
 def _alike(one: str, other: str) -> int:

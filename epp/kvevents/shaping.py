@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
+from epp.request.bounded_json import decode
 
 _UNSET: Final = (None, "auto")
 _OWN_MEANING: Final = frozenset(
@@ -45,9 +45,9 @@ def read_shaping(sent: bytes) -> Shaping:
     if not sent:
         return _NONE
     try:
-        fields = msgspec.json.decode(sent)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ShapingError("fields that cannot be read") from error
+        fields = decode(sent)
+    except ValueError as error:
+        raise ShapingError(f"fields that cannot be read ({error})") from error
     if fields.get("chat_template") is not None:
         raise ShapingError("a chat template of its own")
     if fields.get("truncate_prompt_tokens") is not None:

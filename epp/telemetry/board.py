@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 
 from epp.decision import Decision
-from epp.request.cost import weigh
+from epp.request import bounded_json
 from epp.telemetry.decisions import DecisionRing, Record, printable
 from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
 from epp.types import Address
@@ -42,11 +42,8 @@ _PEER_BYTES: Final = 2**18
 _PEERS_BYTES: Final = 4 * 2**20
 """Of the parts of all other pickers together."""
 _PEER_UNITS: Final = 8_000
-"""Of the strings, lists, objects and commas in another picker's part: a number between two commas may take
-2 us to read."""
+"""Of the strings, lists, objects and commas in another picker's part."""
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(float_hook=float)
-"""Some numbers take the usual decoder 25 us."""
 
 _Counters = tuple[float, float, float, float]
 """Backlog in seconds; tokens looked up, found and foretold so far."""
@@ -305,12 +302,10 @@ def part_of(page: bytes) -> dict[str, Any] | None:
     """Another picker's own part; None: it cannot be added to this one's.
     It may be of another version, or no picker at all.
     """
-    if weigh(page).units > _PEER_UNITS:
-        return None
     try:
-        found: dict[str, Any] = _DECODER.decode(page)
+        found: dict[str, Any] = bounded_json.decode(page, most_units=_PEER_UNITS)
         known = msgspec.convert(found, _Part)["columns"] == COLUMNS
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except ValueError:
         return None
     return found if known else None
 

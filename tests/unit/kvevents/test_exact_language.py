@@ -4,8 +4,10 @@ and aligned with chunks."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -65,6 +67,8 @@ def blocks_at(
     return mapped.blocks, mapped.ends_blocks
 
 
+NUMBERS = [1e-310] * 10_000
+"""A decoder takes 4 us a byte for these, and nothing else runs meanwhile."""
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
@@ -128,12 +132,15 @@ def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
         language.render([{"role": "user", "content": "a"}], tools=None)
 
 
-@pytest.mark.parametrize("arguments", ["[" * 50_000, '{"a":' * 50_000, "[1"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["[" * 50_000, '{"a":' * 50_000, "[1", "[" + "1e-310," * 3_000 + "1]", "[" + "[]," * 300_000 + "1]"],
+)
 def test_arguments_too_deep_or_broken_are_the_clients_fault_and_not_ours(
     language: FolderLanguage, arguments: str
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(UnmappedError, match="template refuses"):
+    with pytest.raises(UnmappedError, match=r"template refuses|cannot be read"):
         blocks_at(chat(said("assistant", "", tool_calls=[call])), language)
 
 
@@ -226,6 +233,35 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
         assert found <= len(tokens.ids) // 4
 
 
+def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_text() -> None:
+    """Each chunk's end once took a look at the whole text: 8 MB would have taken half a minute."""
+    text = "漢é😀a" * 4_000
+    size = len(text.encode())
+    encoded: list[str] = []
+
+    def note(_: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and getattr(called, "__name__", "") == "encode":
+            encoded.append(event)
+
+    sys.setprofile(note)
+    try:
+        ends = aligned_blocks(
+            range(7, size, 7),
+            prompt_bytes=size,
+            rendered=text,
+            texts=(Text(0, text, size),),
+            token_ends=range(1, len(text) + 1),
+            block_tokens=1,
+            blocks=10**6,
+            to_char=len(text),
+        )
+    finally:
+        sys.setprofile(None)
+    whole = [len(text.encode()[:end].decode(errors="ignore")) for end in range(7, 2_000, 7)]
+    assert ends[: len(whole)] == whole
+    assert len(encoded) == 1
+
+
 def test_token_ids_need_no_tokenizer() -> None:
     prompt = routed("/v1/completions", prompt=list(range(40)))
     mapped = map_prompt(
@@ -241,6 +277,10 @@ def test_token_ids_need_no_tokenizer() -> None:
         (routed("/v1/embeddings", input="x" * 99), "content"),
         (chat(said("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
         (routed("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
+        (routed("/v1/completions", prompt="x" * (2**20 + 1)), "content"),
+        (chat(said("user", "a"), tools=NUMBERS), "content"),
+        (chat(said("user", "a"), documents=NUMBERS), "arguments"),
+        (chat(said("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
     ],
 )
 def test_prompts_that_cannot_be_mapped_say_why(

@@ -1,0 +1,46 @@
+"""JSON that takes long to decode is refused before it is decoded. Costs are counted, not timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.request.bounded_json import CostlyJsonError, check_cost, decode
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [b"1e-310", b"1E+5", b"1.7976931348623157e308", b"0." + b"0" * 320 + b"1", b"9" * 300 + b".5"],
+)
+def test_few_odd_numbers_are_read_and_many_are_not(unit: bytes) -> None:
+    assert len(decode(b"[" + b",".join([unit] * 5) + b"]")) == 5
+    with pytest.raises(CostlyJsonError):
+        decode(b"[" + b",".join([unit] * 1_000) + b"]")
+
+
+@pytest.mark.parametrize("unit", [b"[]", b"{}", b'""', b"0", b"0.5"])
+def test_very_many_values_are_not_read(unit: bytes) -> None:
+    assert len(decode(b"[" + b",".join([unit] * 5_000) + b"]")) == 5_000
+    with pytest.raises(CostlyJsonError):
+        decode(b"[" + b",".join([unit] * 110_000) + b"]")
+
+
+def test_what_clients_really_send_is_read() -> None:
+    tool = b'{"type":"function","function":{"name":"f","parameters":{"type":"object","minimum":0.5,"tolerance":1e-6}}}'
+    assert len(decode(b"[" + b",".join([tool] * 15) + b"]")) == 15
+    check_cost(b'"' + b"a long text, " * 50_000 + b'"')
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (b"", "truncated"),
+        (b"[", "truncated"),
+        (b"nan", "malformed"),
+        (b'"\xff"', "utf-8|UTF-8"),
+        (b"[" * 90_000, "nested too deeply"),
+        (b'"' + b"x" * 2**20 + b'"', "too large"),
+    ],
+)
+def test_what_cannot_be_read_is_a_value_error(wrong: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode(wrong)
