@@ -366,6 +366,7 @@ class Fleet:
             assert state.failures >= 0
             state.backlog.check_integrity()
         self._columns.check_integrity()
+        self._serving.check_integrity()
         self._away.check_integrity()
         self.failures.check_integrity()
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,8 @@ MOST_LISTED: Final = 4096
 _AWAY_S: Final = 300.0
 """How long a model is waited for whose servers have left a pool that has others."""
 _MOST_GONE: Final = 256
+_MOST_FOUND: Final = 4096
+_NOTHING: Final[frozenset[str]] = frozenset()
 T = TypeVar("T")
 
 
@@ -40,22 +43,24 @@ class ModelCard(Struct, frozen=True, gc=False):
     max_model_len: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelList:
-    """What one server lists; never empty."""
+    """What one server lists; never empty. Its sets are made once:
+    an index over a fleet asks for those of all servers.
+    """
 
     cards: tuple[ModelCard, ...]
 
-    @property
+    @cached_property
     def base(self) -> str:
         """The name of its base model; a server may have several names for it, and the first counts."""
         return next((card.id for card in self.cards if card.parent is None), self.cards[0].id)
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         return frozenset(card.id for card in self.cards)
 
-    @property
+    @cached_property
     def adapters(self) -> frozenset[str]:
         return frozenset(card.id for card in self.cards if card.parent is not None)
 
@@ -117,12 +122,24 @@ class AwayModels:
         assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
 
 
+class _Found(NamedTuple):
+    """What is known of one model."""
+
+    slots: Sequence[int] | None
+    """Who serves it, as far as anybody says; None: nobody is said to."""
+    declared: bool
+    """It is an adapter that a source or a server's list names."""
+
+
 class Serving:
     """`listed`: by slot, what each server lists; None: not known.
 
     A server whose list is not known may have what others list, but only what others of its own pool list, and
     nothing of that until it has been asked once: the answer comes within a second, and a wrong guess is a
     404.
+
+    Who serves a model is looked up when it is first asked for: an index over 100 servers with 512 names each
+    would hold the loop for 150 ms whenever one of them changes its list.
     """
 
     def __init__(
@@ -137,47 +154,65 @@ class Serving:
         unasked: slots of new servers.
         """
         self._everyone = everyone
+        self._endpoints, self._listed = endpoints, listed
         self._pools = [endpoint.pool for endpoint in endpoints]
-        self._declared: set[str] = set()
-        """Adapters that a source or a server's list names."""
+        self._names = [one.names if one is not None else _NOTHING for one in listed]
         self.unlisted: Sequence[int] = [slot for slot, one in enumerate(listed) if one is None]
-        able: dict[str, set[int]] = {}
-        said: set[str] = set()
-        for slot, endpoint in enumerate(endpoints):
-            self._declared |= endpoint.adapters
-            for model in endpoint.adapters | {endpoint.model}:
-                able.setdefault(model, set()).add(slot)
-                said.add(model)
-        heard_of: set[str] = set()
-        """Pools of which some server's list is known."""
-        for slot, one in enumerate(listed):
-            if one is not None:
-                self._declared |= one.adapters
-                heard_of.add(self._pools[slot])
-                for model in one.names:
-                    able.setdefault(model, set()).add(slot)
-        # What the source declares is meant to be all, so that only servers without it may have more.
-        silent: dict[str, set[int]] = {}
-        for slot in self.unlisted:
-            if not endpoints[slot].model and slot not in unasked:
-                silent.setdefault(self._pools[slot], set()).add(slot)
-        for model in able.keys() - said if silent else ():
-            for pool in {self._pools[slot] for slot in able[model]}:
-                able[model] |= silent.get(pool, set())
+        heard_of = {self._pools[slot] for slot, one in enumerate(listed) if one is not None}
         self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
         """Servers of pools of which nobody has said anything."""
-        self._able: dict[str, Sequence[int]] = {
-            model: everyone if len(slots) == len(endpoints) else sorted(slots)
-            for model, slots in able.items()
-        }
-        self.one_model = all(
-            slots is everyone for model, slots in self._able.items() if model or not any(listed)
-        )
+        # What the source declares is meant to be all, so that only servers without it may have more.
+        self._silent = [s for s in self.unlisted if not endpoints[s].model and s not in unasked]
+        self._found: dict[str, _Found] = {}
+        """Models that were asked for; the names are bounded where they come in."""
+        self.one_model = self._same_everywhere()
         """Every endpoint serves the same models, as far as anybody says."""
+
+    def _same_everywhere(self) -> bool:
+        everything = [e.adapters | {e.model} for e in self._endpoints]
+        said = frozenset().union(*everything)
+        ignored = {""} if any(self._names) else _NOTHING
+        for slot, names in enumerate(self._names):
+            declared = everything[slot] - ignored
+            everything[slot] = names if declared <= names else declared | names
+        silent = set(self._silent)
+        saying = [slot for slot in self._everyone if slot not in silent]
+        if not saying:
+            return len({*everything}) <= 1
+        models = everything[saying[0]]
+        if any(everything[slot] != models for slot in saying):
+            return False
+        pools = {self._pools[slot] for slot in saying}
+        for slot in silent:
+            missing = models - everything[slot]
+            guessed = self._pools[slot] in pools and missing.isdisjoint(said)
+            if not everything[slot] <= models or (missing and not guessed):
+                return False
+        return True
+
+    def _find(self, model: str) -> _Found:
+        found = self._found.get(model)
+        if found is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            adapters = any(one is not None and model in one.adapters for one in self._listed)
+            declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
+            found = self._found[model] = _Found(self._able(model), declared)
+        return found
+
+    def _able(self, model: str) -> Sequence[int] | None:
+        said = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
+        slots = said.union(slot for slot, names in enumerate(self._names) if model in names)
+        if not slots:
+            return None
+        if not said and self._silent:
+            pools = {self._pools[slot] for slot in slots}
+            slots.update(slot for slot in self._silent if self._pools[slot] in pools)
+        return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
 
     def declares(self, adapter: str) -> bool:
         """Whether a source or a server's list names an adapter so."""
-        return adapter in self._declared
+        return self._find(adapter).declared
 
     def slots(
         self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
@@ -189,7 +224,7 @@ class Serving:
         and base model: having seen it once must not tie it to that server for good. UnknownModelError: no
         server has it, if `refuses` such models.
         """
-        able = self._able.get(model)
+        able = self._find(model).slots
         if able is not None:
             return able if able is self._everyone or not holders else sorted({*able, *holders})
         if holders:
@@ -205,7 +240,15 @@ class Serving:
         that they do not serve `model`.
         """
         asked = set(slots)
-        return bool(asked) and asked.isdisjoint(self.unlisted) and asked.isdisjoint(self._able.get(model, ()))
+        return (
+            bool(asked)
+            and asked.isdisjoint(self.unlisted)
+            and asked.isdisjoint(self._find(model).slots or ())
+        )
+
+    def check_integrity(self) -> None:
+        assert len(self._found) <= _MOST_FOUND
+        assert all(found == _Found(self._able(m), found.declared) for m, found in self._found.items())
 
 
 def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -240,3 +240,30 @@ def test_the_union_has_every_model_once_by_name() -> None:
     assert set(listed["data"][0]) == {
         "id", "object", "created", "owned_by", "root", "parent", "max_model_len",
     }  # fmt: skip
+
+
+def test_who_serves_a_model_is_looked_up_when_it_is_asked_for_and_kept_for_so_many_models_at_most() -> None:
+    fleet = fleet_of("abc", a=listing("m"), b=None, c=None)
+    for n in range(5000):
+        assert serving(fleet, f"ghost {n}") == "bc"
+    fleet.check_integrity()
+    assert serving(fleet, "m") == "abc"
+
+
+def test_a_change_of_one_list_does_not_read_the_cards_of_the_others_again() -> None:
+    class Cards(tuple[ModelCard, ...]):
+        __slots__ = ()
+        read = 0
+
+        def __iter__(self) -> Iterator[ModelCard]:
+            Cards.read += len(self)
+            return super().__iter__()
+
+    a, b, c = (ModelList(Cards(ModelCard(f"{name}{n}") for n in range(512))) for name in "abc")
+    fleet = fleet_of("abc", a=a, b=b, c=c)
+    assert serving(fleet, "b511") == "b"
+    before = Cards.read
+    assert before > 0
+    take(fleet, a=listing("m"))
+    assert serving(fleet, "b511") == "b"
+    assert before == Cards.read
