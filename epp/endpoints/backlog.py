@@ -21,6 +21,7 @@ Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained`
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 
 from msgspec import Struct
 
@@ -61,6 +62,12 @@ class Backlog:
         they drain at the prefill rate from then on.
         """
         return self._total - self._drained, self._at
+
+    @property
+    def oldest_at(self) -> float:
+        """When the oldest booking was made; inf: there is none."""
+        oldest = next(iter(self._bookings), None)
+        return oldest.booked_at if oldest is not None else inf
 
     def undone_tokens(self, *, now: float, rate: float) -> float:
         """Estimate of the tokens still to compute, at `rate` tokens a second since the last event."""

@@ -18,11 +18,14 @@ was taught before counts less and less.
 Pairs that belong together come from histograms that the server fills when a request ends
 (`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM).
 A server without them keeps its model's rate.
+
+The first requests end after their answers, which may take half a minute. Until then the rate is what servers
+compute while they have prompts to compute all the time, by their counters of prompt tokens.
 """
 
 from __future__ import annotations
 
-from epp.endpoints.growth import growth
+from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.least_squares import Three, ThreeTerms
 from epp.types import EndpointMetrics
 
@@ -35,6 +38,8 @@ _PRIOR_LOADS = 1.0
 """Loads take no time, with the weight of one."""
 _NAILED = 1e12
 """A weight that leaves a coefficient at its prior."""
+_PRIOR_BUSY_TOKENS = 4000.0
+"""The policy's rate counts as so many tokens beside those of servers that were busy all the time."""
 _KEEP_REQUESTS = 2000.0
 """Evidence beyond this is scaled down, so that a change of hardware or traffic shows."""
 _OWN_PRIOR_S = 3.0
@@ -51,7 +56,8 @@ class ModelRate:
     """The line fitted over all servers of one model."""
 
     __slots__ = (
-        "_counts", "_fit", "_requests", "_said", "_start", "per_load_s", "per_request_s", "tokens_per_s",
+        "_busy_s", "_busy_tokens", "_counts", "_fit", "_guess", "_requests", "_said", "_start",
+        "per_load_s", "per_request_s", "tokens_per_s",
     )  # fmt: skip
 
     def __init__(self, *, start: float) -> None:
@@ -63,7 +69,12 @@ class ModelRate:
         """Servers by what they said last."""
         self._requests = 0.0
         """In the fit."""
+        self._guess = start
+        """The policy's rate."""
         self._start = start
+        """What the fit begins with."""
+        self._busy_tokens = _PRIOR_BUSY_TOKENS
+        self._busy_s = _PRIOR_BUSY_TOKENS / start
         self.per_request_s = 0.0
         self.per_load_s = 0.0
         """What a request takes longer whose adapter is loaded for it."""
@@ -94,6 +105,16 @@ class ModelRate:
             self._fit.scale(_KEEP_REQUESTS / self._requests)
             self._requests = _KEEP_REQUESTS
         self._solve()
+
+    def worked(self, *, tokens: float, seconds: float) -> None:
+        """A server computed so much while it had prompts to compute all the time.
+        Counts until the time of a prefill is known.
+        """
+        if self._requests:
+            return
+        self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
+        self._busy_s += seconds
+        self._start = self.tokens_per_s = self._busy_tokens / self._busy_s
 
     def leave(self, server: PrefillRate) -> None:
         """It is gone, or of another model."""
@@ -134,12 +155,14 @@ class ModelRate:
 class PrefillRate:
     """One server's V."""
 
-    __slots__ = ("_foretold_s", "_taken_s", "model", "slowness")
+    __slots__ = ("_busy_s", "_foretold_s", "_taken_s", "model", "slowness")
 
     def __init__(self, model: ModelRate) -> None:
         self.model = model
         self._taken_s = 0.0
         self._foretold_s = 0.0
+        self._busy_s = 0.0
+        """How long it has had prompts to compute, since its counter of prompt tokens last grew."""
         self.slowness = 1.0
         """Seconds this server takes for what its model's line foretells as one."""
 
@@ -170,6 +193,17 @@ class PrefillRate:
         model.observe(self, requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
         self._foretold_s += model.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+
+    def worked(self, before: EndpointMetrics, after: EndpointMetrics, *, busy: bool) -> None:
+        """Two scrapes in a row. busy: it had prompts to compute all the time between them."""
+        if not busy or after.cached_prompt_tokens is None:
+            self._busy_s = 0.0
+            return
+        self._busy_s += max(0.0, after.scraped_at - before.scraped_at)
+        tokens = computed_growth(before, after)
+        if tokens > 0:
+            self.model.worked(tokens=tokens, seconds=self._busy_s)
+            self._busy_s = 0.0
 
     def leave(self) -> None:
         """The server is gone, or has another model."""

@@ -156,6 +156,9 @@ class EndpointState:
         all_begun = self._all_begun(after)
         done_before = before.scraped_at if all_begun and before is not None else now - _LOST_BOOKING_S
         self.backlog.clear_before(done_before, now=now, rate=rate)
+        if before is not None:
+            # What was booked before the earlier page and is not done yet kept the server busy all the time.
+            self.rate.worked(before, after, busy=self.backlog.oldest_at <= before.scraped_at)
         if before is not None and after.loaded_adapters is not None:
             self._forget_unloaded(after.known_adapters, before=before.scraped_at)
         self.metrics = after

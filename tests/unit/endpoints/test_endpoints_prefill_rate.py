@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -197,3 +198,41 @@ def test_where_most_servers_become_faster_the_line_follows() -> None:
         for server in faster:
             server.work(1000)
     assert faster[0].learned.tokens_per_s == pytest.approx(20_000.0, rel=0.1)
+
+
+def _pages(*counters: tuple[float, float, float]) -> list[EndpointMetrics]:
+    """(time, prompt tokens, those of them that were cached)."""
+    return [
+        EndpointMetrics(scraped_at=at, prompt_tokens=prompt, cached_prompt_tokens=cached)
+        for at, prompt, cached in counters
+    ]
+
+
+def test_before_any_answer_has_ended_the_rate_is_what_busy_servers_compute() -> None:
+    model = ModelRate(start=8000.0)
+    server = PrefillRate(model)
+    pages = _pages(*((float(at), 3000.0 * (at // 2) * 2, 1000.0 * (at // 2) * 2) for at in range(40)))
+    for before, after in pairwise(pages):
+        server.worked(before, after, busy=True)
+    assert model.tokens_per_s == pytest.approx(2000.0, rel=0.1)
+    for _ in range(20):
+        model.observe(server, requests=1, tokens=4000, seconds=1.0)
+    learned = model.tokens_per_s
+    assert learned == pytest.approx(4000.0, rel=0.05)
+    model.worked(tokens=100_000, seconds=1.0)
+    assert model.tokens_per_s == learned
+
+
+def test_a_server_that_was_idle_in_between_does_not_teach_how_fast_it_is() -> None:
+    server = PrefillRate(ModelRate(start=8000.0))
+    before, after = _pages((0.0, 0.0, 0.0), (1.0, 100.0, 0.0))
+    server.worked(before, after, busy=False)
+    assert server.tokens_per_s == 8000.0
+
+
+def test_before_any_answer_has_ended_no_server_alone_moves_the_rate_far() -> None:
+    model = ModelRate(start=8000.0)
+    for _ in range(20):
+        for tokens in (4000.0, 4000.0, 4000.0, 1e12):
+            model.worked(tokens=tokens, seconds=0.5)
+    assert model.tokens_per_s < 3 * 8000
