@@ -55,6 +55,8 @@ _SUSPECT_PROBES_S: Final = 0.5
 """Between two probes of a server that has failed and is not left out."""
 _MOST_PROBES: Final = 32
 """At a time, by one picker."""
+_QUEUE_S: Final = 0.5
+"""Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
 _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
 _TYPICAL_STEP: Final = 0.05
@@ -82,6 +84,8 @@ class Probe:
     """To ask for; never empty."""
     about: str
     """The failures are about this model alone; empty: about the server."""
+    queued: bool = False
+    """Other requests wait there, so that a late answer proves nothing."""
 
 
 class Wait(Struct, eq=False, gc=False):
@@ -288,7 +292,7 @@ class Failures:
         for _, _, state, about, mark in sorted(due)[: max(0, free)]:
             if model := about or mark.asked_model or state.model:
                 mark.probing, mark.probed_at = True, now
-                probes.append(Probe(state, model, about))
+                probes.append(Probe(state, model, about, queued=_has_queue(state, now=now)))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:
@@ -373,3 +377,10 @@ def _allow_trial(mark: Mark, *, settings: Settings, now: float) -> None:
 def _takes_probes(state: EndpointState) -> bool:
     """A server that answers clients by itself. Ranks of a server share one address."""
     return state.endpoint.role.answers and state.endpoint.rank is None
+
+
+def _has_queue(state: EndpointState, *, now: float) -> bool:
+    """By the server's own page, or by the prompt tokens that it still has to compute."""
+    rate = state.rate.tokens_per_s
+    waiting = state.metrics.waiting if state.metrics is not None else None
+    return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S

@@ -89,7 +89,9 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
             return verdict_of(response.status, about_model=bool(probe.about))
     except aiohttp.ClientConnectorError:
         return "unclear"  # Its scrapes fail as well, and say so.
-    except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+    except TimeoutError:
+        return "unclear" if probe.queued else "ill"
+    except (aiohttp.ClientError, OSError, ValueError):
         return "ill"
 
 

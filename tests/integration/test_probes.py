@@ -55,13 +55,13 @@ async def headers_only(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def verdict_on(address: Address, *, about: str = "") -> Verdict:
+async def verdict_on(address: Address, *, about: str = "", queued: bool = False) -> Verdict:
     """What one probe says."""
     state = EndpointState.new(
         Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
     )
     heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    due = [Probe(state, "m", about)]
+    due = [Probe(state, "m", about, queued=queued)]
     probes = Probes(
         due=lambda: [due.pop()] if due else [], on_verdict=lambda _, verdict: heard.set_result(verdict)
     )
@@ -104,6 +104,13 @@ async def test_what_a_servers_answer_says_of_it(handler: Handler, verdict: Verdi
 async def test_a_404_is_a_failure_where_the_server_was_said_to_lack_the_model() -> None:
     async with a_server(says(404)) as address:
         assert await verdict_on(address, about="m") == "ill"
+
+
+async def test_a_late_answer_proves_nothing_where_other_requests_wait() -> None:
+    async with a_server(headers_only) as address:
+        assert await verdict_on(address, queued=True) == "unclear"
+    async with a_server(says(500)) as address:
+        assert await verdict_on(address, queued=True) == "ill"
 
 
 async def test_a_server_that_cannot_be_connected_to_is_for_the_scrapes_to_judge() -> None:

@@ -19,7 +19,7 @@ from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import Failures
 from epp.decision import Pick, PickRequest
 from epp.endpoints.failures import Failures as Failing
-from epp.endpoints.failures import Probe
+from epp.endpoints.failures import Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker
@@ -87,7 +87,8 @@ class Traffic:
             ill = due.state.endpoint.name == SICK and self.sick_from <= now < self.sick_to
             delay, status = self.sick(due.model) if ill else (0.1, 200)
             if status is None:
-                return now + 3.0, lambda then: picker.probed(due, "ill", now=then)
+                late: Verdict = "unclear" if due.queued else "ill"
+                return now + 3.0, lambda then: picker.probed(due, late, now=then)
             verdict = verdict_of(status, about_model=bool(due.about))
             return now + delay, lambda then: picker.probed(due, verdict, now=then)
 
@@ -273,6 +274,21 @@ def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
     assert priced[EndpointName("a")].score_s == pytest.approx(sum(priced[EndpointName("a")].parts_s.values()))
     later = {c.name: c for c in picker.pick(ask(), now=60.0).decision.candidates}
     assert later[EndpointName("a")].parts_s["failing"] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize("waiting", [None, 0, 1])
+def test_a_late_answer_to_a_probe_proves_nothing_where_requests_wait(waiting: int | None) -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
+    fail(picker, "a", times=1, now=1.0)
+    page = EndpointMetrics(scraped_at=1.0, waiting=waiting)
+    picker.observe(EndpointName("a"), page, now=1.0)
+    failures, settings = picker.fleet.failures, picker.policy.spec.failures
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    failures.answered(state, failed=True, asked_model="m", settings=settings, now=1.0)
+    [probe] = failures.probes_due(settings=settings, now=1.0)
+    assert probe.queued == bool(waiting)
 
 
 def ask() -> PickRequest:
