@@ -28,6 +28,8 @@ _DISPLACING = 2.0
 """Loads that an adapter costs where no slot is free: its own, and that of the one it drops."""
 
 
+_NEAR = 1.05
+"""Costs are estimates: one that is at most this many times the least is as good as the least."""
 _NO_WEIGHTS = {"weight": 0.0, "stall": 0.0, "running_tokens": 0.0}
 Number = TypeVar("Number", Floats, float)
 
@@ -163,7 +165,9 @@ def cost_parts_s(
 
 
 class LeastCost:
-    """Least predicted cost in seconds: `cost_s`."""
+    """Least predicted cost in seconds: `cost_s`. Of costs that are nearly the least, the one of the candidate
+    that holds most of the prompt: a copy elsewhere gains next to nothing, and takes room from other prefixes.
+    """
 
     gated: ClassVar[bool] = True
 
@@ -186,12 +190,24 @@ class LeastCost:
         )
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
-        places = fewest(score_s, self._rng)
+        places = _holder_first(fewest(score_s, self._rng), score_s, weighed.uncached_tokens)
         first = places[0]
         if weighed.uncached_tokens[first] < weighed.prompt_tokens:
             return Ranked(places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
+
+
+def _holder_first(places: list[int], score_s: Floats, uncached: Floats) -> list[int]:
+    """The best candidates, where one that costs nearly the least and has less to compute goes first."""
+    first = places[0]
+    if uncached[first] <= uncached.min():
+        return places
+    near = np.flatnonzero(score_s <= _NEAR * score_s[first])
+    holder = int(near[np.lexsort((score_s[near], uncached[near]))[0]])
+    if uncached[holder] == uncached[first]:
+        return places
+    return [holder, *[place for place in places if place != holder]][:MOST]
 
 
 class Affinity:

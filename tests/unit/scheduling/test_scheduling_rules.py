@@ -157,6 +157,21 @@ def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
     assert order(rule, [Seen("cold"), Seen("warm", cached=900, backlog=1000.0)])[0] == "cold"
 
 
+def test_where_a_copy_would_gain_next_to_nothing_the_holder_goes_first() -> None:
+    rule = rule_of("least-cost")
+    idle = [Seen(name) for name in "abcdefghijkl"]
+    near, dear = Seen("holder", cached=900, backlog=940.0), Seen("holder", cached=900, backlog=960.0)
+    assert order(rule, [*idle, near])[0] == "holder", "1.04 s against 1 s"
+    assert order(rule, [*idle, dear])[0] != "holder", "1.06 s against 1 s"
+    assert len(order(rule, [*idle, near])) == MOST
+
+
+def test_of_nearly_equal_costs_the_deepest_match_goes_first_and_of_these_the_least_cost() -> None:
+    half, whole, late = Seen("half", 500, 510.0), Seen("whole", 900, 920.0), Seen("late", 900, 930.0)
+    assert order(rule_of("least-cost"), [Seen("idle"), half, late, whole])[:2] == ["whole", "idle"]
+    assert order(rule_of("least-cost"), [Seen("behind", backlog=20.0), Seen("idle")])[0] == "idle"
+
+
 def test_a_faster_server_wins_at_equal_work() -> None:
     assert order(rule_of("least-cost"), [Seen("slow"), Seen("fast", rate=2000.0)]) == ["fast", "slow"]
 
@@ -173,13 +188,13 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
         holder = Seen("holder", cached=8000, in_flight=in_flight)
         return order(rule_of("least-cost"), [holder, Seen("other")], prompt=9000)[0]
 
-    # 1000 (1 + 0.15 L) + 50 L against 9000
-    assert first(39) == "holder"
-    assert first(41) == "other"
+    # 1000 (1 + 0.15 L) + 50 L against 1.05 x 9000
+    assert first(42) == "holder"
+    assert first(43) == "other"
 
 
 def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:
-    holder, other = Seen("holder", cached=8999, in_flight=181), Seen("other")
+    holder, other = Seen("holder", cached=8999, in_flight=190), Seen("other")
     assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
 
 
