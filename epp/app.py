@@ -223,7 +223,9 @@ class App:
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
                 if not (jsontext.COMPILED and wire.COMPILED):
-                    _log.warning("installed without a C compiler: requests cost up to twice the CPU")
+                    _log.warning(
+                        "the picker was installed without a C compiler, so requests cost up to twice the CPU"
+                    )
                 yield
             finally:
                 await self._server.stop(_STOP_GRACE_S)
@@ -396,7 +398,7 @@ class App:
         current = self._picker.dry_run
         if tried != (current.policy if current is not None else None):
             self._picker.set_dry_run(tried)
-            _log.info("policy %s is scored beside", tried.metadata.name if tried else "none")
+            _log.info("policy %s is scored in dry run", tried.metadata.name if tried else "none")
 
     def _use_policy(self, policy: Policy) -> None:
         """From a file: in dry run the one that routed goes on."""

@@ -96,7 +96,7 @@ class Sources:
         reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
         expected = failure is None or isinstance(failure, ConfigError)
         _log.error(
-            "%s failed and starts again in %.1f s; what it said before stays in use: %s",
+            "%s failed and starts again in %.1f s; what it read before stays in use: %s",
             name,
             pause_s,
             reason,

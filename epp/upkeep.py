@@ -51,7 +51,8 @@ class Upkeep:
             self._overloaded = share > 0
             if self._overloaded:
                 _log.warning(
-                    "overloaded: a share of the requests is routed by load without reading them; add CPU or workers"
+                    "the picker is overloaded and routes a share of the requests by load without reading "
+                    "them; add CPU or workers"
                 )
             else:
-                _log.info("no longer overloaded: every request is read again")
+                _log.info("the picker is no longer overloaded and reads every request again")

@@ -51,7 +51,8 @@ def message(config: Config) -> Bootstrap:
     """The bootstrap as a typed message."""
     if not config.envoy.eds_file:
         raise ConfigError(
-            "envoy.edsFile: Envoy learns the endpoints through it; name a file that the picker may write"
+            "envoy.edsFile: is missing, and Envoy learns the endpoints from this file; name a file that the "
+            "picker may write"
         )
     watched = bool(config.envoy.status)
     return Bootstrap(

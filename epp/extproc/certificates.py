@@ -45,7 +45,7 @@ class Certificates(Generic[_Made]):
                 return False
             self.latest = self._read(self._tls)
         except OSError as error:  # ssl.SSLError is one
-            _log.warning("certificates cannot be used, the old ones stay: %s", error)
+            _log.warning("the new certificates cannot be used; the old ones stay in use: %s", error)
             return False
         self._seen = stamp
         _log.info("certificates were renewed: %s", self._tls.cert_file)

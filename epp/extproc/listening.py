@@ -29,7 +29,8 @@ def require_folder(path: Path) -> None:
     """ConfigError where the folder of a unix socket is not there."""
     if not path.parent.is_dir():
         raise ConfigError(
-            f"listen.address: unix:{path}: there is no folder {path.parent}; make it, or correct the path"
+            f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "
+            "the path"
         )
 
 

@@ -111,7 +111,7 @@ def _decoded(text: str | bytes, *, source: str) -> _File:
 def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
     if entry.kv_replay and not entry.kv_events:
         raise ConfigError(
-            f"{field}.kv_replay: goes with kv_events; add that, or leave both to the configuration"
+            f"{field}.kv_replay: needs kv_events; add kv_events, or leave both to the configuration"
         )
     return Endpoint(
         name=EndpointName(entry.name),
@@ -145,7 +145,9 @@ def _behind(entry: _Entry, *, field: str) -> Address | None:
     if not entry.behind:
         return None
     if entry.rank is None:
-        raise ConfigError(f"{field}.behind: is where requests for a rank go; add rank, or leave it out")
+        raise ConfigError(
+            f"{field}.behind: is the address for the requests of a rank; add rank, or leave behind out"
+        )
     try:
         return Address.parse(entry.behind)
     except ValueError as error:

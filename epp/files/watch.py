@@ -101,11 +101,11 @@ class FileWatcher(Generic[T]):
             reason = error.strerror or type(error).__name__
             if reason != self._put_off:
                 self._put_off = reason
-                logger.error("%s has changed and cannot be put to use yet, trying on: %s", self.path, error)  # noqa: TRY400 - as below
+                logger.error("%s has changed and cannot be used yet; will try again: %s", self.path, error)  # noqa: TRY400 - as below
                 self._report(in_use=False)
             return
         except ConfigError as error:
-            logger.error("%s has changed and is refused; what was read before stays: %s", self.path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
+            logger.error("%s has changed and is refused; the old content stays in use: %s", self.path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
             self._report(in_use=False)
         else:
             logger.info("%s has changed and is in use", self.path)

@@ -69,11 +69,11 @@ class FlowSettings:
     def __post_init__(self) -> None:
         for name, seconds in (("headroom_s", self.headroom_s or 0.0), ("patience", self.patience)):
             if not 0 <= seconds < inf:
-                raise ValueError(f"{name}: not a time that can pass")
+                raise ValueError(f"{name}: must be a time of 0 or more")
         if not all(t > 0 for t in (self.ttft_s, self.ttl_s, self.goal_s, *self.ttl_by_priority_s.values())):
-            raise ValueError("ttft_s, ttl_s and goal_s are times over 0")
+            raise ValueError("ttft_s, ttl_s and goal_s must be above 0")
         if min(self.max_tenants, self.max_priorities, self.looks, self.max_looks) < 1:
-            raise ValueError("max_tenants, max_priorities, looks and max_looks are at least 1")
+            raise ValueError("max_tenants, max_priorities, looks and max_looks must be at least 1")
 
     def ttl_of(self, priority: int) -> float:
         """Seconds that a request of this priority may wait."""

@@ -57,7 +57,7 @@ def require(settings: Kubernetes) -> None:
         if not Path(settings.kubeconfig).is_file():
             raise ConfigError(f"kubernetes.kubeconfig: {settings.kubeconfig}: no such file")
     elif "KUBERNETES_SERVICE_HOST" not in os.environ:
-        raise ConfigError("kubernetes.kubeconfig: missing; only a pod of a cluster can do without")
+        raise ConfigError("kubernetes.kubeconfig: is missing; only a pod in a cluster works without it")
     namespace_of(settings)
 
 
@@ -73,7 +73,9 @@ def namespace_of(settings: Kubernetes) -> str:
         contexts = {c["name"]: c["context"] for c in document.get("contexts", ())}
         return str(contexts.get(current, {}).get("namespace", "default"))
     except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-        raise ConfigError(f"kubernetes.namespace: cannot be found out, please set it: {error}") from error
+        raise ConfigError(
+            f"kubernetes.namespace: cannot find the namespace of this pod, so please set it: {error}"
+        ) from error
 
 
 class Api:
@@ -105,7 +107,7 @@ class Api:
                 else:
                     config.load_incluster_config(client_configuration=configuration)
             except (config.ConfigException, OSError, yaml.YAMLError) as error:
-                raise ConfigError(f"kubernetes: no way into the cluster: {error}") from error
+                raise ConfigError(f"kubernetes: cannot connect to the cluster: {error}") from error
 
         await load()
         made = client.ApiClient(configuration)
@@ -213,7 +215,7 @@ async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
         begun.append(first)
         begun_bytes += len(first)
         if begun_bytes > _MAX_LINE_BYTES:
-            raise ValueError(f"a line over {_MAX_LINE_BYTES} bytes")
+            raise ValueError(f"a line has more than {_MAX_LINE_BYTES} bytes")
         if not others:
             continue
         *whole, rest = others
@@ -251,7 +253,7 @@ def read(answer: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(f"an answer that cannot be read: {error}") from error
+        raise ApiError(f"the answer cannot be read: {error}") from error
 
 
 def as_json(value: object) -> Mapping[str, Any]:

@@ -90,7 +90,7 @@ class LeaseHolder:
                 self._election.lost()
             elif str(error) != self._complaint:
                 self._complaint = str(error)
-                _log.error("lease %s cannot be had, so no status is written: %s", self._name, error)
+                _log.error("cannot get lease %s, so this picker writes no status: %s", self._name, error)
         self._say()
 
     async def _read(self) -> Lease | None:
@@ -131,7 +131,7 @@ class LeaseHolder:
             async with asyncio.timeout(_GIVE_BACK_S):
                 await self._put(freed, create=False)
         except (ApiError, TimeoutError) as error:
-            _log.warning("lease %s is not given back; it runs out by itself: %s", self._name, error)
+            _log.warning("cannot release lease %s; it will expire by itself: %s", self._name, error)
 
     def _say(self) -> None:
         held = self.holds()

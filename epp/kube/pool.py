@@ -143,7 +143,7 @@ class PoolWatch:
         )
 
     def _without_pool(self) -> None:
-        _log.warning("there is no InferencePool %s: no endpoints of it", self.name)
+        _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
         self._stop_following()
         if self.exists:
             self.exists, self.uid = False, ""

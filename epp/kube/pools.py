@@ -137,7 +137,7 @@ class Pools:
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                _log.error("new endpoints cannot be put to use yet, trying on: %s", error)
+                _log.error("cannot use the new endpoints yet and will try again: %s", error)
             return False
         self._complaint = ""
         return True

@@ -210,7 +210,7 @@ class Reflector(Generic[T]):
             return decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._version = ""
-            raise ApiError(f"an answer that cannot be read: {error}") from error
+            raise ApiError(f"the answer cannot be read: {error}") from error
 
     def _complain(self, error: ApiError) -> None:
         """Once for each reason, not at every try."""
@@ -218,7 +218,10 @@ class Reflector(Generic[T]):
         if complaint != self._complaint:
             self._complaint = complaint
             _log.error(
-                "%s cannot be followed; what is known stays: %s%s", self._source.what, error, _advice(error)
+                "cannot watch %s; the last known state stays in use: %s%s",
+                self._source.what,
+                error,
+                _advice(error),
             )
         self._say(answers=False)
 
@@ -226,7 +229,7 @@ class Reflector(Generic[T]):
         """The server answers."""
         if self._complaint:
             self._complaint = ""
-            _log.info("%s can be followed again", self._source.what)
+            _log.info("watching %s works again", self._source.what)
         self._say(answers=True)
 
     def _say(self, *, answers: bool) -> None:
@@ -238,7 +241,7 @@ class Reflector(Generic[T]):
 def _advice(error: ApiError) -> str:
     match error.status:
         case 401:
-            return "; the credentials are not taken, or not any more: see the kubeconfig's user, or the pod's service account"
+            return "; the API server does not accept the credentials (any more): check the user of the kubeconfig, or the pod's service account"
         case 403:
             return "; grant the picker's service account the rules that `epp reference rbac` prints"
         case 404:

@@ -96,6 +96,6 @@ class RewriteWriter:
             # 409: changed meanwhile, the watch will tell. 404: gone, or its CRD keeps no status.
             if error.status not in (404, 409) and str(error) != self._complaint:
                 self._complaint = str(error)
-                _log.error("status of rewrite %s cannot be written, trying on: %s", claim.name, error)
+                _log.error("cannot write the status of rewrite %s and will try again: %s", claim.name, error)
             return
         self._complaint = ""

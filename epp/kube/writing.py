@@ -163,7 +163,7 @@ class Writer:
             return
         event = self._event_budget.offer(text, now=now, time_text=self._time_text())
         if event is None:
-            _log.warning("too many Events, left out: %s: %s", text.reason, text.message)
+            _log.warning("too many Events; this Event was not written: %s: %s", text.reason, text.message)
             return
         path = _EVENTS.format(namespace=self._place.namespace)
         try:
@@ -225,7 +225,7 @@ class Writer:
     def _complain(self, what: str, error: ApiError) -> None:
         if str(error) != self._complaint:
             self._complaint = str(error)
-            _log.error("%s cannot be written, trying on: %s", what, error)
+            _log.error("cannot write %s and will try again: %s", what, error)
 
 
 def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:

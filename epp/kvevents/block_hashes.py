@@ -101,7 +101,7 @@ def _write_cbor(value: object, out: bytearray) -> None:
             for item in value:
                 _write_cbor(item, out)
         case _:
-            raise TypeError(f"a block's hash covers no {type(value).__name__}")
+            raise TypeError(f"cannot hash a value of type {type(value).__name__} for a block")
 
 
 _HEADS: Final = ((1 << 8, 24, ">BB"), (1 << 16, 25, ">BH"), (1 << 32, 26, ">BI"), (1 << 64, 27, ">BQ"))

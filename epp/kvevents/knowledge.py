@@ -112,7 +112,7 @@ class Knowledge:
         self._note(known, known.blocks.apply(event), now=now)
         self._num_blocks += len(known.blocks) - before
         if self._num_blocks > self._max_blocks:
-            raise OverfullError(f"the servers together hold over {self._max_blocks} blocks")
+            raise OverfullError(f"all servers together hold more than {self._max_blocks} blocks")
 
     def lost(self, server: EndpointName, *, now: float) -> None:
         """It certainly holds nothing of what it held: another process serves."""

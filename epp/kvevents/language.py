@@ -66,7 +66,7 @@ class FolderLanguage:
             encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise UntemplatedError(f"the tokenizer refuses it: {error}") from error
+                raise UntemplatedError(f"the tokenizer refuses the text: {error}") from error
             raise
         ends, latest = [], 0
         # One by one: the list of all places is made in one step,
@@ -107,7 +107,7 @@ class FolderLanguage:
         except Exception as error:
             # A client's words run through somebody's program:
             # whatever comes of it, a recursion too deep included, is its refusal.
-            raise UntemplatedError(f"the chat template refuses it: {error}") from error
+            raise UntemplatedError(f"the chat template refuses the messages: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         content = message["content"]
@@ -151,7 +151,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is no JSON object")  # noqa: TRY004 - of a file's content
+        raise ValueError(f"{path.name} is not a JSON object")  # noqa: TRY004 - of a file's content
     return value
 
 
@@ -167,7 +167,7 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str:
         named = [one for one in told if isinstance(one, dict) and one.get("name") == "default"]
         told = named[0].get("template") if named else ""
     if not isinstance(told, str):
-        raise ValueError("tokenizer_config.json: chat_template is no text")  # noqa: TRY004 - of a file's content
+        raise ValueError("tokenizer_config.json: chat_template is not text")  # noqa: TRY004 - of a file's content
     return told
 
 

@@ -110,7 +110,9 @@ def map_prompt(
             to_char=read.plain_chars,
         )
     if not ends:
-        raise UnmappedError("its template arguments change the prompt from the start", reason="arguments")
+        raise UnmappedError(
+            "the template arguments of the request change the prompt from the start", reason="arguments"
+        )
     return Mapped(ends_bytes[: len(ends)], blocks, ends, len(ids))
 
 
@@ -135,9 +137,9 @@ def _read(inference: InferenceRequest, language: Language | None) -> tuple[Seque
             raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
         return _rendered(inference, language, shaping)
     except ShapingError as error:
-        raise UnmappedError(f"{error}: not followed", reason="arguments") from error
+        raise UnmappedError(f"not followed: {error}", reason="arguments") from error
     except UnreadableError as error:
-        raise UnmappedError(f"{error}: not followed", reason="content") from error
+        raise UnmappedError(f"not followed: {error}", reason="content") from error
     except UntemplatedError as error:
         raise UnmappedError(str(error), reason="template") from error
 

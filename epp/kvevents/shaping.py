@@ -47,14 +47,14 @@ def read_shaping(sent: bytes) -> Shaping:
     try:
         fields = decode(sent)
     except ValueError as error:
-        raise ShapingError(f"fields that cannot be read ({error})") from error
+        raise ShapingError(f"the request has fields that cannot be read ({error})") from error
     if fields.get("chat_template") is not None:
-        raise ShapingError("a chat template of its own")
+        raise ShapingError("the request has a chat template of its own")
     if fields.get("truncate_prompt_tokens") is not None:
-        raise ShapingError("a truncated prompt")
+        raise ShapingError("the request has its prompt truncated")
     arguments = fields.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict) or arguments.keys() & _OWN_MEANING:
-        raise ShapingError("template arguments that are the server's own")
+        raise ShapingError("the request has template arguments that only the server sets")
     arguments = {name: value for name, value in arguments.items() if name not in _AT_THE_END}
     effort = fields.get("reasoning_effort")
     if effort is not None and "enable_thinking" not in arguments:

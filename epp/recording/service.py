@@ -74,7 +74,7 @@ class RecordingService:
             self._batches.put(self._batch(), timeout=_STOP_WITHIN_S)
             self._batches.put(None, timeout=_STOP_WITHIN_S)
         except queue.Full:
-            _log.warning("the recording's last lines were lost: the disk is too slow")
+            _log.warning("the last lines of the recording were lost, because the disk is too slow")
             return
         self._thread.join(_STOP_WITHIN_S)
 

@@ -53,7 +53,7 @@ def run_all(
                 try:
                     message: float | Figures = connection.recv()
                 except EOFError as error:
-                    raise ReplayError(f"the run of {name} broke off; its error stands above") from error
+                    raise ReplayError(f"the run of {name} failed; its error is printed above") from error
                 if isinstance(message, float):
                     shares[name] = message
                 else:

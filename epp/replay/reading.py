@@ -57,7 +57,7 @@ def read(paths: Sequence[Path]) -> Trace:
     if calls:
         return Trace(calls=_from_zero(calls), servers=(), block_tokens=mooncake.BLOCK_TOKENS)
     if not lines.asked:
-        raise ReplayError(f"{', '.join(map(str, paths))}: no request in there")
+        raise ReplayError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
     return _trace_of(lines)
 
 
@@ -104,7 +104,9 @@ def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:
 
 def _schedule_of(line: Opening) -> ChunkSchedule:
     if line.version != VERSION:
-        raise ValueError(f"version {line.version} of the format; this program reads version {VERSION}")
+        raise ValueError(
+            f"the recording has version {line.version} of the format; this program reads version {VERSION}"
+        )
     return ChunkSchedule(
         chunk_bytes=line.chunk_bytes,
         later_chunk_bytes=line.later_chunk_bytes,

@@ -301,12 +301,13 @@ def _collect(page: bytes) -> _Samples:
             _read_lines((line,), samples, steps)
     if not known:
         raise MetricsError(
-            "no metric of vLLM, SGLang or TensorRT-LLM on the page; is it elsewhere? See `metrics` of an endpoint"
+            "the page has no metric of vLLM, SGLang or TensorRT-LLM; if the metrics are at another address, "
+            "set `metrics` of the endpoint"
         )
     if b"vllm:num_requests_running" not in samples and (b"\nvllm:" in page or _TYPE + b"vllm:" in page):
         # vLLM writes this gauge from its first second, so its absence means a page cut short,
         # not an idle server.
-        raise MetricsError("vllm:num_requests_running is missing from a page of vLLM")
+        raise MetricsError("this is a page of vLLM, but vllm:num_requests_running is missing")
     return samples
 
 
@@ -352,7 +353,7 @@ def _budget() -> Callable[[], None]:
         nonlocal left
         left -= 1
         if left < 0:
-            raise MetricsError(f"more than {_MAX_STEPS} lines of metrics")
+            raise MetricsError(f"the page has more than {_MAX_STEPS} lines of metrics")
 
     return step
 

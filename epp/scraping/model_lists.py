@@ -216,7 +216,7 @@ async def _fetch(session: aiohttp.ClientSession, endpoint: Endpoint) -> bytes:
             left_bytes -= len(piece)
             if left_bytes < 0:
                 response.close()
-                raise ModelPageError(f"a page over {_MOST_PAGE_BYTES} bytes")
+                raise ModelPageError(f"the list has more than {_MOST_PAGE_BYTES} bytes")
             pieces.append(piece)
         return b"".join(pieces)
 

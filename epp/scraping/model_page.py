@@ -46,13 +46,13 @@ def parse_model_page(page: bytes) -> ModelList:
     try:
         cards = _DECODE.decode(page).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelPageError(f"no list of models: {str(error)[:200]}") from error
+        raise ModelPageError(f"the answer is not a list of models: {str(error)[:200]}") from error
     if not 0 < len(cards) <= MOST_CARDS:
-        raise ModelPageError(f"a list of {len(cards)} models; from 1 to {MOST_CARDS} are read")
+        raise ModelPageError(f"the list has {len(cards)} models; only lists of 1 to {MOST_CARDS} are read")
     if not all(
         0 < len(name) <= MAX_NAME_CHARS for card in cards for name in (card.id, card.parent or card.id)
     ):
-        raise ModelPageError(f"the name of a model is empty or has over {MAX_NAME_CHARS} characters")
+        raise ModelPageError(f"the name of a model is empty or has more than {MAX_NAME_CHARS} characters")
     return ModelList(tuple(_card(card) for card in cards))
 
 

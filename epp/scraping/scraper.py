@@ -202,7 +202,7 @@ class Scraper:
                 left_bytes -= len(piece)
                 if left_bytes < 0:
                     response.close()  # not the rest of it: the connection goes, too
-                    raise MetricsError(f"page over {settings.max_page_bytes} bytes")
+                    raise MetricsError(f"the metrics page has more than {settings.max_page_bytes} bytes")
                 pieces.append(piece)
             return b"".join(pieces)
 

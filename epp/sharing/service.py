@@ -195,7 +195,8 @@ class SharingService:
             self.counts.errors["secret"] += 1
         if differs and not self._secret_differs:
             _log.error(
-                "the hash secret differs from the one that another picker of the pool has: the two share nothing; give all of them the same hashSecretFile (or signing key), or none"
+                "this picker's hash secret differs from that of another picker of the pool, so the two share "
+                "nothing; give all pickers the same hashSecretFile (or signing key), or give none of them one"
             )
         self._secret_differs = differs
 
@@ -237,7 +238,7 @@ class SharingService:
                 await self._hear(received)
             except MalformedError as error:
                 self.counts.malformed += 1
-                _log.warning("passed over a batch: %s", error)
+                _log.warning("skipped a batch of another picker: %s", error)
         # What was stored before anybody knew of us lacks what was told since,
         # in words that refer to what we never heard.
         if self._joining and self._exchange.listener.stored_at >= self._asked_at:
@@ -262,7 +263,7 @@ class SharingService:
                 await asyncio.sleep(0)
         except MalformedError as error:
             self.counts.malformed += 1
-            _log.warning("passed over the stored table: %s", error)
+            _log.warning("skipped the stored table: %s", error)
             return
         self.counts.loaded_tables += 1
 
@@ -305,7 +306,9 @@ class SharingService:
                 if what not in self._away:
                     self._away.add(what)
                     _log.warning(
-                        "cannot %s: %s; picking goes on by its own knowledge", what, str(error).rstrip(".")
+                        "cannot %s: %s; this picker goes on with what it knows itself",
+                        what,
+                        str(error).rstrip("."),
                     )
                 await asyncio.sleep(_BACKOFF_S[min(n, len(_BACKOFF_S) - 1)])
                 if what in (_LOAD, _STORE):

@@ -202,5 +202,5 @@ def _summary(record: logging.LogRecord, left_out: int) -> logging.LogRecord:
 
 
 def _dropped(count: int) -> logging.LogRecord:
-    text = f"{count} lines were dropped, since nobody read the log fast enough"
+    text = f"{count} log lines were dropped, because standard error was not read fast enough"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None)

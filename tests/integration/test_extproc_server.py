@@ -384,7 +384,7 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
 
 
 async def test_a_socket_in_a_folder_that_is_not_there_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nowhere; make it"):
+    with pytest.raises(ConfigError, match=f"the folder {tmp_path}/nowhere does not exist; create it"):
         async with serving(listen=Listen(address=f"unix:{tmp_path}/nowhere/picker.sock")):
             pass
 

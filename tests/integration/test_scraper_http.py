@@ -168,8 +168,8 @@ async def hang_up(head: str, reader: Reader, writer: Writer) -> None:
 MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "hangs": (hang, "no answer within"),
     "drips": (drip, "no answer within"),
-    "floods": (flood, "page over 65536 bytes"),
-    "huge": (http(b"vllm:x 1\n" * 20_000), "page over 65536 bytes"),
+    "floods": (flood, "page has more than 65536 bytes"),
+    "huge": (http(b"vllm:x 1\n" * 20_000), "page has more than 65536 bytes"),
     "hangs up": (hang_up, "ClientPayloadError"),
     "garbage page": (http(b"\xff\x00<html>" * 100), "no metric of vLLM"),
     "not http": (b"\x15\x03\x01 this is TLS\r\n\r\n", "Bad status line"),

@@ -145,7 +145,7 @@ async def test_a_content_that_cannot_be_used_for_the_moment_is_tried_until_it_ca
     assert follower.taken == []
     assert follower.results == [False]
     assert [r.getMessage() for r in caplog.records] == [
-        f"{path} has changed and cannot be put to use yet, trying on: [Errno 30] Read-only file system"
+        f"{path} has changed and cannot be used yet; will try again: [Errno 30] Read-only file system"
     ]
     follower.trouble = None
     await follower.looks(4)

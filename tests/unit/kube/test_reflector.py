@@ -208,6 +208,6 @@ async def test_what_an_operator_can_do_is_said_once(
     status: int, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await play(ApiError("no", status=status), ApiError("no", status=status), page(5))
-    complaints = [r.getMessage() for r in caplog.records if "cannot be followed" in r.getMessage()]
+    complaints = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert len(complaints) == 1
     assert advice in complaints[0]

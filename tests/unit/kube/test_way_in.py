@@ -40,7 +40,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 def test_outside_of_a_pod_it_asks_for_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: missing"):
+    with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: is missing"):
         require(Kubernetes(pool="p"))
 
 
@@ -58,7 +58,9 @@ def test_the_namespace_is_that_of_the_current_context(kubeconfig: Path) -> None:
 def test_a_kubeconfig_that_is_none_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"kubernetes\.namespace: cannot be found out, please set it"):
+    with pytest.raises(
+        ConfigError, match=r"kubernetes\.namespace: cannot find the namespace of this pod, so please set it"
+    ):
         namespace_of(Kubernetes(pool="p", kubeconfig=str(path)))
 
 

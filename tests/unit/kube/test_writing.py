@@ -89,9 +89,11 @@ async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptu
             outcome(names), says={}, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=float(second)
         )
     written = [name for name in server.wrote if name == "POST events"]
-    left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    left_out = [r.getMessage() for r in caplog.records if "too many Events" in r.getMessage()]
     assert (len(written), len(left_out)) == (20, 10)
-    assert left_out[-1].startswith("too many Events, left out: PolicyRefused: policy t, generation 1: ")
+    assert left_out[-1].startswith(
+        "too many Events; this Event was not written: PolicyRefused: policy t, generation 1: "
+    )
 
 
 async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -> None:

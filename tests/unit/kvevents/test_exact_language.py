@@ -163,7 +163,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: No such file"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "no JSON object"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "is not a JSON object"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "_config.json: Expecting"),
         (
             lambda folder: (folder / "tokenizer_config.json").write_text("[" * 50_000),
@@ -171,7 +171,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
         ),
         (
             lambda folder: (folder / "tokenizer_config.json").write_text('{"chat_template": 7}'),
-            "chat_template is no text",
+            "chat_template is not text",
         ),
         (lambda folder: (folder / "tokenizer_config.json").write_bytes(b"\xff"), "_config.json: .*utf-8"),
         (

@@ -94,7 +94,7 @@ def test_an_endpoints_file_may_name_where_events_are() -> None:
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ("kv_replay: 'tcp://10.0.0.1:2'", "kv_replay: goes with kv_events"),
+        ("kv_replay: 'tcp://10.0.0.1:2'", "kv_replay: needs kv_events"),
         ("kv_events: 'http://10.0.0.1:2'", "kv_events"),
     ],
 )

@@ -85,7 +85,7 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
         ("", "no request"),
         ("nonsense\nmore\n", "line 1: JSON is malformed"),
         (lines({"line": "request"}), "line 1: Object missing required field"),
-        (lines({"line": "recording", "version": 9, "chunk_bytes": 1, "later_chunk_bytes": 1, "later_from_bytes": 0, "hashing": "", "policy": {}}, {}), "line 1: version 9"),
+        (lines({"line": "recording", "version": 9, "chunk_bytes": 1, "later_chunk_bytes": 1, "later_from_bytes": 0, "hashing": "", "policy": {}}, {}), "line 1: the recording has version 9"),
         (lines({**MOONCAKE[0], "hash_ids": [1]}), "line 1: 1 blocks of 512 tokens are not 700 tokens"),
         (lines(MOONCAKE[0], {**MOONCAKE[0], "hash_ids": [-1, 2]}), "line 2: Expected `int` >= 0"),
     ],

@@ -49,7 +49,7 @@ def test_a_url_says_how_redis_is_reached(url: str, target: RedisTarget) -> None:
         ("{redis: {url: 'redis://a:b'}}", "sharing.redis.url", "host"),
         ("{redis: {url: 'redis://a:0'}}", "sharing.redis.url", "host"),
         ("{redis: {url: 'redis://a/x'}}", "sharing.redis.url", "number"),
-        ("{redis: {url: 'redis+cluster://a/1'}}", "sharing.redis.url", "cluster nothing"),
+        ("{redis: {url: 'redis+cluster://a/1'}}", "sharing.redis.url", "nothing for a cluster"),
         ("{redis: {url: 'redis+sentinel://a'}}", "sharing.redis.url", "master's name"),
         ("{redis: {url: 'redis://a', tls: {caFile: ca.pem}}}", "sharing.redis.tls", "rediss"),
         ("{redis: {url: 'rediss://a', tls: {certFile: c.pem}}}", "sharing.redis.tls", "keyFile"),
