@@ -304,11 +304,13 @@ class Picker:
             prompt = self.caches.prompt(
                 inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
             )
+        cached = self.caches.cached_tokens(prompt, fleet.columns.block_tokens)
         asked = Asked(
             prompt_tokens=prompt.tokens,
-            cached_tokens=snapshot.of(self.caches.cached_tokens(prompt, fleet.columns.block_tokens)),
+            cached_tokens=snapshot.of(cached),
             session=request.session,
             beginning=self.caches.beginning(prompt),
+            matched=cached is not self.caches.nothing,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self._dry_run is not None:

@@ -27,7 +27,7 @@ from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
-from epp.scheduling.snapshot import Floats, Ints
+from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
 _STATED_SPAN = 1.25
@@ -87,6 +87,8 @@ class ServerCaches:
         self.table = self._new_table()
         """Another one once chunks are cut or hashed differently."""
         self._slots = Slots((), {})
+        self.nothing: Floats = NO_SERVERS
+        """`cached_tokens` of a prompt that no server holds any of. Nobody writes to it."""
         self._known_bytes: dict[EndpointName, int] = {}
         """By their own account, of servers whose events are followed."""
         self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
@@ -248,11 +250,14 @@ class ServerCaches:
         A server computes at least the last token, to have something to sample from.
         block_tokens: by slot, with one more at the end for servers that have none.
         """
+        found = self.table.holders(prompt.chain) if prompt.chain else ()
+        if not found:
+            if len(self.nothing) != len(block_tokens) - 1:
+                self.nothing = np.zeros(len(block_tokens) - 1)
+            return self.nothing
         cached = np.zeros(len(block_tokens))
-        if not prompt.chain:
-            return cached[:-1]
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        for mask, chunks in self.table.holders(prompt.chain):
+        for mask, chunks in found:
             slots = self._slots.of(mask)
             if self.slower:
                 self._fill_by_tier(cached, slots, prompt, chunks, block_tokens)

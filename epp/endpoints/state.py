@@ -102,12 +102,17 @@ class EndpointState:
         """Requests in flight there: scraped plus picks less ends since;
         never under what is known to be open.
         """
-        known = self.known_load
+        return self.loads(metrics)[0]
+
+    def loads(self, metrics: EndpointMetrics | None) -> tuple[int, int]:
+        """`load` and `known_load`."""
+        known = self.in_flight + self.peers_in_flight
         inside = metrics.inside if metrics is not None else None
         if inside is None:
-            return known
+            return known, known
         scraped = inside + self.picks_since_scrape - self.ends_since_scrape
-        return scraped if scraped > known else known  # noqa: FURB136 - `max` takes as long as all of the rest
+        scraped = max(scraped, known)
+        return scraped, known
 
     def slots(self, *, spec: PolicySpec) -> int:
         """Adapters the server holds at once."""

@@ -77,13 +77,16 @@ class _Process(Handler):
         """None: no message has come."""
 
     def message(self, data: bytes, *, now: float) -> None:
-        call, conversation = self._call, self._conversation or self._begin(data, now=now)
+        call, conversation = self._call, self._conversation
         if conversation is None:
-            return
-        if not conversation.picked:
+            conversation = self._begin(data, now=now)
+            if conversation is None:
+                return
+        elif not conversation.picked:
             if not call.is_open:
                 return  # The data plane has given up waiting: a pick would be for nobody.
-            if self._streams.overload.gives_up(waited_s=call.waited_s(), now=now):
+            overload = self._streams.overload
+            if overload.is_on(now=now) and overload.gives_up(waited_s=call.waited_s(), now=now):
                 conversation.stream.hurry()
         try:
             for answer in conversation.receive(data, now=now):

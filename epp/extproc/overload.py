@@ -65,6 +65,10 @@ class Overload:
         self._late_at = now
         return now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S)
 
+    def is_on(self, *, now: float) -> bool:
+        """There is an overload, or there was one a moment ago."""
+        return now < self._until
+
     def gives_up(self, *, waited_s: float, now: float) -> bool:
         """Whether a body that was to be read goes unread now."""
         return waited_s > _LATEST_S and now < self._until

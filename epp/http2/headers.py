@@ -63,15 +63,18 @@ class HeaderReader:
     def __init__(self, *, max_list_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=max_list_bytes)
         self._kept: dict[bytes, Request] = {}
+        self._pure = False
+        """The peer's table has size 0, so that equal blocks mean the same."""
 
     def request(self, block: bytes) -> Request:
         """UnreadableBlockError, MalformedRequestError."""
-        known = self._kept.get(block)
-        if known is not None and self._decoder.header_table_size == 0:
-            return known
-        pure = self._decoder.header_table_size == 0
+        pure = self._pure
+        if pure:
+            known = self._kept.get(block)
+            if known is not None:
+                return known
         request = read_request(self._decode(block))
-        if pure and self._decoder.header_table_size == 0 and len(block) <= _KEPT_BYTES:
+        if pure and self._pure and len(block) <= _KEPT_BYTES:
             if len(self._kept) >= _KEPT_BLOCKS:
                 self._kept.clear()
             self._kept[block] = request
@@ -100,6 +103,8 @@ class HeaderReader:
             raise ListTooLargeError(str(error)) from error
         except HPACKError as error:
             raise UnreadableBlockError(str(error)[:200]) from error
+        finally:
+            self._pure = self._decoder.header_table_size == 0
 
 
 def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:

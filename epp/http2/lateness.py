@@ -11,6 +11,7 @@ may take the rest), is most of the time since. Pure; owned by the server, for al
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 _SURELY_BUSY_S: Final = 0.002
@@ -18,6 +19,9 @@ _SURELY_BUSY_S: Final = 0.002
 _BETWEEN_LOOKS_S: Final = 0.001
 """Each look makes the loop ask the kernel once more.
 A wait is said to be longer than it was by twice this at the most."""
+_BETWEEN_TURNS_S: Final = 0.0005
+"""From the beginning of a turn that is measured to that of the next one.
+The clock of a thread's CPU time is a call to the kernel. With short turns that is two for each chunk."""
 _MOST: Final = 0.5
 _KEEP: Final = 0.9
 """Of what was measured before, after one more turn."""
@@ -34,7 +38,9 @@ class Lateness:
         self._looked_at = self._before = clock()
         self._rested_at, self._cpu_at_rest = self._looked_at, cpu_clock()
         """At the last look or end of a turn: from then on the loop may have waited."""
-        self._turn_began = self._cpu_at_turn = 0.0
+        self._turn_began, self._cpu_at_turn = -inf, 0.0
+        self._measures = False
+        """The turn that goes on is measured."""
         self._wall_s = self._cpu_s = 0.0
         """Of the latest turns."""
 
@@ -44,19 +50,22 @@ class Lateness:
         before: when the connection was read last;
         resumed: `looks` when the edge began to read it again after a pause.
         """
-        cpu = self._cpu_clock()
-        self._turn_began, self._cpu_at_turn = now, cpu
         since_s = now - self._rested_at
-        if (
-            since_s > _SURELY_BUSY_S
-            and (cpu - self._cpu_at_rest) * self._wall_s < _MOST * since_s * self._cpu_s
-        ):
-            self._before = self._looked_at = now
-            return now
+        self._measures = since_s > _SURELY_BUSY_S or now - self._turn_began >= _BETWEEN_TURNS_S
+        if self._measures:
+            cpu = self._cpu_clock()
+            self._turn_began, self._cpu_at_turn = now, cpu
+            if (
+                since_s > _SURELY_BUSY_S
+                and (cpu - self._cpu_at_rest) * self._wall_s < _MOST * since_s * self._cpu_s
+            ):
+                self._before = self._looked_at = now
+                return now
         return before if self.looks - resumed <= 1 else max(before, self._before)
 
     def goes_on(self) -> None:
         """A turn begins with bytes that were read before."""
+        self._measures = True
         self._turn_began, self._cpu_at_turn = self._clock(), self._cpu_clock()
 
     def worked(self) -> bool:
@@ -64,10 +73,13 @@ class Lateness:
 
         True: call `look` in the loop's next iteration, before the loop looks for bytes.
         """
-        now, cpu = self._clock(), self._cpu_clock()
-        self._rested_at, self._cpu_at_rest = now, cpu
-        self._wall_s = _KEEP * self._wall_s + now - self._turn_began
-        self._cpu_s = _KEEP * self._cpu_s + cpu - self._cpu_at_turn
+        now = self._clock()
+        if self._measures or now - self._rested_at >= _BETWEEN_TURNS_S:
+            cpu = self._cpu_clock()
+            self._rested_at, self._cpu_at_rest = now, cpu
+            if self._measures:
+                self._wall_s = _KEEP * self._wall_s + now - self._turn_began
+                self._cpu_s = _KEEP * self._cpu_s + cpu - self._cpu_at_turn
         if self._asked or now - self._looked_at < _BETWEEN_LOOKS_S:
             return False
         self._asked = True

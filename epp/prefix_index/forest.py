@@ -24,12 +24,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from msgspec import Struct
+
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+class Run(Struct, eq=False):
     """Chunks `start` to `end` (half open) of the chain that the last hash names."""
 
     hashes: array[int]
@@ -46,8 +47,7 @@ class Run:
         return self.start + len(self.hashes)
 
 
-@dataclass(slots=True, eq=False)
-class Use:
+class Use(Struct, eq=False):
     """One moment at which a server had a whole chain in hand,
     or when anonymous bytes were written to its cache.
     """

@@ -707,10 +707,29 @@ plain_chat(PyObject *module, PyObject *json)
     return told;
 }
 
+/* Of every so many bytes: how many there are, and how many of them continue a letter of UTF-8. */
+static PyObject *
+continued(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t step, seen = 0, found = 0;
+    if (!PyArg_ParseTuple(args, "y*n", &view, &step))
+        return NULL;
+    const byte *text = view.buf;
+    if (step > 0) {
+        for (Py_ssize_t at = 0; at < view.len; at += step)
+            found += (text[at] & 0xC0) == 0x80;
+        seen = (view.len + step - 1) / step;
+    }
+    PyBuffer_Release(&view);
+    return Py_BuildValue("nn", seen, found);
+}
+
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "The UTF-8 of a JSON string, quotes included; None where the ordinary decoder must judge."},
     {"ids_of", ids_of, METH_O, "The token ids of a JSON array as 32-bit numbers; None where the ordinary decoder must judge."},
     {"plain_chat", plain_chat, METH_O, "Model, canonical prompt, and how the answer is wanted, of a chat's body; None for the ordinary decoder."},
+    {"continued", continued, METH_VARARGS, "Of every so many bytes of a text: how many there are, and how many continue a letter."},
     {"weigh", weigh, METH_VARARGS, "Units, containers and other items that are read, escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };

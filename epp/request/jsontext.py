@@ -19,16 +19,22 @@ import msgspec
 from msgspec import Raw
 
 try:
-    from epp.request._jsontext import ids_of, text_of, weigh
+    from epp.request._jsontext import continued, ids_of, text_of, weigh
     from epp.request._jsontext import plain_chat as _plain_chat
 except ImportError:
     COMPILED = False
+
+    def continued(text: bytes | memoryview, step: int, /) -> tuple[int, int]:
+        sample = bytes(text[::step])
+        return len(sample), len(sample) - len(sample.translate(None, _CONTINUATION))
+
 else:
     COMPILED = True
 
 __all__ = [
     "COMPILED",
     "PlainChat",
+    "continued",
     "first_byte",
     "plain_chat",
     "plain_text",
@@ -37,6 +43,7 @@ __all__ = [
     "weigh",
 ]
 
+_CONTINUATION = bytes(range(0x80, 0xC0))
 _QUOTE = ord('"')
 _DECODE_TEXT = msgspec.json.Decoder(str)
 _DECODE_IDS = msgspec.json.Decoder(list[int])

@@ -8,9 +8,9 @@ where both occur. Long prompts are sampled, a few thousand bytes for any length:
 from __future__ import annotations
 
 from epp.request.canonical import OPAQUE
+from epp.request.jsontext import continued
 from epp.types import InferenceRequest, PromptSize
 
-_CONTINUATION = bytes(range(0x80, 0xC0))
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
 """A body that was not read may be any size and is seldom all text:
@@ -31,7 +31,6 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
     # A stride that neither letters of two nor of three bytes can keep in step with.
-    sample = prompt[:: 6 * (size // (6 * _SAMPLE_BYTES)) + 1]
-    continued = 0 if sample.isascii() else len(sample) - len(sample.translate(None, _CONTINUATION))
+    seen, found = continued(prompt, 6 * (size // (6 * _SAMPLE_BYTES)) + 1)
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
-    return PromptSize(total, continued * total / len(sample), opaque)
+    return PromptSize(total, found * total / seen, opaque)

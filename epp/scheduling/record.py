@@ -93,15 +93,38 @@ class Shown(Sequence[Candidate]):
     Of many candidates only the few that are shown are kept until then.
     """
 
-    __slots__ = ("_best", "_columns", "_excluded", "_made", "_order", "_roster", "_slots", "_spec")
+    __slots__ = ("_asked", "_best", "_choice", "_made", "_snapshot", "_spec")
 
     def __init__(self, choice: Choice, snapshot: Snapshot, asked: Request, *, spec: PolicySpec) -> None:
-        places = choice.places
+        self._best = asked.cached_tokens
+        if len(snapshot.slots) > MOST:
+            self._best = asked.cached_tokens.max(keepdims=True)
+            choice, snapshot, asked = _narrowed(choice, snapshot, asked)
+        self._choice = choice
+        self._snapshot = snapshot
+        self._asked = asked
         self._spec = spec
         self._made: tuple[Candidate, ...] | None = None
-        self._roster = snapshot.roster
-        self._slots = [snapshot.slots[place] for place in places]
-        self._excluded = [choice.excluded(place) for place in places] if choice.left_out else None
+
+    @property
+    def best_cached_tokens(self) -> int:
+        """The most that any candidate held of the prompt, shown or not."""
+        return int(max(self._best.tolist()))  # numpy's own takes ten times as long for a few
+
+    def __len__(self) -> int:
+        return len(self._choice.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if self._made is None:
+            self._made = tuple([self._candidate(place) for place in self._choice.places])
+        return self._made[index]
+
+    def _candidate(self, place: int) -> Candidate:
+        choice, snapshot, asked = self._choice, self._snapshot, self._asked
         columns: tuple[Floats | None, ...] = (
             asked.cached_tokens,
             choice.uncached_tokens,
@@ -114,41 +137,13 @@ class Shown(Sequence[Candidate]):
             choice.load_s,
             snapshot.failure_share,
         )
-        self._order: Sequence[int] = places
-        self._best = asked.cached_tokens
-        if len(snapshot) > MOST:
-            self._best = asked.cached_tokens.max(keepdims=True)
-            index = np.array(places)
-            columns = tuple([c.take(index) if c is not None else None for c in columns])
-            self._order = range(len(places))
-        self._columns = columns
-
-    @property
-    def best_cached_tokens(self) -> int:
-        """The most that any candidate held of the prompt, shown or not."""
-        return int(max(self._best.tolist()))  # numpy's own takes ten times as long for a few
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    @overload
-    def __getitem__(self, index: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
-    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
-        if self._made is None:
-            self._made = tuple([self._candidate(rank) for rank in range(len(self._slots))])
-        return self._made[index]
-
-    def _candidate(self, rank: int) -> Candidate:
-        place = self._order[rank]
-        numbers: list[Any] = [c[place].item() if c is not None else None for c in self._columns]
+        numbers: list[Any] = [c[place].item() if c is not None else None for c in columns]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self._spec.cost)
         parts_s["failing"] = self._spec.failures.cost_seconds * (share or 0.0)
         return Candidate(
-            name=self._roster.names[self._slots[rank]],
-            address=self._roster.addresses[self._slots[rank]],
+            name=snapshot.name(place),
+            address=snapshot.address(place),
             matched_tokens=int(cached),
             uncached_tokens=int(uncached),
             backlog_tokens=int(undone),
@@ -158,5 +153,20 @@ class Shown(Sequence[Candidate]):
             prefill_tokens_per_s=rate,
             score_s=0.0 if score_s is None or isnan(score_s) else score_s,
             parts_s=parts_s,
-            excluded=self._excluded[rank] if self._excluded else "",
+            excluded=choice.excluded(place),
         )
+
+
+def _narrowed(choice: Choice, snapshot: Snapshot, asked: Request) -> tuple[Choice, Snapshot, Request]:
+    """The same of the candidates that are shown, in their order."""
+    index = np.array(choice.places)
+    few = Choice(
+        list(range(len(index))),
+        choice.reason,
+        choice.uncached_tokens[index],
+        None if choice.score_s is None else choice.score_s[index],
+        None if choice.load_s is None else choice.load_s[index],
+        {name: over[index] for name, over in choice.left_out.items()},
+        choice.saturated,
+    )
+    return few, snapshot.narrowed(index), Request(asked.prompt_tokens, asked.cached_tokens[index])

@@ -35,6 +35,8 @@ class Request(Struct, frozen=True, eq=False, gc=False):
     session: str = ""
     beginning: int = 0
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
+    matched: bool = True
+    """Some server may hold a part of the prompt. False: none does."""
     prescribed: Sequence[int] | None = None
     """Conformance runs only: places in the snapshot that the test names, in its order;
     the rule is asked and not followed."""
@@ -87,10 +89,19 @@ def any_of(masks: Mapping[str, Bools]) -> Bools:
 def uncached_tokens(request: Request, gain: Gain) -> Floats:
     """U of every candidate. Where even the best match saves too little, no match counts."""
     cached = request.cached_tokens
+    if not request.matched:
+        return _all_of(cached, request.prompt_tokens)
     least = max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens)
     if not np.count_nonzero(cached) or np.count_nonzero(cached >= least):
         return request.prompt_tokens - cached
-    return np.full(len(cached), float(request.prompt_tokens))
+    return _all_of(cached, request.prompt_tokens)
+
+
+def _all_of(cached: Floats, prompt_tokens: int) -> Floats:
+    """The whole prompt, for every candidate."""
+    whole = np.empty(len(cached))
+    whole.fill(prompt_tokens)
+    return whole
 
 
 class Scheduler:
@@ -111,7 +122,13 @@ class Scheduler:
         left_out, saturated = self._left_out(snapshot, over)
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
         weighed = Weighed(
-            snapshot, request.prompt_tokens, uncached, load_s, request.session, request.beginning
+            snapshot,
+            request.prompt_tokens,
+            uncached,
+            load_s,
+            request.session,
+            request.beginning,
+            request.matched,
         )
         if left_out:
             places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
