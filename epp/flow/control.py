@@ -103,6 +103,8 @@ class FlowControl(Generic[T]):
                 self._count_late(forecast, due_s=due_s, now=now)
             elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
+        if settings.when_late == "demote":
+            self._demoted.came(forecast, now=now)
         self._charge(flow, forecast, late=hopeless, now=now)
         return priority, tenant
 
@@ -146,8 +148,8 @@ class FlowControl(Generic[T]):
         if hopeless and not held.late:
             return held, self._refusal(held, "deadline", now=now)
         if held.late:
-            self._demoted.requests += 1
-            held.fair_at = self._fair_at(forecast, now=now)
+            self._place_late(held, forecast, now=now)
+        self._demoted.came(forecast, now=now)
         victims = self._bounds.admit(held)
         if held in victims:
             return held, self._refusal(held, "full", now=now)
@@ -290,7 +292,7 @@ class FlowControl(Generic[T]):
             payload,
             number=next(self._numbers),
             priority=priority,
-            tenant=queues.tenant(tenant, priority=priority, late=late, max_tenants=settings.max_tenants),
+            tenant=self._tenant(tenant, priority, late=late),
             size_bytes=size_bytes,
             tokens=max(1, forecast.tokens),
             arrived_at=now,
@@ -301,6 +303,12 @@ class FlowControl(Generic[T]):
         self._expected.came(priority, held.tenant, now=now)
         held.key = (self._place(held, own_s=forecast.own_s), held.number)
         return held
+
+    def _tenant(self, tenant: str, priority: int, *, late: bool) -> str:
+        """The name that its requests are kept under."""
+        return self._queues.tenant(
+            tenant, priority=priority, late=late, max_tenants=self._settings.max_tenants
+        )
 
     def _place(self, held: Held[T], *, own_s: float) -> float:
         settings = self._settings
@@ -320,17 +328,22 @@ class FlowControl(Generic[T]):
         """
         if headroom_s < inf:
             return False
-        return self._demoted.busy_s(self._forecaster.pool(now=now).servers, now=now) == 0
+        return self._demoted.busy_s(self._forecaster.pool(now=now), self._settings.goal_s, now=now) == 0
 
     def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
         """One that no idle server could serve in time says nothing of the servers."""
         if forecast.own_s <= due_s:
             self._pace.too_late(forecast.tokens, now=now)
+            if self._settings.when_late == "demote":
+                self._demoted.could_be_in_time(forecast, now=now)
 
-    def _fair_at(self, forecast: Forecast, *, now: float) -> float:
-        tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
-        pool = self._forecaster.pool(now=now)
-        return self._demoted.fair_at(forecast, pool, waiting_tokens=tokens, now=now)
+    def _place_late(self, held: Held[T], forecast: Forecast, *, now: float) -> None:
+        """It is demoted: its place among those that were, the shortest first with ageing,
+        and how long it waits at most.
+        """
+        self._demoted.requests += 1
+        held.fair_at = self._demoted.fair_at(forecast, self._forecaster.pool(now=now), now=now)
+        held.key = (held.arrived_at + self._settings.patience * forecast.own_s, held.number)
 
     # -- the ends --------------------------------------------------------------------------------------------
 
@@ -350,7 +363,7 @@ class FlowControl(Generic[T]):
         if late:
             self._demoted.went_late(forecast, now=now)
         elif self._settings.when_late == "demote":
-            self._demoted.went_in_time(forecast, now=now)
+            self._demoted.could_be_in_time(forecast, now=now)
         self._pace.let_go(tokens, now=now)
         self._shares.add(flow.tenant, tokens)
         charges = self._charges
@@ -386,9 +399,10 @@ class FlowControl(Generic[T]):
             self._count_late(forecast, due_s=held.deadline - held.arrived_at, now=now)
             if self._settings.when_late == "refuse":
                 return self._give_up(held, "deadline", now=now)
-            self._demoted.requests += 1
-            held.fair_at = self._fair_at(forecast, now=now)
-            self._queues.demote(held, max_tenants=self._settings.max_tenants)
+            self._queues.take(held)
+            held.late, held.tenant = True, self._tenant(held.tenant, held.priority, late=True)
+            self._place_late(held, forecast, now=now)
+            self._queues.put(held)
             self._alarms.set(held, None, now=now)
         return None
 

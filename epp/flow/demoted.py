@@ -2,18 +2,26 @@
 how many may run, and how long each waits at most.
 
 They run on the servers that requests in time leave free.
-None waits much longer than it would have waited in order of arrival.
+The longest wait is a few times as long as it would have been in order of arrival.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.pace import Rate
 from epp.flow.request import Forecast, Pool
 
-_LATER_THAN_FAIR = 1.5
-_RESERVE = 1.3
-"""Servers that are kept for requests in time, for each that they use."""
+_TIMES_IN_ORDER = 6.0
+_TIMES_ITS_OWN = 0.5
+"""A demoted request waits at most so many times as long as in order of arrival,
+and so many times as long as its prompt takes.
+"""
+_RESERVE = 2.0
+"""Servers that are kept for requests that can be in time, for each that they would keep busy, at most."""
+_RESERVE_GROWS = 1 / 3
+"""By so much for each `goal_s` that a newcomer would wait in order of arrival."""
 
 
 class Demoted:
@@ -22,29 +30,56 @@ class Demoted:
         self.requests = 0
         """Demoted so far, when they came or while they waited."""
         self._in_time = Rate()
-        """Seconds of prefill in a second, of requests in time: the servers that they use."""
+        """Seconds of prefill in a second, of requests that idle servers would serve in time:
+        the servers that they would keep busy."""
         self._until: list[float] = []
         """When each demoted request that is computed will be done."""
+        self._in_order_s = 0.0
+        """How long a newcomer would wait if all went in order of arrival, at `_at`."""
+        self._at = -inf
+        self._servers = 0
+        """0: not known before the first look at them."""
 
-    def fair_at(self, forecast: Forecast, pool: Pool, *, waiting_tokens: int, now: float) -> float:
-        """A little later than a request would begin if everything went in order of arrival.
+    def came(self, forecast: Forecast, *, now: float) -> None:
+        """A request of whatever fate."""
+        if self._servers:
+            self._drain(now=now)
+            self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
 
-        waiting_tokens: all that wait before it, here and elsewhere.
-        """
-        in_order_s = pool.undone_s + waiting_tokens / pool.tokens_per_s
-        return now + _LATER_THAN_FAIR * in_order_s + (_LATER_THAN_FAIR - 1) * forecast.own_s
+    def in_order_s(self, pool: Pool, *, now: float) -> float:
+        """How long a newcomer would wait if all went in order of arrival."""
+        self._drain(now=now)
+        self._servers = max(1, pool.servers)
+        self._in_order_s = max(self._in_order_s, pool.undone_s)
+        return self._in_order_s
 
-    def busy_s(self, servers: int, *, now: float) -> float:
+    def _drain(self, *, now: float) -> None:
+        self._in_order_s = max(0.0, self._in_order_s - (now - self._at))
+        self._at = now
+
+    def fair_at(self, forecast: Forecast, pool: Pool, *, now: float) -> float:
+        """When it goes, whoever else waits: after some times as long as in order of arrival."""
+        in_order_s = self.in_order_s(pool, now=now)
+        return now + _TIMES_IN_ORDER * in_order_s + _TIMES_ITS_OWN * forecast.own_s
+
+    def busy_s(self, pool: Pool, goal_s: float, *, now: float) -> float:
         """How long until another demoted request may go; 0: now.
-        Those in time keep as many servers as they use, and a little more.
+        Those that can be in time keep as many servers as they would keep busy, and as many again,
+        unless all would begin within the goal in order of arrival.
         """
         running = self._until = [until for until in self._until if until > now]
+        in_order_s = self.in_order_s(pool, now=now)
+        if in_order_s <= goal_s:
+            return 0.0
         pickers = 1 + self._elsewhere.pickers
-        in_time = pickers * self._in_time.per_s(now=now)
-        most = max(1, int((servers - _RESERVE * in_time) / pickers))
+        kept = min(_RESERVE, _RESERVE_GROWS * in_order_s / goal_s) * pickers * self._in_time.per_s(now=now)
+        most = max(1, int((pool.servers - kept) / pickers))
         return min(running) - now if len(running) >= most else 0.0
 
-    def went_in_time(self, forecast: Forecast, *, now: float) -> None:
+    def could_be_in_time(self, forecast: Forecast, *, now: float) -> None:
+        """A request that an idle server would serve in time went,
+        or was demoted because of what others have to compute.
+        """
         self._in_time.add(forecast.own_s, now=now)
 
     def went_late(self, forecast: Forecast, *, now: float) -> None:

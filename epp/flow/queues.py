@@ -204,13 +204,6 @@ class Queues(Generic[T]):
         held.waits = False
         self._count(held, -1)
 
-    def demote(self, held: Held[T], *, max_tenants: int) -> None:
-        """Behind those of its priority that can be in time."""
-        self.take(held)
-        held.late = True
-        held.tenant = self.tenant(held.tenant, priority=held.priority, late=True, max_tenants=max_tenants)
-        self.put(held)
-
     def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         """The tenant has had so many tokens of what this band got."""
         self.band(priority, late=late).flow(tenant).charge(max(1, tokens))

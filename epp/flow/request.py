@@ -101,8 +101,7 @@ class Held(Generic[T]):
         self.deadline = deadline
         """When its first token is due; inf: at no time."""
         self.fair_at = 0.0
-        """Demoted, it would have begun by then if all went in order of arrival, or a little later:
-        it waits no longer for others."""
+        """Demoted, it waits no longer than until then for others of its priority."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)
         """Its place among the requests of its tenant."""

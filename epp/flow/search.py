@@ -92,7 +92,7 @@ class Search(Generic[T]):
         return None, looks, missing_s
 
     def _late_busy_s(self, *, now: float) -> float:
-        return self._demoted.busy_s(self._forecaster.pool(now=now).servers, now=now)
+        return self._demoted.busy_s(self._forecaster.pool(now=now), self.settings.goal_s, now=now)
 
     def _look_in(self, predicted_s: float, *, now: float) -> None:
         self.due_at = now + min(LONGEST_DELAY_S, max(LEAST_DELAY_S, predicted_s))

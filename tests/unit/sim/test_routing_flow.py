@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.routing.bench import Run, Setting, plan_of, simulate, spec_of
+from bench.routing.fair_shares import max_min
 from bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
 from bench.routing.more_workloads import (
     INTERACTIVE,
@@ -73,6 +74,17 @@ def test_a_light_tenant_does_not_wait_for_the_greedy_one() -> None:
     by_class = run("queue", 2.0, mix="greedy")[1].by_class
     light = max(p90_s for name, (_, p90_s) in by_class.items() if name != "greedy")
     assert light < by_class["greedy"][1] / 2
+
+
+def test_light_tenants_get_their_max_min_fair_share_beside_a_greedy_one() -> None:
+    off, on = (run(flow, 2.4, mix="greedy")[1].of_max_min for flow in ("off", "queue"))
+    assert min(on.values()) > 0.9
+    assert min(off.values()) < min(on.values())
+
+
+def test_max_min_gives_what_a_small_one_leaves_to_the_others() -> None:
+    assert max_min({"a": 1.0, "b": 5.0, "c": 9.0}, 10.0) == {"a": 1.0, "b": 4.5, "c": 4.5}
+    assert max_min({"a": 1.0, "b": 2.0}, 10.0) == {"a": 1.0, "b": 2.0}
 
 
 def test_flow_control_changes_nothing_where_a_server_is_always_free() -> None:
