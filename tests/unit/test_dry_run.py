@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Load
@@ -69,6 +70,19 @@ def test_another_policy_says_what_it_would_have_picked() -> None:
     assert {(w.policy, w.rule, w.reason) for w in would if w is not None} == {
         ("tried", "round-robin", "turn")
     }
+
+
+def test_the_rules_that_remember_nothing_can_be_tried_beside_another() -> None:
+    for tried, reason in ((PolicySpec(rule="prefix-hash"), "hash"), (PolicySpec(rule="session"), "session")):
+        picker = a_picker(PolicySpec(), tried)
+        would = []
+        for n in range(20):
+            pick = picker.pick(replace(ask(n), session=f"session-{n % 5}"), now=0.0)
+            would.append(pick.decision.dry_run)
+            picker.end(pick, outcome="ended", now=0.0)
+        assert {(w.rule, w.reason) for w in would if w is not None} == {(tried.rule, reason)}
+        owners = [w.chosen for w in would if w is not None]
+        assert owners == owners[:5] * 4, "each prompt and each session keeps its owner"
 
 
 def test_a_policy_that_would_refuse_picks_nobody() -> None:
