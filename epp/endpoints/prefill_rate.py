@@ -20,7 +20,8 @@ Pairs that belong together come from histograms that the server fills when a req
 A server without them keeps its model's rate.
 
 The first requests end after their answers, which may take half a minute. Until then the rate is what servers
-compute while they have prompts to compute all the time, by their counters of prompt tokens.
+compute while they have prompts to compute all the time, by their counters of prompt tokens. A server's own
+factor starts the same way: by how it then compares with its model's other busy servers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ _NAILED = 1e12
 """A weight that leaves a coefficient at its prior."""
 _PRIOR_BUSY_TOKENS = 4000.0
 """The policy's rate counts as so many tokens beside those of servers that were busy all the time."""
+_KEEP_BUSY = 0.99
+"""Of what the busy servers together have shown, at each new observation."""
+_OWN_TIMES_S = 10.0
+"""With prefill times of so many seconds a server's factor needs no comparison of busy servers any more."""
+_UNLIKE = 1.25
+"""Busy servers that differ by less count as alike: what answers they write meanwhile makes as much."""
 _KEEP_REQUESTS = 2000.0
 """Evidence beyond this is scaled down, so that a change of hardware or traffic shows."""
 _OWN_PRIOR_S = 3.0
@@ -56,7 +63,7 @@ class ModelRate:
     """The line fitted over all servers of one model."""
 
     __slots__ = (
-        "_busy_s", "_busy_tokens", "_counts", "_fit", "_guess", "_requests", "_said", "_start",
+        "_busy_foretold_s", "_busy_s", "_busy_taken_s", "_busy_tokens", "_counts", "_fit", "_guess", "_requests", "_said", "_start",
         "per_load_s", "per_request_s", "tokens_per_s",
     )  # fmt: skip
 
@@ -75,6 +82,7 @@ class ModelRate:
         """What the fit begins with."""
         self._busy_tokens = _PRIOR_BUSY_TOKENS
         self._busy_s = _PRIOR_BUSY_TOKENS / start
+        self._busy_taken_s = self._busy_foretold_s = 1.0
         self.per_request_s = 0.0
         self.per_load_s = 0.0
         """What a request takes longer whose adapter is loaded for it."""
@@ -106,15 +114,22 @@ class ModelRate:
             self._requests = _KEEP_REQUESTS
         self._solve()
 
+    @property
+    def busy_slowness(self) -> float:
+        """Seconds that busy servers take for what the line foretells as one: they write answers meanwhile."""
+        return self._busy_taken_s / self._busy_foretold_s
+
     def worked(self, *, tokens: float, seconds: float) -> None:
         """A server computed so much while it had prompts to compute all the time.
-        Counts until the time of a prefill is known.
+        It moves the rate until the time of a prefill is known.
         """
-        if self._requests:
-            return
-        self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
-        self._busy_s += seconds
-        self._start = self.tokens_per_s = self._busy_tokens / self._busy_s
+        if not self._requests:
+            self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
+            self._busy_s += seconds
+            self._start = self.tokens_per_s = self._busy_tokens / self._busy_s
+        foretold_s = min(tokens / self.tokens_per_s, _MOST_SLOWNESS * seconds)
+        self._busy_taken_s = _KEEP_BUSY * self._busy_taken_s + seconds
+        self._busy_foretold_s = _KEEP_BUSY * self._busy_foretold_s + foretold_s
 
     def leave(self, server: PrefillRate) -> None:
         """It is gone, or of another model."""
@@ -155,12 +170,17 @@ class ModelRate:
 class PrefillRate:
     """One server's V."""
 
-    __slots__ = ("_busy_s", "_foretold_s", "_taken_s", "model", "slowness")
+    __slots__ = (
+        "_busy_s", "_foretold_s", "_taken_s", "_worked_foretold_s", "_worked_s", "model", "slowness",
+    )  # fmt: skip
 
     def __init__(self, model: ModelRate) -> None:
         self.model = model
         self._taken_s = 0.0
         self._foretold_s = 0.0
+        self._worked_s = 0.0
+        self._worked_foretold_s = 0.0
+        """While it was busy all the time."""
         self._busy_s = 0.0
         """How long it has had prompts to compute, since its counter of prompt tokens last grew."""
         self.slowness = 1.0
@@ -178,12 +198,23 @@ class PrefillRate:
         keep = 0.5 ** (elapsed_s / _OWN_HALF_LIFE_S)
         self._taken_s *= keep
         self._foretold_s *= keep
+        self._worked_s *= keep
+        self._worked_foretold_s *= keep
         requests = growth(before.prefill_count, after.prefill_count)
         tokens = growth(before.prefill_tokens, after.prefill_tokens)
         seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
         if requests >= 1 and tokens > 0 and seconds > 0:
             self._learn(requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
-        ratio = (self._taken_s + _OWN_PRIOR_S) / (self._foretold_s + _OWN_PRIOR_S)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """The factor, by the times of its prefills, and while these are few by how busy servers compare."""
+        worked_s, foretold_s = self._worked_s / self.model.busy_slowness, self._worked_foretold_s
+        ratio = (worked_s + _OWN_PRIOR_S) / (foretold_s + _OWN_PRIOR_S)
+        trust = max(0.0, 1 - self._foretold_s / _OWN_TIMES_S) if max(ratio, 1 / ratio) > _UNLIKE else 0.0
+        taken_s = self._taken_s + trust * worked_s
+        foretold_s = self._foretold_s + trust * foretold_s
+        ratio = (taken_s + _OWN_PRIOR_S) / (foretold_s + _OWN_PRIOR_S)
         self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
 
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
@@ -202,8 +233,13 @@ class PrefillRate:
         self._busy_s += max(0.0, after.scraped_at - before.scraped_at)
         tokens = computed_growth(before, after)
         if tokens > 0:
+            # The rate first, as in `_learn`. A counter that leaps says nothing of one server's speed.
             self.model.worked(tokens=tokens, seconds=self._busy_s)
+            foretold_s = tokens / self.model.tokens_per_s
+            self._worked_s += self._busy_s
+            self._worked_foretold_s += min(foretold_s, _MOST_SLOWNESS * self._busy_s)
             self._busy_s = 0.0
+            self._sum_up()
 
     def leave(self) -> None:
         """The server is gone, or has another model."""

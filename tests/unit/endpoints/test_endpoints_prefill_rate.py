@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -236,3 +238,44 @@ def test_before_any_answer_has_ended_no_server_alone_moves_the_rate_far() -> Non
         for tokens in (4000.0, 4000.0, 4000.0, 1e12):
             model.worked(tokens=tokens, seconds=0.5)
     assert model.tokens_per_s < 3 * 8000
+
+
+def _busy(rates: Sequence[float], *, seconds: int) -> list[PrefillRate]:
+    """Servers of one model that compute so many tokens a second, all the time."""
+    model = ModelRate(start=8000.0)
+    servers = [PrefillRate(model) for _ in rates]
+    for at in range(seconds):
+        for server, rate in zip(servers, rates, strict=True):
+            before, after = _pages((at, rate * at, 0.0), (at + 1.0, rate * (at + 1), 0.0))
+            server.worked(before, after, busy=True)
+    return servers
+
+
+def test_before_any_answer_has_ended_busy_servers_show_who_is_slow() -> None:
+    slow, fast, other = _busy([2000.0, 4000.0, 4000.0], seconds=20)
+    assert slow.tokens_per_s == pytest.approx(fast.tokens_per_s / 2, rel=0.35)
+    assert slow.tokens_per_s < 0.7 * fast.tokens_per_s
+    assert fast.tokens_per_s == pytest.approx(other.tokens_per_s, rel=0.05)
+
+
+def test_busy_servers_that_differ_by_little_count_as_alike() -> None:
+    one, other = _busy([3500.0, 4000.0], seconds=20)
+    assert one.slowness == other.slowness == 1.0
+
+
+def test_the_times_of_its_prefills_outweigh_how_a_busy_server_compares() -> None:
+    slow, *_ = _busy([2000.0, 4000.0, 4000.0], seconds=20)
+    line = slow.model
+    for at in range(20, 40):
+        before, after = _pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0))
+        counted = replace(before, prefill_count=0, prefill_tokens=0, prefill_sum_s=0.0)
+        took_s = line.foretold_s(requests=1, tokens=4000, adapter_loads=0)
+        slow.observe(counted, replace(after, prefill_count=1, prefill_tokens=4000, prefill_sum_s=took_s))
+    assert slow.slowness == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_counter_that_leaps_does_not_make_a_server_fast_for_long() -> None:
+    usual, leaps = _busy([4000.0, 4000.0], seconds=20)
+    before, after = _pages((20.0, 80_000.0, 0.0), (21.0, 1e12, 0.0))
+    leaps.worked(before, after, busy=True)
+    assert leaps.tokens_per_s < 2 * usual.tokens_per_s
