@@ -184,6 +184,19 @@ def bursts(rng: random.Random, count: int, *, every: int = 250, width: int = 100
     ]
 
 
+def short(rng: random.Random, count: int, *, prompts: int = 20_000) -> list[Timed]:
+    """20,000 system prompts of 250 to 1,500 tokens by Zipf, 100 tokens of a question, 60 of answer."""
+    weights = list(itertools.accumulate((rank + 1) ** -0.9 for rank in range(prompts)))
+    sizes = [length(rng, mean=600, sigma=0.5, least=250, most=1500) for _ in range(prompts)]
+    made = []
+    for n, prompt in enumerate(rng.choices(range(prompts), cum_weights=weights, k=count)):
+        own = length(rng, mean=100, sigma=0.7, least=8, most=1000)
+        answer = length(rng, mean=60, sigma=0.6, least=4, most=400)
+        shared = (Segment(SYSTEM_IDS + prompt, sizes[prompt]),)
+        made.append(Timed(rng.expovariate(1), made_request(n, shared, own, answer)))
+    return made
+
+
 def _in_turn(made: Sequence[tuple[float, SimRequest]]) -> list[Timed]:
     """Requests at their times, as gaps of one on average."""
     ordered = sorted(made, key=lambda each: each[0])
@@ -212,6 +225,7 @@ MORE: Mapping[str, Spec] = {
         Spec(name="classification", about=classification.__doc__ or "", kind="open", make=classification),
         Spec(name="documents", about=documents.__doc__ or "", kind="open", make=documents, block_tokens=512),
         Spec(name="tenants", about=tenants.__doc__ or "", kind="open", make=tenants),
+        Spec(name="short", about=short.__doc__ or "", kind="open", make=short),
         Spec(name="bursts", about=bursts.__doc__ or "", kind="open", make=bursts),
     )
 }

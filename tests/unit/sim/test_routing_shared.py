@@ -3,8 +3,11 @@ they find what one finds, spread load as one does, and say little."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from bench.routing import scale
 from bench.routing.bench import Run, Setting, calibrate, simulate
 from epp.replay.measure import Row, mean_row
 
@@ -43,3 +46,24 @@ def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(wo
     assert four.load_cov <= 1.1 * one.load_cov
     assert four.completed >= one.completed - 0.01, "what is still under way at the end is not completed"
     assert alone.hit_ratio < 0.9 * one.hit_ratio, "or the workload shows nothing"
+
+
+def test_the_run_of_many_servers_says_what_each_part_of_the_pickers_work_costs() -> None:
+    row, meter, told_bytes = scale.run(
+        "least-cost", servers=16, rate_per_s=160, seconds=2, pickers=2, share=True
+    )
+    assert row.completed == 1.0
+    assert set(meter.spent_s) == {"pick", "end", "read", "tell", "hear"}
+    assert told_bytes > 30
+    _, alone, told_alone = scale.run(
+        "prefix-hash", servers=16, rate_per_s=160, seconds=2, pickers=2, share=False
+    )
+    assert set(alone.spent_s) == {"pick", "end", "read"}
+    assert told_alone == 0
+
+
+def test_what_runs_inside_something_else_is_not_counted_there() -> None:
+    meter = scale.Meter(clock=itertools.count().__next__)
+    with meter.on("outer"), meter.on("inner"):
+        pass
+    assert meter.spent_s == {"outer": 2, "inner": 1}

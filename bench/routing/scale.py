@@ -1,0 +1,155 @@
+"""Very many servers behind several pickers that share, for some seconds of virtual time.
+
+Prints what users get (time to the first token, hits, spread of load) and what the pickers' own work costs on
+this machine: picking and booking, reading pages, telling the others, hearing them. The pickers are the real
+ones, the servers are simulated, and news arrive after 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from bench.routing.bench import GRACE_S, Setting, plan_of, saturation
+from bench.routing.catalog import BY_NAME, policy_of
+from bench.routing.more_workloads import MORE
+from bench.routing.workloads import OpenLoop
+from epp.picker import Picker
+from epp.replay.measure import Row, row_of
+from epp.replay.picker_router import PickerRouter
+from epp.replay.shared import Shared
+from model_server.sim.fleet import Fleet
+from model_server.sim.request import SimRequest
+from model_server.sim.snapshot import Snapshot
+
+NEWS_DELAY_S = 0.05
+WORKLOAD = "short"
+
+
+@dataclass(slots=True)
+class Meter:
+    """CPU seconds by what they are spent on. What runs inside something else counts for itself alone."""
+
+    clock: Callable[[], float] = time.process_time
+    spent_s: dict[str, float] = field(default_factory=dict)
+    _on: list[str] = field(default_factory=list)
+    _since_s: float = 0.0
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        self._charge()
+        self._on.append(what)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._on.pop()
+
+    def _charge(self) -> None:
+        now_s = self.clock()
+        if self._on:
+            what = self._on[-1]
+            self.spent_s[what] = self.spent_s.get(what, 0.0) + now_s - self._since_s
+        self._since_s = now_s
+
+
+class MeteredShared(Shared):
+    def __init__(self, pickers: Sequence[Picker], meter: Meter) -> None:
+        super().__init__(pickers, delay_s=NEWS_DELAY_S)
+        self._meter = meter
+
+    def advance(self, now: float) -> None:
+        with self._meter.on("tell"):
+            super().advance(now)
+
+    def _deliver(self, now: float) -> None:
+        with self._meter.on("hear"):
+            super()._deliver(now)
+
+
+class MeteredRouter(PickerRouter):
+    """Several pickers; what they do is timed."""
+
+    def __init__(self, rule: str, meter: Meter, *, pickers: int, share: bool) -> None:
+        super().__init__(policy_of(BY_NAME[rule]), seed=1, replicas=pickers)
+        self._meter = meter
+        if share and pickers > 1:
+            self._shared = MeteredShared(self._pickers, meter)
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        with self._meter.on("pick"):
+            return super().route(request, now=now)
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
+        with self._meter.on("end"):
+            super().ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
+
+    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
+        with self._meter.on("read"):
+            super().scraped(scraper, server, page, now=now)
+
+
+def run(
+    rule: str, *, servers: int, rate_per_s: float, seconds: float, pickers: int, share: bool
+) -> tuple[Row, Meter, float]:
+    """One run: its figures, the pickers' CPU, and bytes told for each request."""
+    spec, meter = MORE[WORKLOAD], Meter()
+    assert spec.make is not None
+    workload = OpenLoop(spec.make(random.Random(1), int(rate_per_s * seconds)), rate_per_s=rate_per_s)
+    plan = plan_of(Setting(num_servers=servers), spec, arrivals_s=workload.last_arrival_s)
+    plan = replace(plan, num_scrapers=pickers, horizon_s=workload.last_arrival_s + GRACE_S)
+    router = MeteredRouter(rule, meter, pickers=pickers, share=share)
+    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
+    told = router.shared.said_bytes / len(outcome.records) if router.shared is not None else 0.0
+    return row_of(outcome), meter, told
+
+
+def line(label: str, row: Row, meter: Meter, told: float, *, pickers: int) -> str:
+    """A row of the table. CPU is of each request in the whole pool, at one picker."""
+    per_request_us = {what: 1e6 * spent_s / row.requests for what, spent_s in meter.spent_s.items()}
+    own = (per_request_us.get("pick", 0.0) + per_request_us.get("end", 0.0)) / pickers
+    read, tell, hear = (per_request_us.get(what, 0.0) / pickers for what in ("read", "tell", "hear"))
+    return (
+        f"| {label} | {row.ttft_mean_s:.3f} / {row.ttft_p90_s:.3f} | {row.hit_ratio:.3f} | {row.load_cov:.2f} "
+        f"| {row.completed:.3f} | {own:.0f} | {read:.0f} | {tell:.0f} | {hear:.0f} | {told:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.routing.scale", description=__doc__)
+    add = parser.add_argument
+    add("--servers", type=int, default=1000, metavar="N", help="(default %(default)s)")
+    add("--rate", type=float, default=10_000.0, metavar="R", help="requests a second (default %(default)s)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="of arrivals (default %(default)s)")
+    add("--pickers", default="1,2,4,8,16", metavar="A,B", help="(default %(default)s)")
+    add("--rules", default="least-cost", metavar="A,B", help="of the product's (default %(default)s)")
+    add("--apart", action="store_true", help="also pickers that do not share")
+    args = parser.parse_args()
+    most = saturation(WORKLOAD, Setting())[0] * args.servers / 8
+    print(f"{args.rate:.0f} requests/s are {args.rate / most:.2f} of saturation, by a fleet of 8\n")
+    print(
+        "| pickers | TTFT mean / p90 s | hits | load CoV | completed | CPU us at one picker for each request "
+        "of the pool: own | pages | telling | hearing | bytes told |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for rule in args.rules.split(","):
+        for pickers in map(int, args.pickers.split(",")):
+            for share in (True, False) if args.apart and pickers > 1 else (True,):
+                row, meter, told = run(
+                    rule,
+                    servers=args.servers,
+                    rate_per_s=args.rate,
+                    seconds=args.seconds,
+                    pickers=pickers,
+                    share=share,
+                )
+                label = f"{rule}, {pickers}{'' if share or pickers == 1 else ' apart'}"
+                print(line(label, row, meter, told, pickers=pickers), flush=True)
+
+
+if __name__ == "__main__":
+    main()
