@@ -18,7 +18,7 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import aiohttp
 
@@ -117,15 +117,18 @@ async def measure(prompts: list[list[int]], folder: Path) -> dict[str, list[floa
 
 def report(times: dict[str, list[float]], *, prompt_tokens: int) -> None:
     print(
-        f"\n| prompt of {prompt_tokens} tokens | first token, s (median) | least | most | against computing |"
+        f"\n| prompt of {prompt_tokens} tokens | first token, s (mean) | median | least | most "
+        "| against computing, by means | by medians |"
     )
-    print("| --- | --- | --- | --- | --- |")
-    base = median(times[COMPUTED])
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    computed = times[COMPUTED]
     for case in CASES:
         taken = times[case]
-        print(
-            f"| {case} | {median(taken):.3f} | {min(taken):.3f} | {max(taken):.3f} | {median(taken) / base:.2f}x |"
+        figures = " | ".join(
+            f"{value:.3f}" for value in (fmean(taken), median(taken), min(taken), max(taken))
         )
+        by_means, by_medians = fmean(taken) / fmean(computed), median(taken) / median(computed)
+        print(f"| {case} | {figures} | {by_means:.2f}x | {by_medians:.2f}x |")
 
 
 def main() -> None:
