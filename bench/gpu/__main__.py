@@ -5,8 +5,8 @@ Each step is a process of its own. What it measured and printed is kept in a fol
 a run that was cut off, or had a step that failed, goes on there: steps that are done on this device are not
 run again (`--again` runs all). page.md in that folder tells every step: done, failed, out of time, not run,
 or not possible here and why. A run ends within `--limit-s`: the step that is running then has ten seconds to
-end what it started, and is killed; the next run begins with it. The exit status is 0 only where all steps are done or not possible. `--tiny` runs the
-same steps on the CPU at sizes that say nothing but that they run.
+end what it started, and is killed; the next run begins with it. The exit status is 0 only where all steps are
+done or not possible. `--tiny` runs the same steps on the CPU at sizes that say nothing but that they run.
 """
 
 from __future__ import annotations

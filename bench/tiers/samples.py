@@ -116,6 +116,7 @@ class Sequencer:
             [Chunk(request, start, num_tokens, samples=True, table=self.table)],
             block_size_tokens=memory.block_size_tokens,
             device=memory.device,
+            dtype=memory.shape.dtype,
             view_for=lambda _: view,
         )
         with torch.inference_mode():

@@ -52,6 +52,31 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *,
     check_against_plain(runner, plain, requests)
 
 
+def test_long_and_short_contexts_in_one_step_get_the_logits_of_the_plain_model() -> None:
+    """Long ones are attended one at a time, short ones together, all through the same memory."""
+    module = tiny("llama")
+    plain = copy.deepcopy(module)
+    engine, runner = engine_around(module, num_blocks=128, budget=1000)
+    requests = [
+        ask(str(n), tokens(size, seed=n), max_tokens=8) for n, size in enumerate((300, 9, 252, 261, 5))
+    ]
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    assert any(len(plan.chunks) == 5 and all(c.num_tokens == 1 for c in plan.chunks) for plan in runner.steps)
+    check_against_plain(runner, plain, requests)
+
+
+def test_a_read_into_scratch_memory_is_the_blocks_content() -> None:
+    memory = PagedModel(tiny("llama"), num_blocks=8, block_size_tokens=4).memory
+    memory.data.normal_(generator=torch.Generator().manual_seed(1))
+    scratch = memory.scratch(4)
+    for blocks in (torch.tensor([5, 2]), torch.tensor([[7, 0], [1, 3]])):
+        for read, plain in zip(memory.read(1, blocks, into=scratch), memory.read(1, blocks), strict=True):
+            assert torch.equal(read, plain)
+            assert read.untyped_storage().data_ptr() == scratch.untyped_storage().data_ptr()
+
+
 def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path)
     for dtype, packed in ((torch.float32, True), (torch.bfloat16, False)):

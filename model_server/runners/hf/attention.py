@@ -11,6 +11,7 @@ a wrong answer would look like a right one.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -58,6 +59,9 @@ class PagedStep:
         self._batch = batch
         self._memory = memory
         self._causal: dict[int, torch.Tensor] = {}
+        read = [one.blocks for one in batch.singles]
+        read += [chunk.blocks for chunk in batch.longs if chunk.view is None]
+        self._scratch = memory.scratch(max((blocks.numel() for blocks in read), default=0))
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scaling: float
@@ -75,22 +79,22 @@ class PagedStep:
     def _attend_singles(
         self, layer: int, query: torch.Tensor, singles: SingleTokens, scaling: float
     ) -> torch.Tensor:
-        keys, values = (read.flatten(1, 2) for read in self._memory.read(layer, singles.blocks))
+        reads = self._memory.read(layer, singles.blocks, into=self._scratch)
+        keys, values = (read.flatten(1, 2)[:, : singles.end] for read in reads)
         requests, heads, dim = query.shape
         attended = scaled_dot_product_attention(
             query.reshape(requests, keys.shape[2], -1, dim),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=singles.visible[:, None, None, :],
+            attn_mask=None if singles.mask is None else singles.mask[:, None, None, :],
             scale=scaling,
         )
         return attended.reshape(requests, heads, dim)
 
     def _attend_long(self, layer: int, query: torch.Tensor, chunk: LongChunk, scaling: float) -> torch.Tensor:
         if chunk.view is None:
-            keys, values = (
-                read.flatten(0, 1)[: chunk.end] for read in self._memory.read(layer, chunk.blocks)
-            )
+            reads = self._memory.read(layer, chunk.blocks, into=self._scratch)
+            keys, values = (read.flatten(0, 1)[: chunk.end] for read in reads)
             context = Context(keys, values, None)
         else:
             context = chunk.view.read(layer, chunk, query, memory=self._memory, scaling=scaling)
@@ -107,11 +111,13 @@ class PagedStep:
         return attended[0].transpose(0, 1)
 
     def _mask(self, chunk: LongChunk, context: Context) -> torch.Tensor:
-        """(queries, tokens); a causal one is made once for all layers."""
+        """(queries, tokens); a causal one is made once for all layers, as what is added to scores: of true
+        and false torch would make that in each layer.
+        """
         if context.visible is not None:
             return context.visible
         mask = self._causal.get(chunk.first_row)
         if mask is None:
-            ones = torch.ones(chunk.num_tokens, chunk.end, dtype=torch.bool, device=self._memory.device)
-            mask = self._causal[chunk.first_row] = ones.tril(diagonal=chunk.start)
+            beyond = self._memory.data.new_full((chunk.num_tokens, chunk.end), -math.inf)
+            mask = self._causal[chunk.first_row] = beyond.triu(diagonal=chunk.start + 1)
         return mask

@@ -2,11 +2,13 @@
 and for each request which part of the row is its own.
 
 A request that computes one token is attended together with others of about its length; a longer chunk by
-itself. Built once a step, read by every layer. Callers: the model (builds), the attention function (reads).
+itself, and so is a request with a long context on a CPU. Built once a step, read by every layer. Callers: the
+model (builds), the attention function (reads).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ import torch
 
 from model_server.core.scheduler import Chunk
 from model_server.runners.hf.views import LongChunk, ViewFor
+
+_LONG_TOKENS = 256
+"""On a CPU contexts from here on are copied and attended one at a time, so that the copy of one is still in
+the processor's caches when it is read. Many short ones at a time cost fewer calls."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +31,10 @@ class SingleTokens:
     """(requests,): where in the step each one's token is."""
     blocks: torch.Tensor
     """(requests, blocks): block numbers, padded with any block."""
-    visible: torch.Tensor
-    """(requests, slots): true where the request has a token."""
+    end: int
+    """Of the longest of their contexts, in tokens."""
+    mask: torch.Tensor | None
+    """(requests, end): added to scores, 0 where the request has a token; None: all of them have so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +52,14 @@ class StepBatch:
 
 
 def make_batch(
-    chunks: Sequence[Chunk], *, block_size_tokens: int, device: torch.device, view_for: ViewFor
+    chunks: Sequence[Chunk],
+    *,
+    block_size_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    view_for: ViewFor,
 ) -> StepBatch:
+    """`dtype`: the model's."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -64,7 +78,9 @@ def make_batch(
         last_rows.append(len(token_ids) - 1)
         view = view_for(chunk.request)
         if chunk.num_tokens == 1 and view is None:
-            singles[len(blocks).bit_length()].append((first_row, blocks, end))
+            alone = end >= _LONG_TOKENS and device.type == "cpu"
+            group = -1 - first_row if alone else len(blocks).bit_length()
+            singles[group].append((first_row, blocks, end))
         else:
             numbers = torch.tensor(blocks, device=device)
             longs.append(LongChunk(chunk.request, first_row, len(token_ids), chunk.start, numbers, view))
@@ -73,19 +89,23 @@ def make_batch(
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
         last_rows=torch.tensor(last_rows, device=device),
-        singles=tuple(_together(group, block_size_tokens, device) for group in singles.values()),
+        singles=tuple(_together(group, device, dtype) for group in singles.values()),
         longs=tuple(longs),
     )
 
 
 def _together(
-    group: Sequence[tuple[int, list[int], int]], block_size_tokens: int, device: torch.device
+    group: Sequence[tuple[int, list[int], int]], device: torch.device, dtype: torch.dtype
 ) -> SingleTokens:
-    most = max(len(blocks) for _, blocks, _ in group)
-    ends = torch.tensor([end for _, _, end in group], device=device)
-    slots = torch.arange(most * block_size_tokens, device=device)
+    most, longest = max(len(blocks) for _, blocks, _ in group), max(end for _, _, end in group)
+    mask = None
+    if any(end != longest for _, _, end in group):
+        ends = torch.tensor([end for _, _, end in group], device=device)
+        beyond = torch.arange(longest, device=device)[None, :] >= ends[:, None]
+        mask = torch.zeros(len(group), longest, dtype=dtype, device=device).masked_fill_(beyond, -math.inf)
     return SingleTokens(
         rows=torch.tensor([row for row, _, _ in group], device=device),
         blocks=torch.tensor([blocks + [0] * (most - len(blocks)) for _, blocks, _ in group], device=device),
-        visible=slots[None, :] < ends[:, None],
+        end=longest,
+        mask=mask,
     )

@@ -52,14 +52,28 @@ class KvMemory:
         self._slots[layer, 0].index_copy_(0, slots, keys)
         self._slots[layer, 1].index_copy_(0, slots, values)
 
-    def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, layer: int, blocks: torch.Tensor, *, into: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks, whose numbers `blocks` has in any shape (...):
         each (..., slot, head, dim).
+
+        `into`: what `scratch` gave for at least so many blocks. The next read into it takes the place of this
+        one; memory that is used again and again stays in the processor's caches.
         """
         shape, numbers = (*blocks.shape, *self.data.shape[3:]), blocks.reshape(-1)
         # Whole blocks are copied at memory's speed this way; by indexing, numbers are copied one by one.
-        keys, values = (self.data[layer, part].index_select(0, numbers).view(shape) for part in (0, 1))
+        keys, values = (
+            torch.index_select(
+                self.data[layer, part], 0, numbers, out=None if into is None else into[part, : len(numbers)]
+            ).view(shape)
+            for part in (0, 1)
+        )
         return keys, values
+
+    def scratch(self, num_blocks: int) -> torch.Tensor:
+        """A place for `read` to copy blocks to."""
+        return self.data.new_empty((2, num_blocks, *self.data.shape[3:]))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Make the copies of a plan, in all layers, in their order."""

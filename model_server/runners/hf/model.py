@@ -107,6 +107,7 @@ class PagedModel:
             plan.chunks,
             block_size_tokens=self.memory.block_size_tokens,
             device=self.memory.device,
+            dtype=self.memory.shape.dtype,
             view_for=self.view_for,
         )
         with torch.inference_mode():
