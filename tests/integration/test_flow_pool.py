@@ -1,4 +1,5 @@
-"""Two `epp serve` processes with flow control that share over a real Redis: bounds and shares are the pool's.
+"""Two pickers with flow control that share: processes over a real Redis, or workers over their local socket.
+Bounds and shares are the pool's.
 
 The one server computes a token a second, by the policy's belief,
 so one request at a time keeps it busy until the test ends it.
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import pytest
 
 from epp.conformance.dataplane import DUPLEX, Exchange, exchange
 from tests.harness.backend import Backend, running_backend
@@ -85,34 +87,47 @@ async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
 
 
 @asynccontextmanager
-async def running_pool(folder: Path, **flow: Any) -> AsyncIterator[Pool]:
+async def running_pool(folder: Path, *, workers: bool = False, **flow: Any) -> AsyncIterator[Pool]:
     """Two pickers that have met, before one server that says that it computes something."""
     async with AsyncExitStack() as stack:
-        redis = await stack.enter_async_context(running_redis(folder))
         server: Backend = await stack.enter_async_context(running_backend("s"))
         server.metrics["vllm:num_requests_running"] = 1
-        pickers, channels = [], []
-        for name in ("one", "other"):
-            own = folder / name
-            own.mkdir()
-            policy = str(own / "policy.yaml")
-            config = config_in(own, policyFile=policy, sharing={"redis": {"url": redis.url}})
-            write_endpoints(config, [server])
-            write_policy(config, {**_POLICY, "flow": {"mode": "Hold", "headroomSeconds": 0.1, **flow}})
-            pickers.append(await stack.enter_async_context(running_picker(config, directory=own, name=name)))
-            address = f"unix:{own}/picker.sock"
-            channels.append(await stack.enter_async_context(grpc.aio.insecure_channel(address)))
+        flow = {"mode": "Hold", "headroomSeconds": 0.1, **flow}
+        pickers, sockets = [], []
+        if workers:
+            pickers.append(await _picker(folder / "both", server, flow, stack, workers=2))
+            sockets = [folder / "both" / f"picker.sock.{n}" for n in range(2)]
+        else:
+            redis = await stack.enter_async_context(running_redis(folder))
+            for name in ("one", "other"):
+                sharing = {"redis": {"url": redis.url}}
+                pickers.append(await _picker(folder / name, server, flow, stack, sharing=sharing))
+                sockets.append(folder / name / "picker.sock")
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{path}")) for path in sockets
+        ]
 
         async def met() -> bool:
-            return all([await picker.metric("epp_sharing_peers") == 1 for picker in pickers])
+            return sum([await picker.metric("epp_sharing_peers") for picker in pickers]) == 2
 
         await wait_until(met, what="the pickers have met", timeout_s=60)
         yield Pool(pickers, channels, stack)
 
 
-async def test_at_most_so_many_wait_at_both_together(tmp_path: Path) -> None:
+async def _picker(
+    own: Path, server: Backend, flow: dict[str, Any], stack: AsyncExitStack, **fields: Any
+) -> PickerProcess:
+    own.mkdir()
+    config = config_in(own, policyFile=str(own / "policy.yaml"), **fields)
+    write_endpoints(config, [server])
+    write_policy(config, {**_POLICY, "flow": flow})
+    return await stack.enter_async_context(running_picker(config, directory=own, name=own.name))
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["redis", "workers"])
+async def test_at_most_so_many_wait_at_both_together(tmp_path: Path, *, workers: bool) -> None:
     bound, asked = 10, 16
-    async with running_pool(tmp_path, inAll={"maxRequests": bound}) as pool:
+    async with running_pool(tmp_path, workers=workers, inAll={"maxRequests": bound}) as pool:
         await (await pool.ask(0))
         tasks = [await pool.ask(n % 2) for n in range(asked)]
 
