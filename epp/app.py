@@ -1,7 +1,7 @@
 """The composition root: builds every part from the configuration, connects them, and runs until told to stop.
 
-The only module besides the command line that sees everything.
-Every loop is a named task that `sources` keeps running; only the serving socket is worth the process.
+Besides the command line, this is the only module that knows all parts. Every loop is a named task that
+`sources` keeps running. Only a failure of the serving socket ends the process.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A request from its choice to its end:
-commit to a server, and keep the books until nothing is owed any more.
+"""Follows a request from its choice to its end: books its work, and keeps the bookings right until the
+request has ended.
 
-`commit` books the work, records the prompt in the prefix table and tells one event to all who listen, in the
-same turn in which the server was chosen. The response and the end of the request come in here too, and move,
-undo or release what was booked. Synchronous, as all of the picker, which owns it and is its only caller.
+`commit` books the work, records the prompt in the prefix table and sends one event to all listeners, in the
+same turn of the event loop in which the server was chosen. The response and the end of the request arrive
+here too. They move, undo or release the booking. Synchronous, like all of the picker, which owns this object
+and is its only caller.
 
-Invariant: every `Pick` that was handed out holds exactly one booking until `end` or `detach`,
-and those may be called any number of times, in any order.
+Invariant: every `Pick` that was handed out holds exactly one booking until `end` or `detach`. Both may be
+called any number of times, in any order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is asked of the picker, what it answers, and what it tells about it.
+"""The types of a question to the picker, of its answer, and of the record of the pick.
 
-`PickRequest` goes in, `Pick` comes out and is handed back at each later event of the same HTTP request. Its
-`Phase` says how far the request is; its `Decision` is the record shown to people. `Observer` is how the edges
-report events to whoever counts them.
+The caller passes a `PickRequest` and gets a `Pick`. It passes the `Pick` again at each later event of the
+same HTTP request. The `Phase` of a pick says how far the request is. The `Decision` is the record that people
+see. The edges report events through an `Observer`, which counts them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A policy that is tried: scores the same candidates as the policy in force,
-and only says what it would have picked.
+"""Scores a policy in dry run: it scores the same candidates as the policy in use, and only records what this
+policy would have picked.
 
-Pure. It sees what the pick saw (endpoints, their state before the booking, what the table holds of the
-prompt) and cannot act: bookings and the table follow the policy in force. So its chunks, scrapes and sampling
-are not tried, and candidates are those of the policy in force. Both draw the same random numbers, so that two
-equal policies agree on every pick. What a pick would have changed is foretold for that request alone, on
-caches as the policy in force fills them: after a week of its own picks the tried policy would find other
-caches. `epp replay` tells that. Called by `picker`, only while there is one.
+Pure. A dry run sees what the pick saw: the endpoints, their state before the booking, and the chunks of the
+prompt in the table. It cannot act, because bookings and the table follow the policy in use. So chunks,
+scrapes and sampling of the tried policy have no effect, and the candidates are those of the policy in use.
+Both policies draw the same random numbers, so two equal policies agree on every pick. The predicted effect of
+another pick is for this one request, with the caches as the policy in use fills them. After a week of its own
+picks the tried policy would find other caches; `epp replay` simulates this. `picker` calls this module only
+while there is a policy in dry run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the servers' caches are believed to hold:
-the prefix table, cut by the policy, sized by what servers state and teach.
+"""What the picker believes that the servers' caches hold: the prefix table, with chunks as the policy says,
+and with the cache sizes that servers state or that the picker has learned.
 
 Owns the table, the schedule of chunks, and what is learned of each model.
 Everything here is synchronous and belongs to one picker, its only caller.

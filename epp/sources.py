@@ -1,9 +1,10 @@
-"""Keeps the sources of news running: scrapes, files, the API server, other pickers, KV events, housekeeping.
+"""Keeps the loops running that read from outside: scrapes, files, the API server, other pickers, KV events,
+housekeeping.
 
-A source reads what others wrote, so it can fail in ways that nobody foresaw. It must never end the picker:
+Such a loop reads what others wrote, so it can fail unexpectedly. A failure must never end the picker:
 `Sources.keep` runs it again after a pause, logs the reason and counts it. The pause doubles with each
-failure, up to half a minute, and is short again after the source has run well for a while. Only the serving
-socket is worth the process.
+failure, up to half a minute, and is short again after the loop has run well for a while. Only a failure of
+the serving socket ends the process.
 
 The composition root owns the one `Sources` and hands its `keep` to the adapters that have loops of their own.
 """

@@ -1,8 +1,8 @@
-"""The vocabulary of the picker: values that cross its packages.
+"""The shared value types of the picker's packages.
 
-Everything here is immutable and knows no other module. Values that are made for every request are msgspec's
-structs, here and elsewhere: to make one takes a tenth of the time of a frozen dataclass. Units are in the
-names; times are monotonic seconds.
+Everything here is immutable and imports no other module. Values that are made for every request are msgspec
+structs, because creating one takes a tenth of the time of a frozen dataclass. Units are in the names. Times
+are monotonic seconds.
 """
 
 from __future__ import annotations

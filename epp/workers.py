@@ -1,8 +1,8 @@
-"""Several picker processes on one machine: starts them, passes signals on, starts a dead one again.
+"""Runs several picker processes on one machine: starts them, forwards signals, and starts a dead one again.
 
-Each worker is a whole picker with a socket of its own; Envoy spreads streams over the sockets and its health
-check leaves a dead one out within a second or two. Where they share and there is no Redis, they meet at a hub
-in this process. Called by `cli` when `workers` is above one.
+Each worker is a complete picker with a socket of its own. Envoy spreads streams over the sockets, and its
+health check leaves out a dead worker within a second or two. If the workers share without Redis, they meet at
+a hub in this process. Called by `cli` when `workers` is above one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether a picker keeps the endpoint picker protocol as each gateway speaks it:
-`python -m epp.conformance --help`.
+"""Checks whether a picker follows the endpoint picker protocol as each gateway speaks it: `python -m
+epp.conformance --help`.
 
-A tool of its own beside the picker.
-It knows a picker by its address alone, whoever wrote it, and nothing of the picker imports it.
+This is a separate tool. It needs only the address of a picker, so it works with any picker. No module of the
+picker imports it.
 """

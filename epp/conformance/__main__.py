@@ -1,7 +1,7 @@
-"""`python -m epp.conformance --picker IP:PORT --endpoints A,B --dialect NAME`:
-exit status 0 where every check passed, 1 where one failed.
+"""`python -m epp.conformance --picker IP:PORT --endpoints A,B --dialect NAME`: exit status 0 if every check
+passed, 1 if one failed.
 
-The endpoints are never contacted: only the picker is, as the gateway of that name would.
+The tool calls only the picker, as the named gateway would. It never contacts the endpoints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is asked of any picker, row by row, by a gateway of any dialect.
-A check fails with an AssertionError that says what was seen.
+"""The checks that any picker has to pass, row by row, with a gateway of any dialect. A check fails with an
+AssertionError that says what the picker did.
 
-The rows are those of docs/protocol.md. What needs to start, stop or steer a picker cannot be asked of one
-given by address: the project's own tests hold that of our picker.
+The rows are those of docs/protocol.md. Checks that start, stop or steer a picker are not possible with only
+an address. The project's own tests make these checks with our picker.
 """
 
 from __future__ import annotations

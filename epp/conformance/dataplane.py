@@ -1,9 +1,9 @@
-"""A data plane's half of ext_proc v3: sends one HTTP request as each body mode has it,
-and does what the picker answers.
+"""The data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and does what the
+picker answers.
 
-Written from the protocol alone, so that it drives any picker. An `Exchange` is one HTTP request on one gRPC
-stream; it fails (AssertionError) on an answer that no data plane could use. Values of headers are text, a
-character a byte.
+Written only from the protocol, so it works with any picker. An `Exchange` is one HTTP request on one gRPC
+stream. It fails (AssertionError) if no data plane could use the answer. Values of headers are text with one
+character for each byte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What came of a run: a table for people, JUnit XML for CI. Pure."""
+"""The results of a run: a table for people, JUnit XML for CI. Pure."""
 
 from __future__ import annotations
 

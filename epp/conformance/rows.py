@@ -1,6 +1,6 @@
-"""What is asked of an endpoint picker, row by row: the numbers that tests carry in their names.
+"""The requirements for an endpoint picker, row by row. Names of tests contain the numbers of these rows.
 
-Read by the table at the end of a run and by the test that every row has tests.
+The table at the end of a run uses this list, and so does the test that every row has tests.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Undone prefill work at one server, in prompt tokens: the B of the least-cost rule.
 
 Each pick books the tokens that the server will have to compute. The server computes in order of arrival, so
-what is done is taken from the oldest booking first. Between scrapes the backlog drains at the server's
-prefill rate, as an estimate; a scrape's counters then confirm what was really done, and the estimate keeps
-only what cannot have been counted yet: servers count a prompt when its prefill has finished, so at most the
-oldest booking is half done and uncounted. A part of that one is undone at a scrape that does not count it,
-whatever the estimate says, and drains from then on: a long prompt takes longer than its tokens foretell, and
-a server that wrongly seems idle gets the next one on top.
+computed tokens are taken from the oldest booking first. Between scrapes the backlog drains at the server's
+prefill rate, as an estimate. The counters of a scrape then confirm what was really computed. The estimate
+keeps only what the server cannot have counted yet: servers count a prompt when its prefill has finished, so
+at most the oldest booking is partly computed and not counted. If a scrape does not count this booking, a part
+of it counts as not computed, whatever the estimate says, and drains from then on. The reason is that a long
+prompt takes longer than its tokens suggest, and a server that wrongly seems idle would get the next prompt
+too.
 
-Best counted are first tokens (`begun`): each ends one booking, however much of it was found in the cache
-against expectation and however wrong its size was guessed. A server that counts only tokens has them taken
-off (`confirm`); one that counts nothing is believed to be as fast as estimated (`settle`). A request that was
-computed and released between two scrapes is in the later scrape's counters too; it is remembered until then,
-or it would be counted a second time, against requests that still wait.
+The best counter is that of first tokens (`begun`). Each first token ends one booking, even if more of the
+prompt was cached than expected, or if its size was guessed wrong. If a server counts only tokens, these
+tokens are subtracted (`confirm`). If it counts nothing, the estimate is used as it is (`settle`). A request
+that was computed and released between two scrapes is also in the counters of the later scrape. It is
+remembered until then. Otherwise it would be counted a second time, against requests that still wait.
 
 Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained` <= `_total`;
 0 <= `_uncounted`, `_unbegun`.

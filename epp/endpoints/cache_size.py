@@ -1,21 +1,22 @@
-"""How much the prefix caches of a model's servers really keep, as a share of what is assumed:
-learned from their hits.
+"""Learns from hits how much the prefix caches of a model's servers really keep, as a share of the assumed
+size.
 
-The mirror of a cache that is larger than the cache believes in prefixes that are gone; one that is smaller
-forgets what is there. Either shows in the predictions that rest on the prefixes longest unused, since those
-go first. So predictions are told apart by how long their prefix had not been used, into the stalest tenth and
-the rest, and what the servers' own counters say was hit is explained as
+If the mirror of a cache is larger than the cache, it lists prefixes that are gone. If it is smaller, it
+forgets prefixes that are still there. Both errors show in predictions about the prefixes that were unused for
+the longest time, because those are evicted first. So predictions are divided by how long their prefix was
+unused, into the stalest tenth and the rest. The hits that the servers count are then explained as
 
     hits = a * tokens predicted from fresher prefixes + b * tokens predicted from the stalest + c * tokens not
     predicted
 
-by weighted least squares over all servers of a model. `b` beside `a` is how true the stalest predictions are;
-whatever is wrong with all predictions alike (an estimate of tokens that is off, chunks cut otherwise than
-blocks) is in both and cancels, and what was hit without being foreseen is in `c`. While the stalest hold, the
-caches are at least as large as assumed and the assumption grows; where they fail it shrinks.
+by weighted least squares over all servers of a model. The ratio of `b` to `a` says how often the stalest
+predictions are right. Errors that all predictions share (a wrong estimate of tokens, chunks with other
+borders than blocks) are in both and cancel. Hits that were not predicted are in `c`. While the stalest
+predictions are right, the caches are at least as large as assumed, and the assumed size grows. Where they are
+wrong, it shrinks.
 
-Pure arithmetic; times are monotonic seconds.
-Callers: the picker, with predictions at picks and counters at scrapes.
+Pure arithmetic; times are monotonic seconds. The picker calls it with predictions at picks and with counters
+at scrapes.
 """
 
 from __future__ import annotations

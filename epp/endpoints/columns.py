@@ -1,10 +1,10 @@
-"""The fleet's numbers as columns: one array for each kind of number, one slot for each endpoint,
-in the fleet's order.
+"""The numbers of all endpoints as columns: one array for each kind of number, with one slot for each
+endpoint, in the order of the fleet.
 
-A pick does arithmetic on these arrays in place of a walk over objects, so that a thousand endpoints cost
-little more than four. An `EndpointState` stays the owner of what is known of its endpoint: when it changes it
-notes its slot in `changed`, and the next reader copies the rows of those slots. Unknown is NaN here, as it is
-None in the state. Owned by `Fleet`, its only caller.
+A pick computes with these arrays instead of looping over objects, so a thousand endpoints cost little more
+than four. An `EndpointState` owns what is known of its endpoint. When it changes, it notes its slot in
+`changed`, and the next reader copies the rows of these slots. An unknown value is NaN here and None in the
+state. Owned by `Fleet`, its only caller.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""Which servers fail, compared with the others: what their answers say, and answers that do not come.
+"""Finds servers that fail more than the others, from their answers and from answers that never come.
 
-A server that answers 500 at once, or hangs while its metrics look fine, has room at all times, so every rule
-by load or cost would send it more. Here each answer moves its server's failure share, an average of the last
-answers. A share raises the server's price; from `shareToLeaveOut` on the server is left out, as long as it
-fails more than the others do and not too many are left out already. A server that is left out gets a trial
-request now and then, and comes back with its first good answers. A 404 counts only for the model that it was
-about, and only where another server has answered for this model.
+A server that answers 500 at once, or hangs while its metrics look fine, always seems idle, so every rule by
+load or cost would send it more requests. Each answer moves the failure share of its server, which is an
+average of the last answers. This share raises the price of the server. From `shareToLeaveOut` on the server
+is left out, as long as it fails more than the others and not too many servers are left out already. A server
+that is left out gets a trial request now and then, and comes back with its first good answers. A 404 counts
+only for its model, and only if another server has answered for this model.
 
-Where requests are few, they alone would tell too late that a server fails or is well again. So the picker
-probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes` sends it). A
-probe that fails counts as a failed answer, and until a probe succeeds there are no trials but one in
-`_TRIAL_PICKS` requests. A probe that succeeds proves less than a real answer: it only allows a trial.
+Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
+the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
+sends it). A probe that fails counts as a failed answer, and until a probe succeeds there are no trials but
+one in `_TRIAL_PICKS` requests. A probe that succeeds proves less than a real answer: it only allows a trial.
 
 A server hangs if requests wait there for their first byte longer than others took, while other servers have
-answered requests since. That is looked at when a request is overdue, so it costs nothing while answers come.
+answered requests since. The picker checks this only when a request is overdue, so the check costs nothing
+while answers come.
 
-Pure: times are monotonic seconds.
-Owned by `Fleet`; told by the picker and, of what other pickers saw, by `sharing`.
+Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
+reports those of other pickers.
 """
 
 from __future__ import annotations

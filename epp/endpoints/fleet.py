@@ -1,4 +1,6 @@
-"""The set of endpoints: follows its source, keeps each one's state, and tells which may be picked."""
+"""The set of endpoints: follows the source of endpoints, keeps the state of each, and says which may be
+picked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two scrapes in a row say together: counters only grow, until their process is another one."""
+"""The growth of counters between two scrapes. Counters only grow, unless another process serves now."""
 
 from __future__ import annotations
 

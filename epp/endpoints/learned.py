@@ -1,5 +1,5 @@
-"""What is learned of a model from all of its servers together:
-the size of its tokens and how far its caches reach.
+"""What the picker learns about a model from all of its servers together: the size of its tokens, and how much
+its caches keep.
 """
 
 from __future__ import annotations

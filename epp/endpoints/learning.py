@@ -1,11 +1,11 @@
-"""Tokens of a prompt from what can be seen of it without a tokenizer,
-learned from sampled answers and from the servers' counters.
+"""Estimates the tokens of a prompt without a tokenizer. The estimate is learned from sampled answers and from
+the servers' counters.
 
     tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * pictures and the like
 
-by weighted least squares with sums that forget, so that a single odd sample cannot move it far; it starts
-from the policy's bytes per token. Beside it stands the mean of bytes per token over all traffic, which turns
-a cache's size in tokens into bytes of prompts.
+by weighted least squares with sums that forget old samples, so a single odd sample cannot change the estimate
+much. It starts with the bytes per token of the policy. The module also keeps the mean of bytes per token over
+all traffic, which converts the size of a cache from tokens to bytes of prompts.
 """
 
 from __future__ import annotations

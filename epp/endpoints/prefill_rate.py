@@ -1,27 +1,27 @@
 """V: prompt tokens that a server computes in a second, learned from the servers' own counters.
 
-A prefill's time has a part that does not depend on its length (a step must be waited for, others share it),
-so tokens over time says too little wherever much of a prompt was cached. Hence a line is fitted, over all
-servers of a model together:
+A part of the time of a prefill does not depend on its length: it waits for a step, and other requests share
+the step. So tokens divided by time is too small wherever much of a prompt was cached. Therefore a line is
+fitted over all servers of a model together:
 
     prefill seconds = a * requests + tokens / V + T * adapters loaded
 
-by weighted least squares on what each scrape added: servers alike but differently loaded would otherwise seem
-to differ, and a server that seems fast gets more than its share. What remains of a server's own deviation, a
-smaller GPU or a noisy neighbour, is one factor for each: seconds taken over seconds foretold, pulled towards
-1 and forgotten within minutes.
+by weighted least squares on the growth between scrapes. Without a common line, equal servers with different
+load would seem to differ, and a server that seems fast would get more than its share. Each server has one
+factor for its own deviation (a smaller GPU, a noisy neighbour): real seconds divided by predicted seconds,
+pulled towards 1 and forgotten within minutes.
 
-No server alone moves the line far: what it says is left out while it is more than `_MOST_SLOWNESS` times off
-and most others are not. Where most are off to one side, the line is wrong: they alone teach it, and what it
-was taught before counts less and less.
+One server alone cannot move the line far: its numbers are ignored while it is off by more than
+`_MOST_SLOWNESS` times and most others are not. If most servers are off to one side, the line is wrong. Then
+only these servers teach the line, and what it learned before counts less and less.
 
-Pairs that belong together come from histograms that the server fills when a request ends
-(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM).
-A server without them keeps its model's rate.
+Matching pairs of tokens and seconds come from histograms that the server fills when a request ends
+(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM). A server without them keeps
+its model's rate.
 
-The first requests end after their answers, which may take half a minute. Until then the rate is what servers
-compute while they have prompts to compute all the time, by their counters of prompt tokens. A server's own
-factor starts the same way: by how it then compares with its model's other busy servers.
+The first requests end after their answers, which may take half a minute. Until then the rate comes from the
+counters of prompt tokens, from times when servers always had prompts to compute. A server's own factor starts
+in the same way: from how the server then compares with its model's other busy servers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Endpoints that left a moment ago and may come back as they were:
-a pod that was not Ready for some seconds has a warm cache.
+"""Remembers endpoints that left a moment ago and may come back unchanged. For example, a pod that was not
+Ready for some seconds still has a warm cache.
 
-Only where the source names the process (`incarnation`): of an endpoint that a file lists again nobody knows
-whether it was restarted meanwhile. Called by `picker`, which keeps the table's share of an absent endpoint as
-long as it is here.
+This works only if the source names the process (`incarnation`). If a file lists an endpoint again, the picker
+cannot know whether its process was restarted meanwhile. Called by `picker`, which keeps the share of the
+table of an absent endpoint as long as this module remembers the endpoint.
 """
 
 from __future__ import annotations

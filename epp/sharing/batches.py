@@ -1,13 +1,13 @@
-"""What pickers tell each other: batches of events, as msgpack.
+"""The messages between pickers: batches of events, as msgpack.
 
-Owns the format alone; what names and chains refer to is `dictionary`'s, what events mean is `listener`'s.
-Every batch is decoded against these types, and every number, name and list has a bound here, so bytes of
-another make are one typed error and nothing larger gets in. A change of anything here but a last field with a
-default changes `FORMAT`, which is part of the channel's name: pickers of different formats never hear each
-other.
+Owns only the format. `dictionary` resolves names and chains, and `listener` knows what events mean. Every
+batch is decoded against these types, and every number, name and list has a bound. So other bytes raise one
+typed error, and nothing larger gets in. Every change here changes `FORMAT`, except a new last field with a
+default. `FORMAT` is part of the name of the channel, so pickers with different formats never exchange
+messages.
 
-Numbers of requests are told as their distance from the batch's newest,
-times as their age when the batch was made.
+The number of a request is written as its distance from the newest request of the batch, and a time as its age
+when the batch was made.
 """
 
 from __future__ import annotations

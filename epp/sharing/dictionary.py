@@ -1,13 +1,15 @@
-"""What earlier batches of one picker allow later ones to leave out: names of endpoints, heads of chains.
+"""Shortens batches: later batches of a picker leave out names of endpoints and heads of chains that earlier
+batches contained.
 
-A chain is told as the hash where it leaves what was told before, and the hashes that follow. The speaker
-keeps the set of hashes it has told, the listener each one's parent; both follow from the batches since the
-last fresh one alone, so they agree as long as none was missed, and the number of each batch shows whether one
-was.
+A chain is sent as the last hash that was sent before, followed by its new hashes. The speaker keeps the set
+of hashes that it has sent. The listener keeps the parent of each hash. Both depend only on the batches since
+the last fresh one. So they agree as long as no batch was missed, and the numbers of the batches show whether
+one was missed.
 
-Invariant of the speaker's side: with a hash, every hash before it in its chain was told, so the last one told
-is found by bisection. Hashes are not cryptographic and clients choose prompts: an equal hash of another chain
-gives the listener a chain that nobody has, which costs it matches and nothing else; the walk is bounded.
+Invariant of the speaker's side: if a hash was sent, every hash before it in its chain was sent too, so
+bisection finds the last hash that was sent. Hashes are not cryptographic, and clients choose prompts. If two
+chains have an equal hash, the listener gets a chain that no server has. This costs some matches and nothing
+else, because the walk over the chain is bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One picker's side of the sharing: what to say next, and what was said.
-Pure; the simulator runs it as the service does.
+"""One picker's side of sharing: which batch to send next, and what to do with received batches. Pure.
 
-Callers: `epp.sharing.service` over Redis or a local socket, the simulator over a delay.
+Callers: `epp.sharing.service`, over Redis or a local socket, and the simulator, with a delay.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Where the workers of one machine meet: a unix socket in the process that started them.
+"""Connects the workers of one machine: a unix socket in the process that started them.
 
-The hub passes every batch on to all others of the channel, keeps the channel's newest table for a worker that
-starts again, and gives turns. It knows nothing of what is in a batch. A worker that does not read what it is
-sent misses batches, which their numbers show; one that dies is gone with its connection. The hub dies only
-with the process that starts workers again, and they end with it.
+The hub forwards every batch to all other workers of the channel, keeps the newest table of the channel for a
+worker that starts again, and hands out turns. It does not look into batches. A worker that does not read fast
+enough misses batches, and notices this by their numbers. A worker that dies is gone when its connection
+closes. The hub ends only with the process that starts the workers, and the workers end with this process too.
 
-A frame is its length (4 bytes, big-endian), one byte that says what it is, and the rest. From a worker: J
-channel, S batch, T table, G (give me the table), N period in milliseconds and name of a turn. To a worker: S
-batch, T table or nothing, Y or N.
+A frame is its length (4 bytes, big-endian), one byte for its kind, and its content. From a worker: J channel,
+S batch, T table, G (give me the table), N period in milliseconds and name of a turn. To a worker: S batch, T
+table or nothing, Y or N.
 """
 
 from __future__ import annotations

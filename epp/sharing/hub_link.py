@@ -1,4 +1,4 @@
-"""A worker's end of the local socket, see `hub`."""
+"""A worker's end of the local socket; see `hub`."""
 
 from __future__ import annotations
 

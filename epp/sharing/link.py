@@ -1,9 +1,8 @@
-"""What carries batches between pickers, as the service sees it:
-Redis (`redis_link`) or a local socket (`hub`).
+"""The interface of links that carry batches between pickers: Redis (`redis_link`) or a local socket (`hub`).
 
-A link is slow, away or full at any time: each call ends within a few seconds, with what it is for or with a
-LinkError, and the next call tries anew. The order of what one picker says is kept; what is lost shows by the
-batches' numbers.
+A link may be slow, away or full at any time. Each call ends within a few seconds, with its result or with a
+LinkError, and the next call tries again. Batches of one picker arrive in order. The numbers of the batches
+show whether any were lost.
 """
 
 from __future__ import annotations

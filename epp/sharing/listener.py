@@ -1,15 +1,16 @@
-"""What other pickers tell, applied to this one's table and loads.
+"""Applies the events of other pickers to this picker's table and loads.
 
-Owns, for every other picker heard of, what its batches refer to and which of its requests are open.
-Invariants: an open request of another picker holds exactly one booking here, released when it ends, when that
-picker says to forget, when one of its batches is missing (its end may have been in it), or when nothing was
-heard of it for the timeout; nothing told of a time before an endpoint lost its cache enters the table.
+For every other picker, owns the names and chains that its batches refer to, and its open requests.
+Invariants: an open request of another picker holds exactly one booking here. The booking is released when the
+request ends, when the other picker says to forget its requests, when one of its batches is missing (the end
+may have been in it), or when the picker was silent for the timeout. An event from before an endpoint lost its
+cache never enters the table.
 
-A chain costs its length, however few bytes name it. So batches and tables are applied in portions, with a
-turn for requests between them, and a batch that names more chunks than any picker's work needs has the chains
-of the rest left out.
+A chain costs CPU by its length, even if few bytes name it. So batches and tables are applied in portions, and
+requests are served between the portions. If a batch names more chunks than the work of any picker needs, its
+further chains are left out.
 
-Pure: `now` is the caller's monotonic time, `age_s` how long a batch has been under way.
+Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was on its way.
 """
 
 from __future__ import annotations

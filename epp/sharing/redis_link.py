@@ -1,9 +1,9 @@
-"""Pickers meet at a Redis or Valkey: one bounded stream of batches, one stored table,
-both under the channel's name.
+"""The link over Redis or Valkey: one bounded stream of batches and one stored table, both under the name of
+the channel.
 
 Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, PEXPIRE. All keys
-of a channel share a hash tag, so a cluster keeps them on one node. The age of a batch is told by Redis's own
-clock: ids of stream entries are its milliseconds, and each answer to XADD tells what they are now.
+of a channel share a hash tag, so a cluster keeps them on one node. Redis's own clock gives the age of a
+batch: the ids of stream entries are its milliseconds, and each answer to XADD shows the current time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Runs one picker's exchange over a link: says, reads, stores and loads tables. No pick waits for any of it.
+"""Runs the exchange of one picker over a link: sends and reads batches, stores and loads tables. No pick
+waits for this.
 
-Four loops, each started again by `keep` if it fails. The ticking loop alone is bound to the clock; it forgets
-silent peers whatever the link does. The others wait for the link, and after an error try again, ever more
-slowly, up to a second apart.
+There are four loops. `keep` starts each again if it fails. Only the ticking loop follows the clock; it
+forgets silent peers, whatever the link does. The other loops wait for the link. After an error they try
+again, with growing pauses of up to a second.
 """
 
 from __future__ import annotations

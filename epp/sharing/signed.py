@@ -1,9 +1,9 @@
-"""A link whose messages are signed with the pool's key,
-so that others who can write to the same Redis steer nobody.
+"""A link that signs messages with the key of the pool, so that others who can write to the same Redis cannot
+influence the pickers.
 
-The signature covers the channel, the kind of message and its bytes. It does not cover the time: who can write
-there can say again what a picker said before, and cannot say anything else. Called by `start` where the pool
-has a key.
+The signature covers the channel, the kind of message and its bytes. It does not cover the time. So someone
+who can write to Redis can repeat an earlier message of a picker, but cannot make a new one. Called by `start`
+where the pool has a key.
 """
 
 from __future__ import annotations

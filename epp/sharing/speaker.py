@@ -1,11 +1,12 @@
-"""What this picker tells the others: its events, noted as they happen in a bounded row, cut into batches.
+"""Sends this picker's events to the others: events enter a bounded queue as they happen, and are cut into
+batches.
 
-Nothing here waits or is waited for. When the link is slow or away the row grows to its limit; from there on
-the oldest events go, counted, and the next batch says that requests told of before are to be forgotten, since
-their ends may be gone.
+Nothing waits here. When the link is slow or away, the queue grows to its limit. From then on the oldest
+events are dropped and counted. The next batch then tells the others to forget all requests that were
+announced before, because the events of their ends may be among the dropped ones.
 
-Invariants: `_bytes` is the sum of what the events in the row are worth;
-a request has a number from its first event until its last.
+Invariants: `_bytes` is the sum of the sizes of the events in the queue. A request has a number from its first
+event until its last.
 """
 
 from __future__ import annotations

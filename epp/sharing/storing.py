@@ -1,8 +1,8 @@
-"""A picker's table as bytes, for those who join:
-every endpoint's chains from the least to the most recently used.
+"""Writes a picker's table as bytes, for pickers that start later: the chains of every endpoint, from the
+least to the most recently used.
 
-Made in portions, so that picks go on between them; each endpoint's part is one consistent moment.
-Heads of chains are told once, as between live pickers.
+The bytes are made in portions, so that picks go on between them. The part of each endpoint shows one
+consistent moment. Common heads of chains are written once, as in batches.
 """
 
 from __future__ import annotations

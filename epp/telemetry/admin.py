@@ -1,10 +1,10 @@
 """The admin address: metrics, health, decisions, state, and a page for a browser.
 Never for clients of the gateway.
 
-Reads, and changes nothing. Everything but the page and the metrics is JSON, errors too. Connections are few
-and short, and one answer never holds the loop for long. A browser gets in by an address or a name that the
-configuration knows, so that no web page elsewhere can read these pages through it (DNS rebinding). Started
-and stopped by `app`.
+These pages only read; they change nothing. All answers are JSON, including errors, except the page and the
+metrics. Connections are few and short, and no answer holds the event loop for long. A browser must use an
+address or a name that the configuration knows. So no other web page can read these pages through the browser
+(DNS rebinding). Started and stopped by `app`.
 """
 
 from __future__ import annotations

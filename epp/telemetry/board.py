@@ -1,9 +1,9 @@
-"""What the live page shows, as JSON made at most every few seconds, however many browsers look.
+"""The data of the live page, as JSON. It is made at most every few seconds, for any number of browsers.
 
-Columns instead of objects, since there may be a thousand endpoints; a short history of each for its spark
-line. Several pickers show one page: the picker that is asked adds what its siblings answer. Everything is
-bounded: rows by the fleet, decisions by number, siblings by number, size, time, and by how long their part
-takes to read. Called by `admin`; `run` is kept by `app`.
+The JSON has columns instead of objects, since there may be a thousand endpoints, and a short history of each
+endpoint for its spark line. Several pickers can share one page: the picker that is asked adds the answers of
+its siblings. Everything is bounded: rows by the fleet, decisions by number, siblings by number, size, time,
+and by how long their part takes to read. Called by `admin`; `run` is kept by `app`.
 """
 
 from __future__ import annotations

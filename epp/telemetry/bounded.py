@@ -1,8 +1,9 @@
-"""Few connections, none of them for long: what the admin pages may take from serving.
+"""Bounds the number and the lifetime of connections to the admin pages, so that they take little from
+serving.
 
-Each connection takes a file descriptor, and a client that never finishes its request would keep it. Here the
-oldest connection makes room for a new one, so that a probe gets in at any time, and each ends after
-`lifetime_s`. Called by `admin`.
+Each connection takes a file descriptor, and a client that never finishes its request would keep it. Here a
+new connection replaces the oldest one, so a probe always gets in. Each connection ends after `lifetime_s`.
+Called by `admin`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The last decisions, for whoever asks why a request went where it went.
+"""The last decisions, which show why a request went to its server.
 
-A bounded ring in order of time, and the newest entry of each request id. Clients choose request ids, so the
-same one may come twice: both stay in the ring, and the id names the later. Filled by `metrics`, shown by
-`admin`. A decision is filled in while its answer comes, so what is kept is the live record and not a copy.
+Keeps a bounded ring in order of time, and an index of the newest entry by request id. Clients choose request
+ids, so an id may come twice: both decisions stay in the ring, and the id finds the later one. Filled by
+`metrics`, shown by `admin`. A decision is completed while its answer comes, so the ring keeps the live record
+and not a copy.
 """
 
 from __future__ import annotations

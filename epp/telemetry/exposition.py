@@ -1,5 +1,5 @@
-"""Makes metrics for Prometheus of objects whose fields declare them (`epp.metric`).
-Used by `metrics` and `reference`.
+"""Turns objects whose fields declare metrics (`epp.metric`) into pages for Prometheus. Used by `metrics` and
+`reference`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Structured logs on standard error: one line an event, JSON or text,
-with whatever `extra` names beside the message.
+"""Structured logs on standard error: one line for each event, as JSON or text, with the message and the
+fields of `extra`.
 
-Nothing that a client wrote is logged by the picker but its request id; prompts never. Control characters are
+The picker logs nothing that a client wrote except the request id, and never a prompt. Control characters are
 escaped, so no value can start a line of its own. Values are cut to a bounded length. `queued` writes the
-lines without ever holding up whoever logs. Called once by `app`.
+lines, so that logging never waits. Called once by `app`.
 """
 
 from __future__ import annotations

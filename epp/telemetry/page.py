@@ -1,8 +1,8 @@
-"""The live page's three files, as they are served.
-No text is put into them here: the script fills the page from `live`.
+"""The three files of the live page, as they are served. Nothing is inserted here: the script fills the page
+from `live`.
 
-Its policy for content allows what this address serves, and nothing else:
-no other host, no inline script, no style but the file's.
+The content security policy of the page allows only what this address serves: no other host, no inline script,
+no styles except those of the file.
 """
 
 from __future__ import annotations

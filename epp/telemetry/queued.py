@@ -1,9 +1,9 @@
-"""A log handler that never waits for whoever reads the log.
+"""A log handler that never waits for the reader of the log.
 
-Each line is formatted where it is logged, put into a bounded queue, and written by a thread of its own. When
-the reader of standard error stalls, the queue fills, and further lines are dropped and counted; the first
-line after that says how many. Lines that one place in the code logs very often are summed up: clients set the
-pace of some of them. Called by `logs`.
+Each line is formatted where it is logged, put into a bounded queue, and written by a separate thread. When
+the reader of standard error stalls, the queue fills, and further lines are dropped and counted. The next line
+then says how many were dropped. If one place in the code logs very many lines, a summary replaces them,
+because clients can cause some of these lines. Called by `logs`.
 
 `Repeats` is pure: it counts by place in the code, so nothing that a client sends is a key.
 """

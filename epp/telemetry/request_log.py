@@ -1,7 +1,7 @@
-"""Lines about single requests that an operator wants to see without asking:
-by request id, never with prompt text.
+"""Log lines about single requests that an operator should see. They name the request id and never contain
+prompt text.
 
-Called by `metrics`, which hears of every event.
+Called by `metrics`, which gets every event.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Log lines about servers that are left out because their answers fail or do not come:
-one when it begins, one when it ends.
+"""Log lines about servers that are left out because they fail or hang: one line when this begins, one when it
+ends.
 
-Called by the composition root a few times a second with those that are left out at the moment.
+Called by the composition root a few times a second, with the servers that are left out at the moment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a span says of a decision: names and values, never a byte of a prompt.
-Pure; the names are in docs/tracing.md.
+"""The attributes of a span about a decision: names and values, never a part of a prompt. Pure.
+docs/tracing.md lists the names.
 
-The GenAI and HTTP names are OpenTelemetry's semantic conventions;
-what they have no name for begins with `prefix_gateway.`.
+The GenAI and HTTP names are OpenTelemetry's semantic conventions. Other names begin with `prefix_gateway.`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sends spans in batches from a thread of its own, so that no pick and no shutdown waits for a collector.
+"""Sends spans in batches from a separate thread, so that no pick and no shutdown waits for a collector.
 
-`put` is an append to a bounded queue; while the queue is full, new spans are dropped and counted. Spans are
-made in the thread, out of what was queued. Knows neither picks nor OpenTelemetry: `tracer` queues, `start`
-says how a batch is sent.
+`put` appends to a bounded queue. While the queue is full, new spans are dropped and counted. The thread makes
+the spans from the queued items. This module knows neither picks nor OpenTelemetry: `tracer` fills the queue,
+and `start` says how a batch is sent.
 """
 
 from __future__ import annotations

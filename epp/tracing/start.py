@@ -1,7 +1,7 @@
-"""Whether and how traces are sent, from the configuration's one switch and OpenTelemetry's own environment
-variables.
+"""Decides whether and how traces are sent, from the switch in the configuration and OpenTelemetry's own
+environment variables.
 
-Imports nothing of OpenTelemetry where tracing is off. Called by the composition root.
+If tracing is off, nothing of OpenTelemetry is imported. Called by the composition root.
 """
 
 from __future__ import annotations

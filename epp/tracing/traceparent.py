@@ -1,5 +1,5 @@
-"""Reads a `traceparent` (W3C Trace Context).
-Pure: any text in, at a bounded cost, and None for whatever is none.
+"""Reads a `traceparent` (W3C Trace Context). Pure. Accepts any text at a bounded cost. None: the text is not
+a valid `traceparent`.
 """
 
 from __future__ import annotations
