@@ -1,10 +1,9 @@
-"""Flow control in front of the picker: a request goes through at once,
-or waits here until its fate is decided.
+"""Flow control in front of the picker: a request passes at once, or waits here until it is sent or refused.
 
-Joins `flow`, which knows no servers, to the picker, which knows no queue: the picker's own choice for a
-request is its forecast, and is committed in the same turn. There is one queue for each base model, since
-servers of one model cannot relieve those of another. Synchronous: no task, no clock, no logger. Whoever owns
-a timer calls `pump` at `due_at`, and after events that may have freed a server.
+Connects `flow`, which knows no servers, with the picker, which knows no queue. The forecast for a request is
+the picker's own choice, which is committed in the same turn of the event loop. There is one queue for each
+base model, since servers of one model cannot relieve those of another. Synchronous: no task, no clock, no
+logger. Whoever owns a timer calls `pump` at `due_at`, and after events that may have freed a server.
 
 Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 """

@@ -1,9 +1,10 @@
-"""Which servers can serve which model: what the source declares, and what each server lists at `/v1/models`.
+"""Knows which servers can serve which model: from the models that the source declares, and from the list of
+each server at `/v1/models`.
 
 `ModelList` is what one server lists. `Serving` is an index over one list of endpoints; it never changes, and
-`Fleet` makes another one when endpoints come or go, or when a server lists other models. The one place that
-says who is asked for a model that nobody declares: servers whose list is not known yet, since they may have
-it. Only when every list is known can a model be unknown.
+`Fleet` makes another one when endpoints come or go, or when a server lists other models. Only this module
+says which servers may get a request for a model that no list names: servers whose list is not known yet,
+since they may have the model. A model can be unknown only when every list is known.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One endpoint as the picker knows it: what its source says, what its metrics say, what we sent there.
+"""The state of one endpoint as the picker knows it: from its source, from its metrics, and from the requests
+that the picker sent there.
 
-Load is scraped, then corrected by our own picks and ends since the scrape; without fresh metrics our own
-bookings are all there is, and the type says so (`fresh` returns None). Mutated only by `Fleet`, the picker
-and what other pickers say (`sharing`), on one thread.
+The load comes from scrapes, and is corrected by our own picks and ends since the scrape. Without fresh
+metrics only our own bookings are known, and the type says so (`fresh` returns None). Only `Fleet`, the picker
+and `sharing` change this state, on one thread.
 """
 
 from __future__ import annotations

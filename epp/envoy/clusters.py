@@ -1,7 +1,7 @@
 """The two clusters of the generated bootstrap: the model servers, and the picker's workers.
 
-Pure: from the configuration to typed Envoy messages.
-Each setting whose default fails in silence is set here, with the reason beside it. Called by `bootstrap`.
+Pure: makes typed Envoy messages from the configuration. Settings whose default would fail unnoticed are set
+here, each with a comment that says why. Called by `bootstrap`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The file through which Envoy learns the endpoints (EDS), kept equal to what the picker holds.
 
 Invariants: a reader sees the old text or the new one, never a part, since each change is a new file renamed
-into place; equal endpoints give equal bytes in any order; an unchanged set is not written again. The health
-of an endpoint is not told: Envoy must hold every one that may still be picked, and only the picker judges.
-Called by the composition root before Envoy starts, since Envoy does not start without the file, and at each
-change of the endpoints.
+into place; equal endpoints give equal bytes in any order; an unchanged set is not written again. The file
+does not contain the health of endpoints: Envoy must know every endpoint that may still be picked, and only
+the picker judges health. Called by the composition root before Envoy starts, since Envoy does not start
+without the file, and at each change of the endpoints.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The 400 for a body whose framing breaks, past the picker.
+"""Sends the 400 for a body with broken framing to the client without asking the picker.
 
-Envoy makes a 400, hands it to its filters, and closes the connection at once. The external processor's filter
-would hold the 400 until the picker has seen it, so the client would get nothing. Envoy answers directly, past
-all filters, where one of them answers in place of a response that has begun. The custom response filter does
-so here, before the external processor's filter sees the 400. Pure; called by `listener`.
+Envoy makes a 400, passes it to its filters, and closes the connection at once. The filter of the external
+processor would hold the 400 until the picker has seen it, so the client would get nothing. If a filter
+replaces a response that has begun with an answer of its own, Envoy sends this answer directly, without the
+other filters. The custom response filter does this here, before the filter of the external processor sees the
+400. Pure; called by `listener`.
 """
 
 from __future__ import annotations

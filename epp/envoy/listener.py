@@ -1,7 +1,7 @@
-"""The listener of the generated bootstrap: what a client of the gateway meets, up to the route.
+"""The listener of the generated bootstrap: everything from the client's connection to the route.
 
-Pure: from the configuration to typed Envoy messages.
-Each setting whose default fails in silence is set here, with the reason beside it. Called by `bootstrap`.
+Pure: makes typed Envoy messages from the configuration. Settings whose default would fail unnoticed are set
+here, each with a comment that says why. Called by `bootstrap`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Envoy does before its memory or its connections run out: Envoy's overload manager.
+"""Settings of Envoy's overload manager: what Envoy does before its memory or its connections run out.
 
-Pure. Without it Envoy takes connections and unfinished bodies until the kernel ends it,
-and every answer with it. Called by `bootstrap`.
+Pure. Without the overload manager Envoy accepts connections and unfinished bodies until the kernel kills it,
+together with every answer in flight. Called by `bootstrap`.
 """
 
 from __future__ import annotations

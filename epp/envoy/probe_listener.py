@@ -1,8 +1,8 @@
 """A second listener of the generated bootstrap, for those who watch Envoy: probes and Prometheus.
 
-Envoy's admin page can stop it and show its certificates, so it stays on loopback; a kubelet and Prometheus
-come from outside the pod. This listener passes on two of its pages, read only, and nothing else. Pure. Called
-by `bootstrap`.
+Envoy's admin page can stop Envoy and show its certificates, so it stays on loopback. A kubelet and Prometheus
+connect from outside the pod. This listener serves only two of the admin pages, read-only. Pure. Called by
+`bootstrap`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The errors that Envoy makes itself, in JSON that the clients of OpenAI's and of Anthropic's API parse.
 
-Pure. Envoy asks the mappers from the first on; the first whose filter fits decides. The picker's own answers
-pass as they are: they carry `DETAILS` at the beginning of their response code details. Called by `listener`.
+Pure. Envoy tries the mappers in order, and the first whose filter matches decides. The picker's own answers
+pass unchanged, because their response code details begin with `DETAILS`. Called by `listener`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Small files beside the endpoints file that tell Envoy where its certificates are (SDS).
 
-Envoy reads certificates that the bootstrap names once, at its start: a renewed picker would then be a
-stranger to it, and every request would go round the picker without a word. Those that such a file names it
-follows. The files hold names only, no key. Called by `tls` for the paths, and by the composition root, which
-writes them before Envoy starts.
+Envoy reads certificates that the bootstrap names only once, at its start. After a renewal it would no longer
+trust the picker, and every request would bypass the picker unnoticed. If an SDS file names the certificates,
+Envoy follows their changes. The SDS files hold only names, no keys. Called by `tls` for the paths, and by the
+composition root, which writes them before Envoy starts.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What a stream asks the picker, and how the answer reads:
-one request from its head and body to its destinations or its refusal.
+"""Asks the picker for one stream, and makes the answer: from the head and the body of a request to its
+destinations or its refusal.
 
-Owns what the head says, the body with another model's name in it, and the ticket while flow control holds the
-request. A request waits only where the data plane bears it: with full duplex nothing is due until the answer
-to the headers; with BUFFERED the data plane is asked for more time, once, or the request waits within the
-time-out of the data plane. In the other modes no request waits, for the data plane would pass it by, or stop
-reading.
+Owns the facts from the head, the body with a replaced model name, and the ticket while flow control holds the
+request. A request waits only in modes that allow it. With full duplex, no message is due before the answer to
+the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within the
+time-out of the data plane. In the other modes no request waits, because the data plane would go on without
+the picker, or would stop reading.
 
-A data plane that sends no `:path` and does not say its mode asks for a pick and nothing else (NGINX Gateway
-Fabric): it gets one destination in the answer to the headers, no body back, and no wait. Its clean close
-after the pick says nothing of the HTTP request.
+A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
+destination in the answer to the headers, and no body back, and its requests never wait. That it closes the
+stream cleanly after the pick says nothing about the HTTP request.
 
-Pure; owned by `stream`, which knows when to ask.
+Pure. Owned by `stream`, which knows when to ask.
 
 Memory: a waiting request keeps its canonical prompt, and with full duplex the body that is to be sent on.
 """

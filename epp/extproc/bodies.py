@@ -1,8 +1,9 @@
-"""The body of a request: gathered while it comes in pieces, within a bound that all requests share; read;
-and sent on.
+"""The body of a request: collects its pieces within a bound that all requests share, reads it, and sends it
+on.
 
-`Body` belongs to one stream, `BodyRoom` to all of a process. Invariant: what a room holds is the sum of what
-its bodies hold; a body that was taken or dropped holds nothing. Pure; used by `stream` and `asking`.
+A `Body` belongs to one stream. The `BodyRoom` belongs to all streams of a process. Invariant: the size in the
+room is the sum of the sizes of its bodies. A body that was taken or dropped has size 0. Pure; used by
+`stream` and `asking`.
 """
 
 from __future__ import annotations

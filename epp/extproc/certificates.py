@@ -1,8 +1,7 @@
 """TLS of the ext_proc server: certificates as files, read again when they change.
 
-A look at the files' modification times answers whether they did; each transport looks before a handshake.
-Files that cannot be read or do not fit together (half-way through a renewal, say) leave the certificates that
-work in place.
+Each transport compares the modification times of the files before a handshake. If the files cannot be read or
+do not belong together (for example in the middle of a renewal), the old certificates stay in use.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""ext_proc's protobuf messages to events, and actions to messages: the one module that knows the wire.
+"""Turns ext_proc's protobuf messages into events, and actions into messages. No other module knows the wire
+format.
 
-Only what routing reads is looked at. `wire` cuts headers and bodies out of the usual messages, since protobuf
-would make an object for each header and copy each body twice; what stands around headers repeats, so that its
-meaning is kept. Whatever has an unusual shape goes the ordinary way. Answers repeat (a fleet has few fallback
-lists), so their bytes are kept.
-Header values travel as latin-1 text inside the picker.
+The codec reads only the fields that routing needs. `wire` cuts headers and bodies out of the usual messages,
+since protobuf would make an object for each header and copy each body twice. The bytes around the headers
+repeat, so their meaning is cached. Messages of an unusual form are decoded by protobuf. Answers repeat too (a
+fleet has few lists of fallbacks), so their bytes are cached. Header values travel as latin-1 text inside the
+picker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""ext_proc streams between a transport and the state machine:
-one message's bytes in, the bytes of its answers out.
+"""Connects a transport with the state machine of ext_proc streams: takes the bytes of one message, and
+returns the bytes of its answers.
 
-Owns the streams in flight, whichever transport carries them, and the drain's part that concerns them.
-Synchronous: between two messages the picker is called without a pause, so requests never interleave inside
-it.
+Owns the streams in flight of any transport, and their part of the drain. Synchronous: a message is handled
+completely before the next one, so requests never interleave inside the picker.
 
 Invariant: however a stream ends, its `HttpStream` is closed, so that no booking outlives it.
 """

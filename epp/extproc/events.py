@@ -1,9 +1,9 @@
-"""What the data plane tells about one HTTP request, and what is told back:
-plain values, no gRPC and no protobuf.
+"""The events that the data plane sends about one HTTP request, and the actions that answer them. These are
+plain values without gRPC and protobuf.
 
-The border between a transport (`codec`, `server`) and the state machine (`stream`): another transport needs
-only to make these events and carry out these actions. Header names may come in any case and more than once;
-values are text, one character a byte (latin-1), so that no header is ever undecodable.
+They separate the transport (`codec`, `server`) from the state machine (`stream`): another transport only has
+to make these events and carry out these actions. Header names may come in any case and more than once; values
+are text, one character a byte (latin-1), so that no header is ever undecodable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the picker says of its health, under the names that data planes and kubelets ask for.
+"""The health of the picker, under the names that data planes and kubelets ask for.
 
-`liveness` is serving as long as the process answers; the others follow readiness, which a drain takes away
-first so that data planes go elsewhere while streams in flight finish. An unknown service is SERVICE_UNKNOWN
-in Watch and in Check alike: the endpoint picker protocol asks for that status, where gRPC's own convention
-for Check would be an error.
+`liveness` is SERVING as long as the process answers. The other names follow readiness. A drain ends readiness
+first, so that data planes use other pickers while streams in flight finish. An unknown service is
+SERVICE_UNKNOWN in both Watch and Check: the endpoint picker protocol requires this status, although gRPC's
+own convention for Check would be an error.
 """
 
 from __future__ import annotations

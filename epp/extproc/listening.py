@@ -1,4 +1,4 @@
-"""The socket to listen on, and what can be wrong with its address, in words that say what to do."""
+"""Opens the socket to listen on. If the address cannot be used, the error says what to do."""
 
 from __future__ import annotations
 

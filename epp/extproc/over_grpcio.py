@@ -1,9 +1,10 @@
-"""The ext_proc service and the health service on grpc.aio:
-the second transport, where `listen.transport` asks for it.
+"""The ext_proc service and the health service on grpc.aio: the second transport, for `listen.transport:
+grpcio`.
 
-Messages reach the handler as raw bytes, so that what is not needed is not decoded. A stream is read and
-answered in its own handler. It costs two to three times the CPU of `over_http2`, and is here to compare with
-and to fall back on. It has no `overload`: calls that wait do so inside gRPC, where their age cannot be seen.
+Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
+answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
+for comparisons and as a fallback. It has no overload detection, because calls wait inside gRPC, where their
+age is not visible.
 """
 
 from __future__ import annotations

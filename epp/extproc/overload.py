@@ -1,11 +1,11 @@
-"""Which new requests are routed without being read, so that no request waits long for a picker that has too
-much to do.
+"""Decides which new requests are routed without being read, so that no request waits long while the picker is
+overloaded.
 
-Our HTTP/2 says how long the first message of a request has waited for this process. Once `_IN_A_ROW` requests
-have waited longer than `TARGET_S`, without one in between that did not, and for `_PATIENCE_S`, there is an
-overload: every request that waited longer is routed by load, from its headers alone, and every other one is
-read. So the queue stays near the target by itself, and the picker reads as many bodies as it can. No control
-loop has to settle. Pure: time is an argument. Owned by `conversation.Streams`.
+Our HTTP/2 server says how long the first message of a request has waited for this process. An overload begins
+when `_IN_A_ROW` requests in a row have waited longer than `TARGET_S`, and this has lasted for `_PATIENCE_S`.
+From then on every request that waited longer is routed by load, from its headers only, and every other
+request is read. So the waiting time stays near the target by itself, and the picker reads as many bodies as
+it can. No control loop has to settle. Pure: time is an argument. Owned by `conversation.Streams`.
 """
 
 from __future__ import annotations

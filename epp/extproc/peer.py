@@ -2,9 +2,9 @@
 and its events to the calls' handlers.
 
 A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers
-to what one read brought are one write. A peer is served for a few milliseconds in one turn of the loop, then
-others have theirs. A peer that does not read what we write is not read from either, and is cut off in the
-end. `http2_server` accepts the connections.
+to one read of the socket are sent in one write. In one turn of the loop a peer is served for a few
+milliseconds, then the other peers are served. If a peer does not read our answers, we stop reading from it,
+and disconnect it in the end. `http2_server` accepts the connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How far the two halves of one HTTP request are, as the data plane shows them here,
-and what may follow what.
+"""The phases of the request and of the answer of one HTTP request, as the data plane shows them, and which
+phase may follow which.
 
-`stream` owns the phase of the request, `response` that of the answer.
-They move apart: an answer may begin before its request has ended.
+`stream` owns the phase of the request, and `response` the phase of the answer. The two are independent: an
+answer may begin before its request has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The gate's timer: one for all requests that wait, so that none of them needs a task of its own.
+"""The timer of the gate: one timer for all waiting requests, so that none of them needs a task of its own.
 
-It pumps the gate when the gate says that it is due, and soon after each event that may have freed a server.
-While nothing waits there is no timer. A gate that fails to decide is a fault to be seen, and does not end the
-timer.
+It calls the gate when the gate's next decision is due, and soon after each event that may have freed a
+server. While no request waits there is no timer. If the gate fails, the failure is logged, and the timer goes
+on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads what routing needs out of headers and hints, and turns an error into the client's answer.
 Pure functions.
 
-Names are matched in any case; a header that came several times counts as its values joined by commas, as HTTP
-says. What cannot be read is passed over here and decided on by `stream`: nothing in this module raises for a
-peer's bytes.
+Names are matched in any case. The values of a repeated header are joined by commas, as HTTP says. Values that
+cannot be read are skipped here, and `stream` decides what to do. Nothing in this module raises an error
+because of a peer's bytes.
 """
 
 from __future__ import annotations

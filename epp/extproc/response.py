@@ -1,8 +1,8 @@
-"""The second half of one HTTP request: its response, as far as the data plane shows it.
+"""The response of one HTTP request, as far as the data plane shows it.
 
-Owns what is known of the response (its phase, its status, whether its body comes here) and the reading of a
-sampled answer. `stream` decides what goes back to the data plane and when the stream ends; this part tells
-the picker what came.
+Owns the known facts of the response (its phase, its status, whether its body comes here), and reads a sampled
+answer. `stream` decides what goes back to the data plane and when the stream ends. This module reports to the
+picker what came.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The life of one HTTP request as the data plane tells it: events in, actions out.
-No gRPC, no clock, no waiting.
+"""The state machine of one HTTP request, as the data plane reports it: takes events, returns actions. It
+knows no gRPC and no clock, and never waits.
 
 Owns the order of answers in each processing mode (`BodyMode` says when the pick is made in each),
 and the release of the pick.
 
-A data plane that does not say its mode is taken to speak `assumed_modes`; a deployment that differs says so
-there. What comes out of order but can be let pass is let pass and reported to the observer;
-StreamProtocolError is for what cannot.
+If a data plane does not state its mode, `assumed_modes` is assumed; set it for deployments that differ.
+Harmless events in a wrong order are accepted and reported to the observer. All others raise a
+StreamProtocolError.
 
 A stream has one phase, and its response another (`phases` has the tables).
 `asking` asks the picker, and makes the answer.

@@ -1,9 +1,10 @@
-"""Requests that the picker has no time to read: answered from their headers, by load alone, and forgotten.
+"""Answers requests that the picker has no time to read: from their headers only, by load. Such a request is
+then forgotten.
 
-No state machine is made for such a request: its stream ends with the first answer, and the data plane carries
-the rest. Only the usual request goes this way; for whatever is not usual `answer` returns None, and the
-stream is opened as always. What a client may not do is refused there too, so nothing is let through here that
-would not be let through otherwise. Pure; owned by `conversation.Streams`.
+It gets no state machine: its stream ends with the first answer, and the data plane handles the rest alone.
+Only usual requests are answered here. For all others `answer` returns None, and a normal stream is opened.
+Everything that a client may not do is refused here too, so no request gets through here that would otherwise
+be refused. Pure; owned by `conversation.Streams`.
 """
 
 from __future__ import annotations

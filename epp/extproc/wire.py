@@ -1,11 +1,12 @@
-"""Cuts ext_proc's messages out of protobuf's wire format without protobuf, as far as they have their usual
-shape, and writes the answer by which a piece of a body goes on as it came.
+"""Reads ext_proc's messages from protobuf's wire format without protobuf if they have the usual form. Also
+writes the answer that lets a piece of a body pass unchanged.
 
-A request has some fifteen headers and routing reads a few of them; protobuf made an object for each, and for
-each piece of a streamed body. `_wire.c` steps over each field by its length and never searches, so that no
-value can pass for another header. It answers None for whatever is not exactly as data planes send it, and
-never guesses: protobuf decides then. Where the picker was installed without a C compiler, protobuf reads and
-writes every message: the same results, more slowly. Called by `codec` alone.
+A request has some fifteen headers, and routing reads only a few. Protobuf would make an object for each
+header and for each piece of a streamed body. `_wire.c` steps over each field by its length and never
+searches, so no value can look like another header. It returns None for every message that is not exactly as
+data planes send it, and never guesses; protobuf then decodes the message. If the picker was installed without
+a C compiler, protobuf reads and writes every message, with the same results, but more slowly. Called only by
+`codec`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Follows one configuration file and hands over its content whenever that has changed.
+"""Follows one configuration file, and passes on its content whenever it has changed.
 
-The content itself is compared, four times a second: that sees renames, the symlink swaps of mounted
-ConfigMaps and writes in place alike, on any file system, with no dependency, for a few reads of a small file.
-A change is handed over once two looks in a row agree, so a file caught in the middle of being written is not
-taken for its new self.
+The module compares the content itself, four times a second. This notices renames, the symlink swaps of
+mounted ConfigMaps and writes in place, on any file system and without a dependency, and costs only a few
+reads of a small file. A change is passed on when two looks in a row see the same content, so a half-written
+file is not used.
 
-A content that is refused, or a file that cannot be read, changes nothing: it is logged once with its reason,
-and the next other content is tried. A content that could not be used for the moment (OSError) is tried again.
-Called by `app`.
+If content is refused, or the file cannot be read, the old content stays in use. The reason is logged once,
+and the next different content is tried. Content that could not be used for the moment (OSError) is tried
+again. Called by `app`.
 """
 
 from __future__ import annotations

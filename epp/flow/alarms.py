@@ -1,8 +1,8 @@
-"""When each waiting request is looked at again, though nothing happens:
-at its latest start, or at the end of its life.
+"""Alarms for waiting requests: the times at which a request is looked at again although no event happened,
+which are its latest start and the end of its life.
 
-Invariant: each request that waits and is ever due has one alarm at least.
-Alarms of requests that left are skipped, and forgotten before they are more than half of all.
+Invariant: each waiting request that will ever be due has at least one alarm. Alarms of requests that have
+left are skipped, and removed before they are more than half of all alarms.
 """
 
 from __future__ import annotations

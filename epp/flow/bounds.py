@@ -1,8 +1,10 @@
-"""How much may wait, here and at all pickers together, and who is pushed out where that is too much.
+"""Bounds the waiting requests here and at all pickers together, and decides which request is removed if there
+are too many.
 
-Bounds are of requests and bytes, in all, of each priority and of each tenant. The bounds of what waits here
-hold at every moment. Those of the pool hold as far as the news of other pickers reaches: what comes to
-several of them within that time may pass a bound, and is not let in any more, or pushed out, afterwards.
+There are bounds of requests and bytes: in all, for each priority and for each tenant. The bounds of this
+picker hold at every moment. The bounds of the pool depend on news from other pickers, which arrives with a
+delay. If requests come to several pickers within this delay, they may exceed a bound. Afterwards new requests
+are refused, or waiting requests are removed.
 """
 
 from __future__ import annotations

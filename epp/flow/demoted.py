@@ -1,8 +1,8 @@
-"""Requests that were demoted because they cannot be in time any more:
-how many may run, and how long each waits at most.
+"""Requests that were demoted because they can no longer be in time: how many of them may run, and how long
+each waits at most.
 
-They run on the servers that requests in time leave free.
-The longest wait is a few times as long as it would have been in order of arrival.
+They run on servers that the requests in time leave free. Their longest wait is a few times the wait in order
+of arrival.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What waits at other pickers of the same servers, as far as they have told:
-bounds and shares are the pool's.
+"""The waiting requests at other pickers of the same servers, by their last reports. Bounds and shares apply
+to the whole pool.
 
-Every picker has a queue of its own and tells the others two things about each tenant of each priority: what
-waits there now, and how many tokens it let go since it last told. `control` counts the first in its bounds
+Every picker has a queue of its own. For each tenant of each priority it tells the others two things: what
+waits there now, and how many tokens it let go since its last report. `control` counts the first in its bounds
 and charges the second to the tenant, as if it had let the requests go itself.
 
 Invariants: `in_all`, `by_priority` and `by_tenant` are the sums over `_by_picker`;

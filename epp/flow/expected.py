@@ -1,7 +1,7 @@
-"""Who is expected to come: whether a request that goes now may stand in the way of somebody more pressing.
+"""Predicts which requests will come: whether a request that is sent now may delay a more urgent request.
 
-Where nobody is expected, holding a request gains nothing: it goes at once, as if there were no flow control.
-What came within the last seconds is expected to come again.
+If no more urgent request is expected, holding a request gains nothing. The request then goes at once, as if
+there were no flow control. Requests like those of the last seconds are expected to come again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How soon a server must be free for a request to go: the rule that says who waits while nobody is refused.
+"""Computes how soon a server must be free before a request is sent to it. This rule decides which requests
+wait.
 
-Called by `control` for each newcomer and for each look at what waits.
-It knows the settings, who is expected to come, and what other pickers hold; it does not know the queues.
+Called by `control` for each new request and for each look at the waiting requests. It knows the settings, the
+expected requests, and the requests that other pickers hold. It does not know the queues.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How fast requests are let go and how many more come:
-what Retry-After and the saturation gauge are made of.
+"""Measures how fast requests are let go and how many more come. Retry-After and the saturation gauge use
+these numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The waiting requests in order: bands of priority, in each the tenants by what they have had,
-in each tenant its requests.
+"""The waiting requests in order: first by priority band, then by tenant (the one that got the fewest tokens
+first), then by the order within the tenant.
 
-A band is one priority's requests in time, or those of them that were demoted. Within a band tenants share in
-tokens: each has a tag, the tokens that were let go for it, and the least tag goes first. A tenant that comes
-back with an empty queue is lifted to the band's floor, so nobody saves up a share by staying away.
+A band holds the requests of one priority that can be in time, or those that were demoted. Within a band
+tenants share tokens: each tenant has a tag, which counts the tokens that were let go for it, and the smallest
+tag goes first. A tenant that comes back with an empty queue is raised to the floor of the band, so no tenant
+can save up a share while it is away.
 
 Invariants: a flow is in `band.flows` with requests, or idle with a tag above the floor or until its place is
 needed; counts equal sums.

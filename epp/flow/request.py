@@ -1,6 +1,4 @@
-"""One request at the gate: what is asked of the picker about it, what is remembered while it waits,
-and how it ends.
-"""
+"""One request at the gate: the question to the picker, the record while it waits, and its outcome."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who of those that wait goes next: by priority, by share, in order, as far as servers have room;
-and when to search again.
+"""Finds the waiting request that goes next, by priority, by share and in order, as far as servers have room.
+Also says when to search again.
 
-It takes nothing out of the queues.
-One search makes a bounded number of forecasts, and none while no server has room.
+The search does not change the queues. It makes a bounded number of forecasts, and none while no server has
+room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an operator decides about waiting requests. Plain values; `control` obeys them."""
+"""The operator's settings for waiting requests. These are plain values; `control` applies them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What each tenant has had, for people:
-tokens let go, of the first tenants that came by name, of the others together.
+"""How many tokens were let go for each tenant, for people. The first tenants are counted by name, all others
+together.
 """
 
 from __future__ import annotations
