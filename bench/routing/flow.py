@@ -132,6 +132,8 @@ def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> i
     from several processes."""
     arms, loads = args.settings.split(","), [*map(float, args.loads.split(","))]
     seeds = range(1, 1 + args.seeds)
+    _print_heads(arms)
+    rows: dict[tuple[str, float, str, int], Row] = {}
     with ProcessPoolExecutor(args.processes) as pool:
         capacities = dict(zip(names, pool.map(calibrate, names, [setting] * len(names)), strict=True))
         keys = [(name, load, arm, seed) for name in names for load in loads for arm in arms for seed in seeds]
@@ -142,26 +144,34 @@ def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> i
             )
             for name, load, arm, seed in keys
         ]
-        rows = dict(zip(keys, pool.map(_row, jobs), strict=True))
+        for key, row in zip(keys, pool.map(_row, jobs), strict=True):
+            rows[key] = row
+            name, load = key[:2]
+            if key[2:] == (arms[-1], seeds[-1]):
+                _print_place(
+                    name, load, arms, [[rows[name, load, arm, seed] for seed in seeds] for arm in arms]
+                )
+    _print_ratios(names, loads, arms, rows, seeds)
+    return 0
+
+
+def _print_heads(arms: Sequence[str]) -> None:
     ticked = [f"`{arm}`" for arm in arms]
-    heads = ["workload", "load", *(f"good: {t}" if n == 0 else t for n, t in enumerate(ticked))]
-    heads += [f"mean TTFT, s: {t}" if n == 0 else t for n, t in enumerate(ticked)]
-    heads += [f"p90, s: {t}" if n == 0 else t for n, t in enumerate(ticked)]
-    heads += [f"longest, s: {t}" if n == 0 else t for n, t in enumerate(ticked)]
+    heads = ["workload", "load"]
+    for figure in ("good", "mean TTFT, s", "p90, s", "longest, s"):
+        heads += [f"{figure}: {ticked[0]}", *ticked[1:]]
     heads += [f"good by length, `{arm}`" for arm in arms if arm != "off"]
     print("| " + " | ".join(heads) + " |")
     print("| --- " * len(heads) + "|")
-    for name in names:
-        for load in loads:
-            of = [[rows[name, load, arm, seed] for seed in seeds] for arm in arms]
-            cells = [label(name), f"{load:g}", *(f"{_mean(r, 'good'):.3f}" for r in of)]
-            cells += [f"{_mean(r, 'ttft_mean_s'):.2f}" for r in of]
-            cells += [f"{_mean(r, 'ttft_p90_s'):.2f}" for r in of]
-            cells += [f"{_mean(r, 'ttft_max_s'):.1f}" for r in of]
-            cells += [_lengths(r) for arm, r in zip(arms, of, strict=True) if arm != "off"]
-            print("| " + " | ".join(cells) + " |", flush=True)
-    _print_ratios(names, loads, arms, rows, seeds)
-    return 0
+
+
+def _print_place(name: str, load: float, arms: Sequence[str], of: Sequence[Sequence[Row]]) -> None:
+    cells = [label(name), f"{load:g}", *(f"{_mean(r, 'good'):.3f}" for r in of)]
+    cells += [f"{_mean(r, 'ttft_mean_s'):.2f}" for r in of]
+    cells += [f"{_mean(r, 'ttft_p90_s'):.2f}" for r in of]
+    cells += [f"{_mean(r, 'ttft_max_s'):.1f}" for r in of]
+    cells += [_lengths(r) for arm, r in zip(arms, of, strict=True) if arm != "off"]
+    print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def _row(job: tuple[Place, Flow]) -> Row:
@@ -195,7 +205,7 @@ def _print_ratios(
                 if (lost := _mean(first, "good") - _mean(own, "good")) > _NO_WORSE:
                     worse.append(f"{label(name)} (-{lost:.2f})")
             cells = [f"`{arm}`", f"{load:g}", f"{geometric_mean(means):.2f}", f"{geometric_mean(p90s):.2f}"]
-            cells += [", ".join(slower) or "none", ", ".join(worse) or "none"]
+            cells += [", ".join(slower) or "nowhere", ", ".join(worse) or "nowhere"]
             print("| " + " | ".join(cells) + " |")
 
 
