@@ -1,9 +1,9 @@
-"""Calls that nobody has begun to serve:
-they wait in order until the messages of the other calls have been handled.
+"""New calls that are not served yet. They wait in order until the messages of all begun calls have been
+handled.
 
-A call that was begun has waited before. Where its later messages stood in one line with new calls, it would
-wait once for each of them. Here a call waits at its beginning alone. Holds the messages themselves, so the
-owner asks for `held_bytes` and stops reading. Pure; one for each connection.
+A begun call has already waited once. If its later messages waited in the same queue as new calls, it would
+wait again for each message. Here a call waits only before it begins. This object holds the waiting messages,
+so its owner checks `held_bytes` and stops reading if necessary. Pure; one for each connection.
 """
 
 from __future__ import annotations

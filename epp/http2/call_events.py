@@ -1,5 +1,5 @@
-"""What a connection tells its owner.
-A call that was opened is gone once, and only once: by `Gone`, or by the owner's own `end`.
+"""The events that a connection gives to its owner. An opened call ends exactly once: by `Gone`, or by the
+owner's own `end`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One HTTP/2 connection of a gRPC server, as a pure object:
-bytes and `now` in, events out, and bytes to be sent.
+"""One HTTP/2 connection of a gRPC server, as a pure object. It takes bytes and `now`, and returns events and
+bytes to send.
 
-It owns the table of streams, what each frame does to them, gRPC's messages, time-outs and the limits on what
-a peer may cause; `reading` has the order of frames, `flow_control` the windows both ways. It knows no socket,
-no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with `send`
-and `end`, and writes what `data_to_send` returns.
+It owns the table of streams, the effect of each frame on them, gRPC's messages, time-outs, and the limits on
+what a peer may cause. `frame_reader` checks the order of frames, and `flow_control` has the windows of both
+directions. It knows no socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on
+the events, answers with `send` and `end`, and writes what `data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
 by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
@@ -173,7 +173,7 @@ class Connection:
         events, self._table.events = self._table.events, []
         return events
 
-    # -- frames, as `reading` hands them on ------------------------------------------------------------------
+    # -- frames, as `frame_reader` passes them on ------------------------------------------------------------------
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
         stream = self._streams.get(number)

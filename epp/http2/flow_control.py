@@ -1,5 +1,5 @@
-"""Flow control both ways: what goes to the peer, and how much the peer may send.
-Pure; `connection` and `table` call it.
+"""Flow control in both directions: what is sent to the peer, and how much the peer may send. Pure; called by
+`connection` and `table`.
 """
 
 from __future__ import annotations

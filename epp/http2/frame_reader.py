@@ -1,9 +1,8 @@
-"""Bytes to frames: the preface, heads of frames, DATA in whatever parts it comes,
-header blocks put together. Pure.
+"""Turns bytes into frames: the preface, the heads of frames, parts of DATA, and complete header blocks. Pure.
 
-Owns what has come and is not a frame yet: never more than one frame of 16 KiB and one header block, since the
-payload of DATA is handed on as it comes and frames of unknown kinds are thrown away. What a frame means is
-for its `sink`.
+Owns the received bytes that are not a complete frame yet. These are never more than one frame of 16 KiB and
+one header block, since the payload of DATA is passed on as it comes, and frames of unknown kinds are dropped.
+The `sink` knows what a frame means.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Header blocks: HPACK by the `hpack` library, and what a gRPC server reads of a request's headers. Pure.
+"""Header blocks: HPACK by the `hpack` library, and the headers of a request that a gRPC server needs. Pure.
 
-A data plane opens thousands of streams with the same headers, and decoding them anew is most of what a stream
-costs here. Once the peer has shrunk its table to nothing, as our SETTINGS ask, a block means the same each
-time: what was read of it is kept, for a bounded number of short blocks. Older clients never shrink it and go
-on with a table of the usual size; they are let.
+A data plane opens thousands of streams with the same headers, and decoding them anew would be most of the
+cost of a stream. When the peer has reduced its dynamic table to size 0, as our SETTINGS ask, a block always
+means the same. So the decoded headers of a bounded number of short blocks are cached. Older clients never
+reduce the table and keep its usual size, which is allowed.
 """
 
 from __future__ import annotations

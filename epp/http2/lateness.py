@@ -1,11 +1,12 @@
-"""How long bytes have waited for this process before they are read:
-known from when the loop last looked for any.
+"""Measures how long bytes have waited for this process before they are read, from the time when the event
+loop last looked for bytes.
 
-The loop asks the kernel once in each iteration which connections have bytes. What one of them has now came
-after the look before, or, where the edge had stopped reading, after its last read. That holds as long as the
-process is busy. Where it was not, the loop was waiting, and the bytes came just now. It was busy if the CPU
-time that the thread has used since the look, times how slowly its CPU time passes (a quota or other processes
-may take the rest), is most of the time since. Pure; owned by the server, for all its connections.
+The loop asks the kernel once in each iteration which connections have bytes. So the bytes of a connection
+came after the previous look, or after the last read if the edge had stopped reading. This is true as long as
+the process was busy. If it was not busy, the loop was waiting, and the bytes came just now. The process was
+busy if the CPU time of the thread since the look, scaled by how slowly its CPU time passes (a quota or other
+processes may take the rest), is most of the time since then. Pure; owned by the server, for all its
+connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How much a peer may cause, and the buckets that count what it does too often. Pure: time is an argument.
+"""The limits on what a peer may cause, and token buckets against floods. Pure: time is an argument.
 
-A frame that costs us little and the peer less (PING, SETTINGS, an empty DATA) takes a token from the bucket
-of its kind. Tokens come back with time. A peer that empties a bucket is disconnected with ENHANCE_YOUR_CALM.
-The buckets are far larger than what Envoy, grpcio or a busy client needs.
+Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such frame takes
+a token from the bucket of its kind. Tokens come back with time. A peer that empties a bucket is disconnected
+with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy client needs.
 """
 
 from __future__ import annotations

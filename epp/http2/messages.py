@@ -1,8 +1,8 @@
-"""gRPC messages within DATA frames: five bytes of head, then the message;
-frames and messages begin and end independently.
+"""gRPC messages in DATA frames: a head of five bytes, then the message. Borders of frames and of messages are
+independent.
 
-Pure. One `Assembly` for each message that a frame leaves unfinished;
-a message that lies whole in a frame needs none.
+Pure. Each message that a frame leaves unfinished has an `Assembly`. A message that is complete within one
+frame needs none.
 """
 
 from __future__ import annotations

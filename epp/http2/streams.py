@@ -1,8 +1,7 @@
-"""The state of one stream, as a table (RFC 9113, section 5.1),
-and what is remembered of a stream while it is open.
+"""The states of a stream, as a table (RFC 9113, section 5.1), and the record of an open stream.
 
-A stream that nobody has opened is IDLE; one that is over is forgotten and counts as CLOSED.
-The server opens none. Pure; called by `connection`, `table` and `flow_control`.
+A stream that was never opened is IDLE. A stream that has ended is forgotten and counts as CLOSED. The server
+opens no streams. Pure; called by `connection`, `table` and `flow_control`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The open streams of one connection: how each is answered, ends, is given up or reset,
-and what is remembered afterwards.
+"""The open streams of one connection: how each is answered, ended or reset, and what is remembered
+afterwards.
 
-Owns the table, the events that wait to be handed on, and the buckets. `connection` calls it for each frame;
-a stream leaves the table in one place, `forget`, which lets go of all that it held. Pure.
+Owns the table, the events that wait for the owner, and the buckets. `connection` calls it for each frame. A
+stream leaves the table only in `forget`, which releases everything that the stream held. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Which service account this process runs as, read from its own token,
-so that what the process makes can belong to it.
+"""Finds the service account of this process from its own token, so that the objects which the process makes
+can belong to the account.
 
-An object that belongs to the account goes with it when a chart is uninstalled: the cluster's garbage
-collector sees to that, whoever of several replicas made the object, and after all of them have ended. The
-token is read, not trusted: what it says is only sent back to the API server that issued it. Called by
-`cluster`.
+When a chart is uninstalled, the cluster's garbage collector deletes all objects that belong to the account.
+This works for the objects of every replica, and after all replicas have ended. The token is read but not
+verified, because its content is only sent back to the API server that issued it. Called by `cluster`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The API server over HTTP: requests and watches, bytes in and out, each failure one typed error.
 
-The `kubernetes` package (an extra) finds the way: service account or kubeconfig, certificates, tokens. Within
-a pod it reads renewed tokens by itself; a kubeconfig's, of a file or a command, are got anew when the server
-refuses the old one. Its models are not used: the objects are decoded elsewhere, straight into the few fields
-that matter. The package is imported when a cluster is configured, since it costs 20 MB and a third of a
-second. Called by `cluster`; `require` by `app` at start.
+The `kubernetes` package (an extra) provides the access: service account or kubeconfig, certificates, tokens.
+In a pod it reads renewed tokens by itself. The tokens of a kubeconfig, from a file or a command, are fetched
+anew when the server refuses the old one. The models of the package are not used: other modules decode the
+objects directly into the few fields that are needed. The package is imported only when a cluster is
+configured, since it costs 20 MB and a third of a second. Called by `cluster`; `require` by `app` at start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The cluster as the picker sees it: endpoints and policies come from it, status and Events go to it.
+"""The picker's view of the cluster: endpoints and policies come from it, and the picker writes status and
+Events to it.
 
-Every process of every replica follows the pools, their pods and the policies by itself and needs nobody for
-picking. Of the processes of one pod the first alone writes, and of the replicas the holder of the Lease. What
-the API server says is put to use through `Hooks`; when it is away, everything stays as it was. Called by the
-composition root.
+Every process of every replica watches the pools, their pods and the policies by itself, so picking depends on
+no other process. Only the first process of a pod writes, and of the replicas only the holder of the Lease.
+News from the API server takes effect through `Hooks`. While the API server is away, everything stays as it
+was. Called by the composition root.
 """
 
 from __future__ import annotations

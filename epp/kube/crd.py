@@ -1,10 +1,11 @@
 """The CustomResourceDefinition of PrefixRoutingPolicy, made from the structs that the picker itself reads.
 
-Fields, bounds, defaults and descriptions come from `epp.config.policy`; what only Kubernetes knows (CEL
-rules, status, columns) stands here. The API server so refuses what the policy file's reader would refuse,
-field by field; whatever a schema cannot say comes back in the object's status. The schema has no defaults: an
-object stores what its author set, and a default that changes in a later release reaches it. Every string,
-list and map has a bound: CEL's cost estimate multiplies them out. Called by `epp reference crd`.
+Fields, bounds, defaults and descriptions come from `epp.config.policy`. The parts that only Kubernetes knows
+(CEL rules, status, columns) are here. So the API server refuses the same values as the reader of policy
+files, field by field. Faults that a schema cannot express appear in the status of the object. The schema has
+no defaults: an object stores only the fields that its author set, so a changed default of a later release
+applies to it. Every string, list and map has a bound: CEL's cost estimate multiplies them out. Called by `epp
+reference crd`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""From pods and ports to endpoints: which servers there are, under which name and address,
-and which process each is.
+"""Turns pods and ports into endpoints: which servers exist, with name, address and process.
 
-Pure. Fed by the reflectors of the pool and of its pods, object by object; asked for the endpoints when
-something has changed. Of a pod only what decides about its endpoints is kept, and an update that changes none
-of that is no change: of a thousand pods' status heartbeats none leads anywhere.
+Pure. The reflectors of the pool and of its pods pass objects in, and the caller asks for the endpoints when
+something has changed. Only the fields of a pod that affect its endpoints are kept. An update that changes
+none of them has no effect, so the status heartbeats of a thousand pods cause no work.
 
 An endpoint is one target port of one pod that is Ready (`_ready`) and not terminating, named `pod:port`. Its
-`incarnation` is the pod's uid and what tells the containers that serve the port from their former selves:
-another one means a cold cache.
+`incarnation` is the pod's uid together with values that change when a container of the port restarts. A new
+incarnation means a cold cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which Events to write, and how seldom:
-an API server keeps every one of them for an hour, for every reader of the pool.
+"""Decides which Events to write, and limits their rate, because an API server keeps each Event for an hour.
 
-Pure. The same text within `_SAME_S` counts up the Event that has it; texts that differ draw from one bucket,
-and what finds it empty is left out. `writing` writes what comes out, and logs the rest.
+Pure. If the same text comes again within `_SAME_S`, the count of its Event is raised. Different texts take
+tokens from one bucket, and an Event that finds the bucket empty is left out. `writing` writes the chosen
+Events and logs the others.
 """
 
 from __future__ import annotations

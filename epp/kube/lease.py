@@ -1,13 +1,15 @@
-"""Who of several replicas writes status: the holder of a Lease. Pure; `holding` does the requests.
+"""Decides which of several replicas writes status: the holder of a Lease. Pure; `lease_holder` sends the
+requests.
 
-The rules are those of Kubernetes' own components. A lease that its holder has not renewed for `duration_s`,
-by the watcher's own clock from when it last saw a renewal, may be taken: clocks of two machines are never
-compared. A holder counts itself one only for two thirds of that time after its last renewal was sent, so two
-never hold it at once. All writes carry the version that was read, so that of two takers one is told.
+The rules are those of Kubernetes' own components. A replica may take a lease that its holder has not renewed
+for `duration_s`. The replica measures this with its own clock, from the last renewal that it saw, so clocks
+of two machines are never compared. A holder regards itself as the holder only for two thirds of this time
+after it sent its last renewal, so two replicas never hold the lease at once. Every write contains the version
+that was read, so if two replicas try to take the lease, one of them fails.
 
-kubernetes.aio.leaderelection keeps such a lease too; it stamps local time, does not give the lease back when
-it ends (the next holder then waits for it to run out, at every rolling update), and leaves the process by
-`sys.exit` on a mistake.
+kubernetes.aio.leaderelection implements such a lease too. But it writes local time, does not release the
+lease at its end (so at every rolling update the next holder waits for the lease to expire), and ends the
+process with `sys.exit` on an error.
 """
 
 from __future__ import annotations

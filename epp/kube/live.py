@@ -1,7 +1,7 @@
 """Live numbers of the pools, and the hit ratio over the last minutes from the servers' own counters. Pure.
 
-`Live` is what the composition root tells of the picker's state; `HitRatio` turns growing counters into a
-ratio. The servers count for all pickers together, so whichever replica writes status writes the same ratio.
+The composition root reports the picker's state as `Live`. `HitRatio` turns growing counters into a ratio. The
+servers count the requests of all pickers together, so every replica would write the same ratio.
 """
 
 from __future__ import annotations

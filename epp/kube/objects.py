@@ -1,8 +1,8 @@
 """Kubernetes objects as the API server writes them, cut down to the fields that are used.
 
-Decoding reads straight from bytes into these structs and leaves the rest (most of a pod) behind: nothing of
-it is ever made. Called by the reflectors' sinks; every struct has `metadata.resource_version`, by which a
-watch goes on.
+Bytes are decoded directly into these structs. No objects are made for the other fields, which are most of a
+pod. Called by the sinks of the reflectors. Every struct has `metadata.resource_version`, from which a watch
+continues.
 """
 
 from __future__ import annotations

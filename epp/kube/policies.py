@@ -1,7 +1,7 @@
-"""Which policy routes: judges the PrefixRoutingPolicy objects of the picker's pools,
-and says of each what became of it.
+"""Decides which policy is used: judges the PrefixRoutingPolicy objects of the picker's pools, and gives the
+result for each.
 
-Pure and level-based: the outcome follows from the objects as they are, in whatever order they came.
+Pure and level-based: the result depends only on the current objects, not on the order in which they came.
 
 - An object is sound if the reader of policy files takes its spec.
 - Of the sound ones in mode Enforce the oldest routes; of those in DryRun the oldest is scored beside it.

@@ -1,10 +1,9 @@
-"""The status of policies: what it should say, and when it is time to write it.
-Pure; `cluster` sends the patches.
+"""The status of policies: its content, and the time to write it. Pure; `cluster` sends the patches.
 
-What a person waits for (conditions, the generation seen, the last accepted spec) is written at once; numbers
-that merely move are written when `interval_s` has passed since the last write. A status that already says it
-is not written again, so two holders in a row, or a restart, cost nothing. The time of a condition is the time
-when its `status` last changed.
+The parts that a person waits for (conditions, the observed generation, the last accepted spec) are written at
+once. Live numbers are written when `interval_s` has passed since the last write. A status that is already
+right is not written again, so a change of the Lease holder or a restart causes no write. The time of a
+condition is the time when its `status` last changed.
 """
 
 from __future__ import annotations

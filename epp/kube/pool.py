@@ -1,7 +1,7 @@
 """Follows one InferencePool and its pods, or the pods of a configured selector.
 
-Owns the watch of the pods, which is another one whenever the pool's selector changes; until the new one has
-listed, the endpoints of the old one stay. Called by `pools`, which hands the endpoints of all pools on.
+Owns the watch of the pods. A changed selector of the pool starts a new watch. Until the new watch has listed
+its pods, the endpoints of the old watch stay. Called by `pools`, which passes on the endpoints of all pools.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Follows all pools of the configuration, and hands on the endpoints of all of them as one list.
+"""Follows all pools of the configuration, and passes on the endpoints of all of them as one list.
 
-Nothing is handed on before every pool has been heard of once, so that a picker that starts does not refuse
-the models of a pool that was listed a moment later. A pool that does not exist has been heard of: it has no
-endpoints. Changes are gathered for `_GATHER_S` before they are handed on: of a thousand pods that start at
-once the picker sees a few lists of endpoints, not a thousand. Called by `cluster`.
+The first list is passed on only when every pool is known, so that a starting picker does not refuse the
+models of a pool that is listed a moment later. A pool that does not exist counts as known, without endpoints.
+Changes are collected for `_GATHER_S` before they are passed on. So when a thousand pods start at once, the
+picker gets a few lists of endpoints and not a thousand. Called by `cluster`.
 """
 
 from __future__ import annotations

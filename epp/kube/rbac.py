@@ -1,5 +1,5 @@
-"""What the picker may do in its namespace, as data:
-the Role of the chart is made from this list, and a test tries the rest.
+"""The permissions of the picker in its namespace, as data. The Role of the chart is made from this list, and
+a test checks that everything else is denied.
 
 Called by `epp reference rbac`. `{pool}` and `{lease}` stand for names that each installation chooses.
 """

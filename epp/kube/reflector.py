@@ -1,11 +1,11 @@
-"""Follows one kind of object: lists all of them, then watches, for ever.
-Level-based: what comes out is the state, not the story.
+"""Follows one kind of object: lists all of them, then watches without end. Level-based: it reports the
+current state, not the history.
 
-The list is paged and starts anew wherever a watch cannot go on (410: what it missed is gone). A watch is
-asked for bookmarks, so that even a quiet one can go on where it stopped; one that breaks goes on from the
-last version seen; one that stays silent is taken for dead. While the API server is away nothing is forgotten:
-the sink keeps what it has, and the next list puts it right. Pauses grow and are jittered, so that a fleet of
-pickers does not fall upon a server that comes back.
+The list is paged. It starts again when a watch cannot continue (410: the missed events are gone). Watches ask
+for bookmarks, so that even a quiet watch can continue where it stopped. A broken watch continues from the
+last version that was seen. A silent watch counts as dead. While the API server is away nothing is forgotten:
+the sink keeps its objects, and the next list corrects them. Pauses grow and are jittered, so that a fleet of
+pickers does not overload a server that comes back.
 
 Called by `pool` and `cluster`; `Reader` is the API server, or a test.
 """

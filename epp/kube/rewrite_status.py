@@ -1,8 +1,8 @@
-"""The status of InferenceModelRewrites: what became of each. Pure; `rewrite_writing` sends the patches.
+"""The status of InferenceModelRewrites: whether each is in use. Pure; `rewrite_writing` sends the patches.
 
-One condition, `Accepted`, as llm-d's CRD has it. True: the object is sound, no other object has one of its
-names, and its rules are in use. False: its reason says what is wrong; those of its rules that can be used are
-used all the same. An object for another pool is not ours to judge: if nobody judges it, its condition is
+There is one condition, `Accepted`, as in llm-d's CRD. True: the object is valid, no other object has one of
+its names, and its rules are in use. False: the reason says what is wrong; its valid rules are used anyway.
+This picker does not judge an object for another pool. If no picker judges the object, its condition is
 Unknown and says that no picker has looked at it.
 """
 

@@ -1,7 +1,7 @@
 """Writes the status of InferenceModelRewrites. Only while the Lease is held, as with the status of policies.
 
-Once a second it looks at what became of each object; what its status does not say yet is written.
-A write that fails is tried again at its next turn. Called by `cluster`.
+Once a second it compares each object's result with its status, and writes the differences. A write that fails
+is tried again a second later. Called by `cluster`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes what people read with kubectl: the status of policies, and Events of the pools.
 Only while the Lease is held.
 
-Once a second it looks at what became of the policies and at the live numbers; `status` and `event_budget` say
-what of it is worth a write. A write that fails is tried again at its next turn. Called by `cluster`.
+Once a second it looks at the results of the policies and at the live numbers. `policy_status` and
+`event_budget` decide what to write. A write that fails is tried again a second later. Called by `cluster`.
 """
 
 from __future__ import annotations
