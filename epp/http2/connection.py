@@ -173,7 +173,7 @@ class Connection:
         events, self._table.events = self._table.events, []
         return events
 
-    # -- frames, as `frame_reader` passes them on ------------------------------------------------------------------
+    # -- frames, as `frame_reader` passes them on ------------------------------------------------------------
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
         stream = self._streams.get(number)
