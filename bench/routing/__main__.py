@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
-from bench.routing.more_workloads import MORE
+from bench.routing.more_workloads import MANY_SERVERS, MORE
 from bench.routing.report import ablation, cells_of, goals, report, svg
 from bench.routing.store import Store, named
 from bench.routing.workloads import SPECS, label
@@ -50,6 +50,21 @@ _QUICK_RULES = (
     "llmd-affinity",
 )
 
+_NEAR_RULES = (
+    "least-cost",
+    "llmd-affinity",
+    "lmetric",
+    "lpwl",
+    "aibrix",
+    "aibrix-pd",
+    "gaie322",
+    "sgl",
+    "sgl-zmq",
+    "ps-loadaware",
+    "dynamo",
+)
+"""The default rule, and those of the others that come near it somewhere."""
+
 _LOADS_OF = {"saturation": saturation, "capacity": calibrate}
 
 
@@ -66,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workloads",
         default="",
         metavar="A,B",
-        help=f"of {', '.join(SPECS)} (default: all of them), or of {', '.join(MORE)}",
+        help=f"of {', '.join(SPECS)} (default: all of these), or of {', '.join(MORE)}; or `all`",
     )
     add(
         "--trace", type=Path, action="append", default=[], metavar="PATH", help="a trace as one more workload"
@@ -75,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rules",
         default="defaults",
         metavar="A,B",
-        help="names, `defaults`, `sweeps`, `all` (both) or `ours`; --list shows them",
+        help="names, `defaults`, `near` (ten others that come near ours), `sweeps`, `all` or `ours`; --list shows them",
     )
     add("--loads", default="", metavar="X,Y", help="shares (default 0.5,0.8,1.0,1.2) of --load-of")
     add(
@@ -136,6 +151,8 @@ def main() -> int:
 def _rules(text: str) -> list[str]:
     if text == "defaults":
         return ["least-cost", "affinity", *RIVALS]
+    if text == "near":
+        return list(_NEAR_RULES)
     if text == "sweeps":
         return list(SWEEPS)
     if text == "all":
@@ -150,6 +167,8 @@ def _rules(text: str) -> list[str]:
 
 
 def _workloads(text: str, *, quick: bool) -> list[str]:
+    if text == "all":
+        return [*SPECS, *(name for name in MORE if name != MANY_SERVERS)]
     names = [name for name in text.split(",") if name]
     unknown = [name for name in names if name not in SPECS and name not in MORE]
     if unknown:

@@ -17,6 +17,8 @@ INTERACTIVE = 10
 BURST = 10.0
 BURST_S = 30.0
 DOCUMENTS = 2000
+MANY_SERVERS = "short"
+"""The workload of `bench.routing.scale`."""
 
 
 def retrieval(rng: random.Random, count: int) -> list[Timed]:
@@ -225,7 +227,7 @@ MORE: Mapping[str, Spec] = {
         Spec(name="classification", about=classification.__doc__ or "", kind="open", make=classification),
         Spec(name="documents", about=documents.__doc__ or "", kind="open", make=documents, block_tokens=512),
         Spec(name="tenants", about=tenants.__doc__ or "", kind="open", make=tenants),
-        Spec(name="short", about=short.__doc__ or "", kind="open", make=short),
+        Spec(name=MANY_SERVERS, about=short.__doc__ or "", kind="open", make=short),
         Spec(name="bursts", about=bursts.__doc__ or "", kind="open", make=bursts),
     )
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from bench.routing.bench import GRACE_S, Setting, plan_of, saturation
 from bench.routing.catalog import BY_NAME, policy_of
-from bench.routing.more_workloads import MORE
+from bench.routing.more_workloads import MANY_SERVERS, MORE
 from bench.routing.workloads import OpenLoop
 from epp.picker import Picker
 from epp.replay.measure import Row, row_of
@@ -27,7 +27,6 @@ from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
 
 NEWS_DELAY_S = 0.05
-WORKLOAD = "short"
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ def run(
     rule: str, *, servers: int, rate_per_s: float, seconds: float, pickers: int, share: bool
 ) -> tuple[Row, Meter, float]:
     """One run: its figures, the pickers' CPU, and bytes told for each request."""
-    spec, meter = MORE[WORKLOAD], Meter()
+    spec, meter = MORE[MANY_SERVERS], Meter()
     assert spec.make is not None
     workload = OpenLoop(spec.make(random.Random(1), int(rate_per_s * seconds)), rate_per_s=rate_per_s)
     plan = plan_of(Setting(num_servers=servers), spec, arrivals_s=workload.last_arrival_s)
@@ -129,7 +128,7 @@ def main() -> None:
     add("--rules", default="least-cost", metavar="A,B", help="of the product's (default %(default)s)")
     add("--apart", action="store_true", help="also pickers that do not share")
     args = parser.parse_args()
-    most = saturation(WORKLOAD, Setting())[0] * args.servers / 8
+    most = saturation(MANY_SERVERS, Setting())[0] * args.servers / 8
     print(f"{args.rate:.0f} requests/s are {args.rate / most:.2f} of saturation, by a fleet of 8\n")
     print(
         "| pickers | TTFT mean / p90 s | hits | load CoV | completed | CPU us at one picker for each request "
